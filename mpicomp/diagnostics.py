@@ -18,7 +18,8 @@ def gather_rows(comm: Communicator, vector: AnyArray) -> AnyArray:
     ----------
     comm : Communicator
     vector : array[n]
-        Of equal length and type on all ranks. Pass a part of a long residual: each rank receives M times its size.
+        Vector of equal length and type on all ranks. Pass a part of a long residual, since a rank receives M times its
+        size.
 
     Returns
     -------

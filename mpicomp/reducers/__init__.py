@@ -1,1 +1,1 @@
-"""How payloads get round and meet: one file each."""
+"""Reducers, which exchange payloads between ranks and combine them."""

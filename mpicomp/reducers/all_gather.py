@@ -1,21 +1,21 @@
-"""Codes that can only be gathered: every rank's go to every rank, which adds them up in rank order.
+"""All-gather of codes: every rank receives the codes of all ranks and adds their values in rank order.
 
-Sums of codes are no codes, so every rank gets every rank's. They flow piece by piece, once round the ring, while later
-pieces are encoded and earlier ones summed. Where the topology is a star, a server gets the codes instead, adds them up
-and sends the mean back in full precision.
+A sum of codes is not a code, so codes cannot be reduced on the way. They travel piece by piece, once round the ring,
+while later pieces are encoded and earlier ones summed. Over a star the server receives the codes instead, adds their
+values and sends the mean back in full precision.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Testable
+from collectives.annotations import Testable, override
 from collectives.arrays import named
+from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program, pieces
 from collectives.schedules.ring import AllGather as Route
@@ -41,7 +41,7 @@ def all_gather(
     seed: int = 0,
     driver: CodesDriver = StepDriver,
 ) -> Parts:
-    """Feedback x codec x all-gather, or over a star x two passes, the second in full precision."""
+    """Return feedback x codec x all-gather; over a star feedback x codec x two passes, the second in full precision."""
     stream = Stream(seed, spec.vector_id, "code")
     if isinstance(comm.topology, Star):
         back = FullPrecision(spec.dtype)
@@ -58,23 +58,23 @@ def all_gather(
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
-    """See `Algorithm.message_model`: the same bytes whatever a message's weight."""
+    """Return the message model of a method; message sizes do not depend on the weight."""
     return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
 class AllGatherReducer(PieceReducer):
-    """Sends every rank's payloads once round the ring; they are its messages as well, see `Payload`.
+    """Sends every rank's payloads once round the ring; implements the `Payload` of its program, too.
 
     Parameters
     ----------
     comm : Communicator
     program : Program
-        By `gather_program`: pieces of all ranks, rank by rank.
+        Program of `gather_program`: pieces of all ranks, rank by rank.
     codec : Codec
     payloads : Payloads
-        Of the program's pieces.
+        Payloads of the program's pieces.
     n_cuts : int
-        Pieces of one vector.
+        Number of pieces of one vector.
     """
 
     receive_buffers = 0
@@ -89,28 +89,29 @@ class AllGatherReducer(PieceReducer):
         self.brief = not program.pieces or program.pieces[n_cuts - 1].stop <= BRIEF_ELEMENTS
         self._missing, self._counting = [0] * n_cuts, threading.Lock()
 
+    @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `PieceReducer`."""
         self.encode, self._decode = encode, decode
         self._missing = [self._size] * self._n_cuts
         try:
             yield from execute(call, self.program, self, self._tag, call.traffic, encoded, self._requests)
         finally:
-            del self.encode, self._decode  # they would keep the feedback alive in a cycle
+            # they would keep the feedback alive in a cycle
+            del self.encode, self._decode
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
+        """Return the payload to send; without its unused end if its length varies."""
         if self._fixed:
             return self._messages[piece]
         payload = self._payloads.host[piece]
         return [payload, sent_bytes(self._codec, payload, len(self.program.pieces[piece])), MPI.BYTE]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    def replacing(self, piece: int, weight: int) -> MessageMemory:
+        """Return the memory for the payload of another rank."""
         return self._messages[piece]
 
     def finish(self, piece: int) -> Testable | None:
-        """See `Payload`: have a piece decoded once the payloads of all ranks are there."""
+        """Decode a piece once the payloads of all ranks are there."""
         rank, k = divmod(piece, self._n_cuts)
         if rank != self._rank:
             self._payloads.deliver(piece)

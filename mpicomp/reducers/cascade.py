@@ -1,19 +1,19 @@
-"""Every hop decodes, adds and encodes again: what cascading compression does, and Marsit avoids."""
+"""Reducer of cascading compression: every hop decodes, adds and encodes again, which Marsit avoids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import imul
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Testable
+from collectives.annotations import Array, Testable, override
 from collectives.arrays import Device
 from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.progress.polling import done
@@ -32,7 +32,7 @@ from mpicomp.kernels.streams import Stream
 
 
 class Cascade(Reducer):
-    """Sums of one vector along the plan of the communicator's topology.
+    """Reducer that sums along the plan of the communicator's topology.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Cascade(Reducer):
     normalise : bool
         As in `mpicomp.CascadingSSDM`.
     payload : callable
-        Makes the payload from a program.
+        Creates the payload of a program.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Cascade(Reducer):
         self._payload = payload(self.program)
         self._side_channel = SideChannel(comm, 1)
 
+    @override
     def commit(self) -> None:
-        """See `Reducer`."""
         self._payload.end()
 
     roll_back = commit
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
         payload, channel = self._payload, self._side_channel
         payload.begin(call.values, call.step)
         yield from done(call, payload.measure(payload.values))
@@ -84,16 +84,16 @@ class Cascade(Reducer):
         yield from done(call, payload.write(call.out, call.spec.dtype))
 
 
-class CascadePayload:
-    """Partial sums of one vector in float32; see `MergedPayload`.
+class CascadePayload(MergedPayload):
+    """Partial sums of one vector in float32.
 
-    A rank compresses its sum of a piece once in a step: when it has merged all that it is to merge into it. That is
-    what it sends on, whether it speaks for some of the ranks or for all.
+    A rank compresses its sum of a piece once in a step, after the last merge into it, and sends that code on, as a
+    partial or as the complete sum.
 
     Parameters
     ----------
     device : Device
-        Where sums are: of each hop the payload alone crosses.
+        Device that holds the sums; only payloads cross to the host.
     codec : StochasticSign
     stream : Stream
     rank : int
@@ -104,7 +104,7 @@ class CascadePayload:
     values : array[n]
         This rank's vector.
     sums : float32[n]
-        Partial sums, and after the program the sum of all ranks.
+        Partial sums; after the program the sum of all ranks.
     """
 
     brief = False
@@ -115,11 +115,13 @@ class CascadePayload:
         self.receive_buffers = 1 if self._on_host else 2
         self._codec, self._stream, self._rank = codec, stream, rank
         self._pieces, chains = program.pieces, program.chains
-        self._last_merge = [  # the receive after which a piece is compressed; -1: it is when it has been encoded
+        # number of the receive after which a piece is compressed; -1: it is compressed when it is encoded
+        self._last_merge = [
             max((message.index for message in chain if not message.is_send and message.held_weight), default=-1)
             for chain in chains
         ]
-        self._replaced = [  # whether the sum comes from another rank
+        # flags: the complete sum comes from another rank
+        self._replaced = [
             last >= 0 and not chain[last].held_weight for chain, last in zip(chains, program.last_recv, strict=True)
         ]
         self.sums = device.zeros(self._pieces[-1].stop if self._pieces else 0, "float32")
@@ -130,7 +132,7 @@ class CascadePayload:
         self._nothing = self.values = device.zeros(0, "float32")
         self.step = 0
 
-    def _launch(self, work: Callable[..., object], *operands: Any) -> None:
+    def _launch(self, work: Callable[..., object], *operands: object) -> None:
         if self._on_host:
             work(*operands)
         else:
@@ -140,11 +142,11 @@ class CascadePayload:
 
     @property
     def length(self) -> float:
-        """The norm that was measured last."""
+        """Norm that was measured last."""
         return float(self._length.here[0])
 
-    def begin(self, values: Any, step: int) -> None:
-        """Go to another vector, float32 or float64, and step."""
+    def begin(self, values: Array, step: int) -> None:
+        """Start another step with a float32 or float64 vector."""
         self.values, self.step = values, step
         if values.itemsize == 8:
             self._launch(_hold, values, self.sums)
@@ -154,8 +156,8 @@ class CascadePayload:
         """Drop the reference to the caller's vector, so that it can be freed."""
         self.values = self._nothing
 
-    def measure(self, vector: Any) -> Testable | None:
-        """Measure the norm of a float32 vector; tells when `length` is it."""
+    def measure(self, vector: Array) -> Testable | None:
+        """Measure the norm of a float32 vector. Returns a handle that completes once `length` is that norm."""
         self._launch(measure, vector, self._length.there)
         return self._length.fetch()
 
@@ -167,49 +169,50 @@ class CascadePayload:
         """Multiply the sums."""
         self._launch(imul, self.sums, float(factor))
 
-    def write(self, out: Any, dtype: str) -> Testable | None:
-        """Write the sums to `out`, of this type; tells when they are there."""
+    def write(self, out: Array, dtype: str) -> Testable | None:
+        """Write the sums to `out`, of this type. Returns a handle that completes once they are there."""
         self._launch(_write, self.sums, out, dtype)
         return self._device.done()
 
-    # See `MergedPayload` ---------------------------------------------------------------------------------------------
+    # Messages --------------------------------------------------------------------------------------------------------
 
+    @override
     def encode(self, piece: int) -> Testable | None:
-        """Copy this rank's piece, and compress it if nothing will be merged into it."""
         if self.values is not self.sums:
             cut = self._pieces[piece]
             self._launch(_copy, self.values[cut.start : cut.stop], self._part(piece))
         return self._compress(piece) if self._last_merge[piece] < 0 else None
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`: what the sum was compressed to."""
+    @override
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
         return self._messages[piece]
 
     replacing = outgoing
 
-    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `MergedPayload`."""
+    @override
+    def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
         nbytes = self._messages[piece][1]
         return [self._landing.host[buffer][:nbytes], nbytes, MPI.BYTE]
 
+    @override
     def prepare(self, message: Message, buffer: int) -> None:
-        """See `MergedPayload`: nothing can be drawn ahead, as the probabilities are in the data."""
+        return  # signs cannot be drawn ahead, as their probabilities depend on the data
 
+    @override
     def merge(self, message: Message, buffer: int) -> Testable | None:
-        """Decode a message and add it, and compress the sum if nothing else will be merged into it."""
         piece = message.piece
         self._landing.deliver(buffer)
         self._launch(self._codec.add, self._landing.there[buffer][: self._messages[piece][1]], self._part(piece))
         return self._compress(piece) if message.index == self._last_merge[piece] else self._device.done()
 
+    @override
     def finish(self, piece: int) -> Testable | None:
-        """Decode the complete sum."""
         if self._replaced[piece]:
             self._held.deliver(piece)
         self._launch(self._decode, piece)
         return self._device.done()
 
-    def _part(self, piece: int) -> Any:
+    def _part(self, piece: int) -> Array:
         cut = self._pieces[piece]
         return self.sums[cut.start : cut.stop]
 
@@ -217,7 +220,7 @@ class CascadePayload:
         self._codec.decode(self._held.there[piece], self._part(piece), weight=1)
 
     def _compress(self, piece: int) -> Testable | None:
-        """Tells when the payload can be sent."""
+        """Compress the sum of a piece. Returns a handle that completes once the payload can be sent."""
         draw = Draw(self._stream, self.step, self._rank, offset=self._pieces[piece].start)
         self._launch(self._encode, piece, draw)
         return self._held.fetch(piece)
@@ -228,18 +231,18 @@ class CascadePayload:
         self._codec.encode(part, self._held.there[piece], draw=draw)
 
 
-def _copy(source: Any, target: Any) -> None:
+def _copy(source: Array, target: Array) -> None:
     target[:] = source
 
 
-def _hold(values: Any, out: Any) -> None:
-    """Round float64 to float32; what is beyond is its largest number, but infinity, of which the norm tells."""
+def _hold(values: Array, out: Array) -> None:
+    """Round float64 to float32, clipping finite numbers to its range. Infinity remains, so that the norm shows it."""
     xp = kernels.beside(values).arrays.xp
     out[:] = xp.where(xp.isinf(values), values, xp.clip(values, -FLOAT32_MAX, FLOAT32_MAX))
 
 
-def _write(sums: Any, out: Any, dtype: str) -> None:
-    """Round to the type of results; amplitudes grow from hop to hop, and float16 ends soon: its largest number then."""
+def _write(sums: Array, out: Array, dtype: str) -> None:
+    """Round to the type of results. Growing amplitudes soon exceed float16, so 16-bit results are clipped."""
     if dtype not in SIXTEEN_BIT:
         out[:] = sums
         return

@@ -1,4 +1,4 @@
-"""Choosers of the places that all ranks send: drawn alike, one rank's largest, or the largest of the exact mean."""
+"""Choosers of the places that all ranks send: random ones, one rank's largest, or the largest of the exact mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Array
+from collectives.annotations import Array, override
 from collectives.communicator.routes import LATENCY_BYTES
+from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.progress.polling import done
 from collectives.schedules.broadcast import Broadcast
@@ -21,16 +22,16 @@ from mpicomp.feedback.memory import Memory, Part
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.kernels.streams import Stream, source
 
-BRIEF_ELEMENTS = 1 << 18  # up to here work takes less than keeping account of pieces
+BRIEF_ELEMENTS = 1 << 18  # up to here work takes less time than accounting for pieces
 
 
 class Chooser(Protocol):
-    """Where indices come from."""
+    """Source of the indices that all ranks send."""
 
     def choose(self, call: VectorCall) -> Iterator[bool]:
         """Overwrite the places of the memory with the elements that all ranks send at this step.
 
-        The memory also learns whether all of this rank's values + residual is finite.
+        The memory's flag `finite` is cleared unless all of this rank's values + residual are finite.
         """
         ...
 
@@ -40,14 +41,14 @@ class Chooser(Protocol):
 
 
 class DrawnPlaces(Chooser):
-    """One place of each block, drawn alike on all ranks."""
+    """Chooser of one random place in each block, the same on all ranks."""
 
     def __init__(self, memory: Memory, stream: Stream) -> None:
         self._memory, self._schedule = memory, stream.schedule()
-        self._source = source(0)  # no rank's: all draw alike
+        self._source = source(0)  # independent of the rank, so that all ranks draw the same places
 
+    @override
     def choose(self, call: VectorCall) -> Iterator[bool]:
-        """See `Chooser`; nothing is awaited."""
         traffic, memory = call.traffic, self._memory
         start = traffic.clock()
         at = np.uint64(call.step & 0xFFFFFFFF)
@@ -61,7 +62,7 @@ class DrawnPlaces(Chooser):
 
 
 class _Search(threading.local):
-    """What a thread needs to look for the largest elements of a part."""
+    """Memory of a thread in which it finds the largest elements of a part."""
 
     def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any]) -> None:
         self._selectors = {(part.chunk, part.keep): Selector(part.chunk, part.keep, dtype) for part in parts}
@@ -69,25 +70,25 @@ class _Search(threading.local):
         self._indices, self._found = np.empty(most, np.uint32), np.empty(most, dtype)
 
     def indices(self, part: Part) -> Array:
-        """Memory for the places of a part within its chunks."""
+        """Return the memory for the places of a part within its chunks."""
         return self._indices[: part.last - part.first]
 
-    def look(self, part: Part, values: Array, residual: Array | None, sums: Any = None) -> bool:
-        """Overwrite the indices of a part with those of the largest of values + residual; whether all are finite.
+    def look(self, part: Part, values: Array, residual: Array | None, sums: Array = None) -> bool:
+        """Overwrite the indices of a part with those of the largest values + residual. Returns True if all are finite.
 
-        sums : like values, overwritten with the sums; or None.
+        sums : array like values, which is overwritten with the sums; or None.
         """
         indices = self.indices(part)
         selector = self._selectors[part.chunk, part.keep]
         return bool(selector(values, residual, indices, self._found[: indices.size], sums))
 
 
-class LeaderChoice(Chooser):
-    """The largest elements of one rank, the leader, which sends their places to all others; another one at each step.
+class LeaderChoice(Chooser, Payload):
+    """Chooser of the largest elements of the leader, which sends their places to all others; ranks lead in turn.
 
-    It is the payload of a broadcast as well, whose pieces are the memory's parts. On the host a part's places go out
-    while those of the next are looked for, and the other ranks look at their own vectors meanwhile, whether they are
-    finite. A device looks at the whole vector at once, and the host packs and unpacks indices.
+    It is also the payload of a broadcast whose pieces are the memory's parts. On the host the leader sends the places
+    of a part while it searches the next one; meanwhile the other ranks check that their own vectors are finite. A
+    device searches the whole vector at once, and the host packs and unpacks indices.
     """
 
     receive_buffers = 0
@@ -105,8 +106,8 @@ class LeaderChoice(Chooser):
         self._search = _Search(parts if memory.on_host else (), memory.dtype)
         self._values: Array = None
 
+    @override
     def choose(self, call: VectorCall) -> Iterator[bool]:
-        """See `Chooser`."""
         memory, comm = self._memory, self._comm
         if not self._parts:
             return
@@ -124,12 +125,12 @@ class LeaderChoice(Chooser):
         if not memory.on_host and not self._leads:
             memory.place_all()
 
+    @override
     def end(self) -> None:
-        """See `Chooser`."""
         self._values = None
 
+    @override
     def encode(self, piece: int) -> None:
-        """See `Payload`: the leader packs the places of a part, the others check their own numbers."""
         part, memory = self._parts[piece], self._memory
         if not memory.on_host:
             if self._leads:
@@ -144,8 +145,8 @@ class LeaderChoice(Chooser):
         else:
             memory.check(part, self._values)
 
+    @override
     def finish(self, piece: int) -> None:
-        """See `Payload`."""
         if self._leads:
             return
         part, memory = self._parts[piece], self._memory
@@ -156,23 +157,23 @@ class LeaderChoice(Chooser):
         else:
             unpack_indices(self._planes[piece], memory.indices[part.values])
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
         return self._messages[piece]
 
     replacing = outgoing
 
 
 class TrueChoice(Chooser):
-    """The largest elements of the exact mean, which is taken on the host."""
+    """Chooser of the largest elements of the exact mean, which is computed on the host."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._search = memory, _Search(memory.parts if memory.on_host else (), memory.dtype)
         device, n = memory.device, len(memory.residual)  # type: ignore[arg-type]
         self._mean = Mirror(device, device.zeros(n, memory.dtype.name))
 
+    @override
     def choose(self, call: VectorCall) -> Iterator[bool]:
-        """See `Chooser`."""
         traffic, memory, mean = call.traffic, self._memory, self._mean
         clock = traffic.clock
         start = clock()

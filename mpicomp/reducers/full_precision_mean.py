@@ -1,4 +1,4 @@
-"""The exact mean, and who is to blame where it is not finite."""
+"""Exact mean of the ranks' vectors, and an error that names the ranks with NaN or infinity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
-from collectives.annotations import FloatArray
+from collectives.annotations import FloatArray, override
 from collectives.arrays import Device, named
 from collectives.arrays.vectors import Flat
 from collectives.progress.polling import done
@@ -19,12 +19,12 @@ from mpicomp.feedback.base import bad_ranks
 
 
 class FullPrecisionMean(Reducer):
-    """One vector's; see `Reducer`.
+    """Reducer of the exact mean.
 
     Attributes
     ----------
     skipped : bool
-        The last step gave zeros instead of a mean.
+        The result of the last step is zeros instead of a mean.
     """
 
     skipped = False
@@ -32,11 +32,12 @@ class FullPrecisionMean(Reducer):
     def __init__(self, comm: Communicator) -> None:
         self._flag = SideChannel(comm, 1)
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`: only a result that is not finite, which is so on all ranks, makes them ask who it was."""
-        # a widened copy is looked at now, as the sums will take its place
+        # check a widened copy now, since the sums overwrite it
         widened_bad = None if call.wide is None else not nonfinite.all_finite(call.wide)
         yield from call.group.dense_steps(call, call.values, call.spec.dtype, True, call.out, call.traffic)
+        # the result is equal on all ranks, so all of them enter the exchange that finds the ranks with bad inputs
         if not nonfinite.all_finite_result(call.out, call.spec.dtype):
             bad = not nonfinite.all_finite(call.values) if widened_bad is None else widened_bad
             self._flag.mine[0] = bad
@@ -44,7 +45,7 @@ class FullPrecisionMean(Reducer):
             raise call.non_finite(bad_ranks(self._flag.everyones[:, 0] != 0))
 
     def array_steps(self, call: VectorCall, source: Flat, target: Flat) -> Iterator[bool]:
-        """As `steps`, for a vector and a result that are on one device, where they are looked at too."""
+        """Write the mean of vectors on one device to a result there, without a copy; see `steps`."""
         yield from call.group.mean_of_arrays(call, source, target, call.traffic)
         if not (yield from _all_finite(call, target)):
             self._flag.mine[0] = not (yield from _all_finite(call, source))
@@ -52,16 +53,17 @@ class FullPrecisionMean(Reducer):
             raise call.non_finite(bad_ranks(self._flag.everyones[:, 0] != 0))
 
     @property
+    @override
     def can_undo(self) -> bool:
-        """Nothing is kept, so nothing need be taken back."""
         return True
 
+    @override
     def undo(self) -> None:
-        """See `can_undo`."""
+        return  # a mean has no state
 
 
 def _all_finite(call: VectorCall, array: Flat) -> Generator[bool, None, bool]:
-    """Whether an array on a device holds neither NaN nor infinity."""
+    """Return True if an array on a device holds neither NaN nor infinity."""
     assert array.staging is not None
     device, vector = array.staging.device, array.staging.vector
     found, landed = device.zeros(1, "uint8"), device.pinned(1)
@@ -76,21 +78,21 @@ def _all_finite(call: VectorCall, array: Flat) -> Generator[bool, None, bool]:
 
 
 class SkippingMean(FullPrecisionMean):
-    """Zeros where a rank has NaN or infinity.
+    """Exact mean, or zeros if a rank has NaN or infinity.
 
     Parameters
     ----------
     comm : Communicator
     feedback : object
-        Its attribute `skipped` counts these steps.
+        Object whose attribute `skipped` counts such steps.
     """
 
     def __init__(self, comm: Communicator, feedback: Any) -> None:
         super().__init__(comm)
         self._feedback = feedback
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
         self.skipped = False
         try:
             yield from super().steps(call)
@@ -103,12 +105,12 @@ class SkippingMean(FullPrecisionMean):
 
 
 class StagedMean(Reducer):
-    """The exact mean of vectors on a device: they cross to pinned memory of the host, and the mean crosses back.
+    """Exact mean of vectors on a device, which cross to pinned memory of the host; the mean crosses back.
 
     Parameters
     ----------
     mean : FullPrecisionMean
-        Of the vectors in the host's memory.
+        Reducer of vectors in the host's memory.
     spec : VectorSpec
     device : Device
     """
@@ -119,11 +121,11 @@ class StagedMean(Reducer):
 
     @property
     def skipped(self) -> bool:
-        """See `FullPrecisionMean`."""
+        """True if the result of the last step is zeros instead of a mean."""
         return self._mean.skipped
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """See `Reducer`."""
         there, values, result = call.out, self._values, self._result
         yield from done(call, self._device.copy(call.values, values))
         call.values = call.wide = values

@@ -1,19 +1,19 @@
-"""Lengths of the pieces that codes are made of."""
+"""Lengths of the pieces into which codes are cut."""
 
 from __future__ import annotations
 
 from mpicomp.codecs.base import Codec
 
-LONG_PIECE = 1 << 19  # elements of which encoding and summing take place in the caches
-SHORT_PIECE = 1 << 18  # below, each piece's messages and calls take longer than its codec
-LEAST_PIECES = 32  # that travel while others are encoded, where they need not be shorter than `SHORT_PIECE`
+LONG_PIECE = 1 << 19  # elements that fit into the caches while they are encoded and summed
+SHORT_PIECE = 1 << 18  # below this length messages and calls of a piece take longer than its codec
+LEAST_PIECES = 32  # fewest pieces of a long vector, so that some travel while others are encoded
 BRIEF_ELEMENTS = 1 << 14  # up to here encoding takes less time than accounting for pieces
 
 
 def piece_elements(codec: Codec, n: int, piece_bytes: int, back: Codec | None = None) -> int:
-    """Return the longest piece: in bytes as suits the transport, in elements as suits the caches; whole alignments.
+    """Return the longest piece, a multiple of the alignment. The transport limits its bytes, the caches its elements.
 
-    Of two passes with a codec each, neither sends more bytes at once, unless one alignment is more.
+    With a codec for each of two passes, neither pass sends more bytes at once, unless a single alignment has more.
     """
     units = -(-n // codec.alignment)
     unit_bytes = max(1, *(one.nbytes(codec.alignment) for one in (codec, back or codec)))

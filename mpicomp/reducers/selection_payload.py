@@ -1,44 +1,44 @@
-"""Payloads of all ranks, for signs of shared winners: the ranks draw alike who wins each element."""
+"""Payloads of all ranks for the signs of winners: all ranks draw the same winner of each element."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Array, Testable, Words
+from collectives.annotations import Array, Testable, Words, override
 from collectives.arrays import Device
 from collectives.arrays.elements import aligned_empty
+from collectives.execution.payload import MessageMemory, Payload
 from mpicomp.codecs.shared_selection import Selection
 from mpicomp.feedback.mirror import Packed
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS
 from mpicomp.step import Work
 
 
-class SelectionPayload:
-    """The payloads of all ranks; see `Payload`.
+class SelectionPayload(Payload):
+    """Payloads of all ranks, with the signs of the elements that each rank wins.
 
-    Memory: W bits an element for payloads, and the winners, 0.71 bits an element at most. On a device winners are
-    drawn, and signs picked and placed, there; payloads alone cross.
+    Memory: W bits per element for payloads, and at most 0.71 bits per element for the winners. A device draws the
+    winners, and picks and places signs; only payloads cross to the host.
 
     Parameters
     ----------
     device : Device
     selection : Selection
-        Bound to the device's kernels.
+        Codec, bound to the device's kernels.
     rank : int
     cuts : tuple of range
 
     Attributes
     ----------
     words : list of uint64[ranks, words]
-        Per piece, the payload of each rank; in the host's memory.
+        Payload of each rank by pieces, in the host's memory.
     bits : uint64[ceil(n / 64)]
         This rank's signs, then the first winners'; an int64 tensor on a device.
     second : like bits, or None
-        The second winners' signs, where there are any.
+        Signs of the second winners, if there are any.
     """
 
     receive_buffers = 0
@@ -57,7 +57,7 @@ class SelectionPayload:
         votes = [vote for vote in (self.bits, self.second) if vote is not None]
         self._votes = [[vote[cut.start // 64 : -(-cut.stop // 64)] for vote in votes] for cut in cuts]
         self._packed = Packed(device, [words.reshape(-1) for words in self.words])
-        self._drawn = [-1] * len(cuts)  # the step whose winners a piece has
+        self._drawn = [-1] * len(cuts)  # step whose winners a piece has
         self._missing, self._counting = [self._size] * len(cuts), threading.Lock()
         self._step = 0
 
@@ -69,7 +69,7 @@ class SelectionPayload:
         return zeros
 
     def begin(self, step: int, encode: Work, decode: Work) -> None:
-        """Go to another step's winners."""
+        """Start another step, with its winners."""
         self._step, self._encode_signs, self._decode_signs = step, encode, decode
         self._missing = [self._size] * len(self._cuts)
 
@@ -94,12 +94,12 @@ class SelectionPayload:
             self._drawn[k] = step
 
     def mine(self, k: int) -> Words:
-        """Return the payload that this rank sends of a piece."""
+        """Return this rank's payload of a piece."""
         payload: Words = self.words[k][self._rank]
         return payload
 
+    @override
     def encode(self, piece: int) -> Testable | None:
-        """See `Payload`: take signs, and pick those that this rank wins."""
         k = piece % len(self._cuts)
         self._encode_signs(k)
         self._launch_draw(k, self._step)
@@ -112,21 +112,21 @@ class SelectionPayload:
         self._device.run(lambda: self._selection.encode(signs, self._rank, winners, payload))
         return self._packed.fetch(k, mine)
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
         origin, k = divmod(piece, len(self._cuts))
         row = self.words[k][origin]
         return [row, row.nbytes, MPI.BYTE]
 
     replacing = outgoing
 
+    @override
     def finish(self, piece: int) -> Testable | None:
-        """See `Payload`: once the last rank's payload is there, put all signs in their places."""
         k = piece % len(self._cuts)
         with self._counting:
             self._missing[k] -= 1
             complete = not self._missing[k]
-        if not complete:
+        if not complete:  # signs are placed once the last rank's payload is there
             return None
         self._packed.deliver(k)
         if self._on_host:

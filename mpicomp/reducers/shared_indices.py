@@ -1,13 +1,13 @@
-"""Methods whose ranks all send the same elements: few values, summed on the way like a dense vector.
+"""Base of methods whose ranks all send the same few elements, which are summed like a short dense vector.
 
-    I      = places that all ranks know
+    I      = places, the same on all ranks
     v      = mean over ranks of (m + g)[I]       a dense all-reduce of len(I) values
     result = v at I, 0 elsewhere
 
-m is the residual ("memory", `mpicomp.feedback.memory`), g this rank's vector. I is the method's: a `Chooser` finds it.
+m is the residual ("memory", `mpicomp.feedback.memory`), g this rank's vector. A `Chooser` of the method finds I.
 
-The next residual is made and the result filled with zeros while the values travel. The next residual is put into force
-when the step has ended well.
+While the values travel, the next residual is computed and the result filled with zeros. The next residual becomes the
+current one once the step has succeeded.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.annotations import override
+from collectives.annotations import FloatArray, override
 from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
@@ -43,21 +41,21 @@ from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, staged
 from mpicomp.step import StepDriver
 
-_GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # what a rank says of its numbers
+_GOOD, _LARGE, _OVERFLOWED, _BAD = range(4)  # a rank's report about its numbers
 
 
 @dataclass(frozen=True)
 class SharedIndices(Algorithm):
-    """Options that these methods have in common.
+    """Options that methods with shared indices have in common.
 
     Parameters
     ----------
     rate : int
-        Elements of the vector per element that is sent.
+        Number of the vector's elements per element that is sent.
     beta : float
-        In (0, 1]: how much of this step's rest goes into the residual (a low-pass filter below 1).
+        Fraction of this step's unsent part that goes into the residual, in (0, 1]; below 1 it is a low-pass filter.
     warmup_steps : int
-        So many steps at the beginning are dense and leave no residual.
+        Number of steps at the beginning that are dense and leave no residual.
 
     Raises
     ------
@@ -74,13 +72,16 @@ class SharedIndices(Algorithm):
         number(self, "beta", "above 0 and at most 1", lambda beta: 0 < beta <= 1)
         integer(self, "warmup_steps", 0)
 
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        """See `Algorithm`: all types."""
         return True
 
 
 def shared_model(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, keep: int, bits: int) -> MessageModel:
-    """See `Algorithm.message_model`: `bits` of an index that goes once to every rank are spread over both phases."""
+    """Return the message model of such a method.
+
+    An index of `bits` goes once to every rank; its bits are spread over both phases.
+    """
     summing = 8 if dtype == "float64" else 4
     complete = 2 if dtype in SIXTEEN_BIT else summing
     spread = bits * ranks / (16 * (ranks - 1)) if ranks > 1 else 0.0
@@ -101,9 +102,9 @@ def make_memory(
     block: int | None,
     exact: bool = False,
 ) -> Memory:
-    """The residual of a vector, cut into parts.
+    """Return the residual of a vector, cut into parts.
 
-    rates : of each tensor; a single one: of the whole vector, whatever its tensors. block, exact : as in `lay_out`.
+    rates : rate of each tensor, or a single rate of the whole vector. block, exact : as in `lay_out`.
 
     Raises
     ------
@@ -119,7 +120,7 @@ def make_memory(
 
 
 class SharedIndicesDriver(StepDriver):
-    """Steps of these methods: places are chosen, and the values there summed like a short dense vector.
+    """Driver of steps that choose places and sum the values there like a short dense vector.
 
     Parameters
     ----------
@@ -164,14 +165,15 @@ class SharedIndicesDriver(StepDriver):
         start = traffic.clock()
         yield from done(call, memory.pick(call.values))
         report = _GOOD if memory.within else _LARGE
-        if not memory.finite:  # of values + residual: finite numbers may have overflowed
+        if not memory.finite:  # the sum of finite values and a finite residual may have overflowed
             report = _OVERFLOWED if memory.all_finite(call.values) else _BAD
         channel.mine[0] = report
         channel.start()
         traffic.seconds_encoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
         dtype = call.spec.dtype
-        with closing(self._meanwhile(call)) as work:  # no worker writes any more, however this ends
+        # closing stops the workers' writes if this step fails
+        with closing(self._meanwhile(call)) as work:
             if self._brief:
                 yield from call.group.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
                 start = traffic.clock()
@@ -184,7 +186,7 @@ class SharedIndicesDriver(StepDriver):
         yield from self._complete(call)
 
     def _meanwhile(self, call: VectorCall) -> Generator[bool, None, None]:
-        """What is done while values travel: zeros where the result will be, and the residual if all is well."""
+        """Fill the result with zeros and compute the next residual, while the values travel."""
         clear = partial(self._memory.clear, call.out)
         yield from self._in_shares(call, "seconds_decoding", clear, messages=not self._brief)
         yield from self._side_channel.collect(call, call.traffic)
@@ -200,16 +202,18 @@ class SharedIndicesDriver(StepDriver):
 
     def _complete(self, call: VectorCall) -> Iterator[bool]:
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
-        yield from done(call, self._memory.device.done())  # a caller that gets an error may free the result at once
+        # a caller that receives an error may free the result at once
+        yield from done(call, self._memory.device.done())
         traffic, said = call.traffic, self._side_channel.everyones[:, 0]
         bad = bad_ranks(said == _BAD)
         if bad or (said == _OVERFLOWED).any():
             raise call.non_finite(bad)
         start = traffic.clock()
-        # small numbers cannot overflow: if their mean is not finite, the sum went wrong, and nobody learns it otherwise
+        # small numbers cannot overflow, so a mean that is not finite reveals a wrong sum; no other check would find it
         if not nonfinite.all_finite_result(self._memory.stored_means, call.spec.dtype):
             raise call.non_finite(())
-        if said.any():  # large numbers, of which the mean might have been infinite: the residual is still as it was
+        # with large numbers the mean might have been infinite, so the residual has not been computed yet
+        if said.any():
             yield from self._renew(call, messages=False)
         yield from done(call, self._memory.scatter(call.out))
         traffic.seconds_decoding += traffic.clock() - start
@@ -217,20 +221,20 @@ class SharedIndicesDriver(StepDriver):
 
 
 class MeanMeanwhile:
-    """Mean over ranks of vectors of one length, along the plan whatever the topology, while other work is done.
+    """Mean over ranks of vectors of one length, which travels along the topology's plan while other work is done.
 
     Parameters
     ----------
     comm : Communicator
     values : ndarray[n]
-        This rank's, at every run. Of a 16-bit dtype a float32 copy, which is overwritten.
+        This rank's vector at every run. For a 16-bit dtype a float32 copy, which is overwritten.
     dtype : str
-        Of the result: float16, bfloat16, float32 or float64.
+        Type of the result: float16, bfloat16, float32 or float64.
     out : ndarray[n]
         Overwritten with the mean; uint16 for bfloat16.
     """
 
-    def __init__(self, comm: Communicator, values: NDArray[Any], dtype: str, out: NDArray[Any]) -> None:
+    def __init__(self, comm: Communicator, values: FloatArray, dtype: str, out: FloatArray) -> None:
         self._values, self._dtype, self._out = values, dtype, out
         itemsize = itemsize_in_messages(values, dtype)
         piece = max(1, comm.packed_piece_bytes() // itemsize)
@@ -239,7 +243,7 @@ class MeanMeanwhile:
         self._buffers = [aligned_empty(longest, "uint8") for _ in range(RECEIVE_BUFFERS)]
 
     def steps(self, call: VectorCall, work: Iterator[bool]) -> Iterator[bool]:
-        """Do all of `work`, between whose steps messages move on, and end with the mean in `out`."""
+        """Do all of `work`, with progress of messages between its steps, and write the mean to `out`."""
         payload = DensePayload(self._program, self._values, self._dtype, True, self._buffers, self._out)
         sums = execute(call, self._program, payload, call.tag, call.traffic, overlapped=True)
         moved: bool | None = True

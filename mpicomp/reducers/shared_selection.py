@@ -1,7 +1,7 @@
-"""Signs of shared winners: the ranks draw alike who wins each element, and one all-gather brings the winners' signs.
+"""Signs of shared winners: all ranks draw the same winner of each element, and an all-gather sends the winners' signs.
 
-Nothing is merged on the way. Pieces of all ranks' payloads go round a ring, each rank passing on what it gets; those of
-a small vector travel with the ranks' reports.
+Messages are not merged on the way: pieces of all ranks' payloads go round a ring unchanged. Payloads of a small vector
+travel with the ranks' reports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from collectives import Communicator
-from collectives.annotations import Words
+from collectives.annotations import Words, override
 from collectives.arrays import HOST_DEVICE, Device
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program, pieces
@@ -25,18 +25,18 @@ from mpicomp.reducers.selection_payload import SelectionPayload
 from mpicomp.reducers.sign_merge import OneBitReducer
 from mpicomp.step import Work
 
-PIECE_BYTES = 128 << 10  # of one rank's payload
+PIECE_BYTES = 128 << 10  # longest message of one rank's payload
 
 
 def selection_model(n: int, ranks: int, winners: int, piece_bytes: int) -> MessageModel:
-    """See `Algorithm.message_model`: the same bytes whatever a message's weight."""
+    """Return the message model of a method; message sizes do not depend on the weight."""
     codec = SharedSelection(ranks, winners)
     longest = 8 * ranks * min(piece_bytes, PIECE_BYTES) // codec.votes // codec.alignment * codec.alignment
     return MessageModel(codec.nbytes, max(codec.alignment, longest), codec.alignment, AllGather(), decoded_once=True)
 
 
 class SelectionGather(OneBitReducer):
-    """The signs of one or two winners of each element; see `OneBitReducer`.
+    """Reducer of the signs of one or two winners of each element.
 
     Parameters as in `SignMerge`, with a codec that is bound to the stream of the winners and to the device's kernels.
     Signs stay on the device: only payloads are in the host's memory.
@@ -44,7 +44,7 @@ class SelectionGather(OneBitReducer):
     Attributes
     ----------
     bits, second
-        See `SelectionPayload`.
+        As in `SelectionPayload`.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class SelectionGather(OneBitReducer):
             self._tag, self._requests = comm.fixed_tag(), comm.persistent(self)
             self._program = gather_program(comm.rank, comm.size, self.pieces)
 
+    @override
     def prepare_step(self, step: int) -> None:
-        """Draw the winners of a short vector."""
         if self._payload.brief:
             self._payload.draw(step)
 
+    @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `PieceReducer`."""
         payload = self._payload
         payload.begin(call.step, encode, decode)
         try:

@@ -1,6 +1,7 @@
-"""Signs of a small vector in one all-gather, together with what else the ranks report.
+"""All-gather of the signs of a small vector, together with the ranks' reports.
 
-Every rank merges the signs of all ranks in rank order with the same words. That takes half the rounds of any other way.
+Every rank merges the signs of all ranks in rank order with the same words. This takes half the rounds of any other
+topology.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from collectives import Communicator
-from collectives.annotations import Words
+from collectives.annotations import Words, override
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel
@@ -21,13 +22,13 @@ from mpicomp.step import Work
 
 
 def sign_reducer(comm: Communicator, n: int, sign: SignMerger, reports: int) -> OneBitReducer:
-    """The reducer that suits a vector of `n` elements; parameters as in `SignMerge`."""
+    """Return the reducer that suits a vector of `n` elements; parameters as in `SignMerge`."""
     kind = SignGather if comm.gathers(Sign().nbytes(n)) else SignMerge
     return kind(comm, n, sign, reports)
 
 
 class SignGather(OneBitReducer):
-    """One all-gather brings every rank's signs to every rank. Parameters as in `SignMerge`."""
+    """Reducer that sends every rank's signs to every rank. Parameters as in `SignMerge`."""
 
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         self._trace = comm.trace
@@ -40,17 +41,17 @@ class SignGather(OneBitReducer):
         self._words = np.empty((comm.size - 1, 8 * -(-n // GROUP)), np.uint64)
         self._sign = sign
         self._sources = [source(rank) for rank in range(comm.size)]
-        self._drawn = -1  # for which step there are words
+        self._drawn = -1  # step of the drawn words
 
+    @override
     def prepare_step(self, step: int) -> None:
-        """Draw the words of all merges."""
         if self._drawn != step:
             for held, words in enumerate(self._words, 1):
                 self._sign.draw(0, step, self._sources[held], (1, held), words)
             self._drawn = step
 
+    @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `PieceReducer`."""
         traffic = call.traffic
         clock = traffic.clock
         start = clock()

@@ -1,4 +1,4 @@
-"""One bit per element on every hop: packed signs go along a topology's plan and are merged on the way.
+"""One bit per element on every hop: packed signs travel along a topology's plan and are merged on the way.
 
 Each element of the result is the sign of one uniformly random rank.
 """
@@ -6,15 +6,15 @@ Each element of the result is the sign of one uniformly random rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator
-from collectives.annotations import Array, Words
+from collectives.annotations import Array, Words, override
 from collectives.arrays.elements import PAGE, aligned_empty
+from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from mpicomp.aggregator.call import VectorCall
@@ -25,25 +25,25 @@ from mpicomp.kernels.streams import GROUP, source
 from mpicomp.step import PieceReducer, Work
 
 MOST_BUFFERS = 4
-MEMORY_PART = 0.49  # of the vector's elements that may be under way: two bits each, beside the one bit held
-MEMORY_MATTERS = 1 << 20
+MEMORY_PART = 0.49  # largest part of a vector in receive buffers, which take two bits per element
+MEMORY_MATTERS = 1 << 20  # elements from which pieces are short enough for `MEMORY_PART`
 WORDS_A_PAGE = PAGE // 8
-BRIEF_ELEMENTS = 1 << 18  # up to here encoding takes less than keeping account of pieces
+BRIEF_ELEMENTS = 1 << 18  # up to here encoding takes less time than accounting for pieces
 
 
 class OneBitReducer(PieceReducer, Protocol):
-    """Makes the ranks' packed signs into the merged ones.
+    """Reducer that merges the ranks' packed signs.
 
     Attributes
     ----------
     pieces : sequence of range
-        Elements of each piece.
+        Range of elements of each piece.
     bits : uint64[ceil(n / 64)]
         This rank's signs, then the merged ones.
     second : uint64[ceil(n / 64)] or None
-        Second votes.
+        Signs of second winners.
     scratch : sequence of ndarray
-        Memory that others may use between two runs, the bits' too.
+        Memory that callers may use between two runs; it may include `bits`.
     """
 
     side_channel: SideChannel
@@ -54,7 +54,7 @@ class OneBitReducer(PieceReducer, Protocol):
 
 
 def message_model(n: int, piece_bytes: int) -> MessageModel:
-    """See `Algorithm.message_model`."""
+    """Return the message model of merged signs."""
     codec = Sign()
     piece = 8 * piece_bytes
     if n >= MEMORY_MATTERS:
@@ -63,24 +63,24 @@ def message_model(n: int, piece_bytes: int) -> MessageModel:
 
 
 def buffer_count(program: Program, n: int) -> int:
-    """Receive buffers of a program, so that all of them stay below a part of the vector."""
+    """Return the number of receive buffers of a program, which together stay below `MEMORY_PART` of the vector."""
     if not any(message.held_weight for message in program.recvs):
         return 0
     return max(1, min(MOST_BUFFERS, int(MEMORY_PART * n / program.longest_piece)))
 
 
 class SignMerge(OneBitReducer):
-    """Signs along the plan of the communicator's topology.
+    """Reducer that merges signs along the plan of the communicator's topology.
 
     Parameters
     ----------
     comm : Communicator
     n : int
-        Elements.
+        Number of elements.
     sign : SignMerger
         The codec, bound to its kernels and the stream of the merges.
     reports : int
-        Numbers that each rank tells the others at each step.
+        Count of numbers that each rank reports to the others at each step.
     """
 
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
@@ -93,8 +93,8 @@ class SignMerge(OneBitReducer):
         self.side_channel = SideChannel(comm, reports)
         self._requests = comm.persistent(self)
 
+    @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `PieceReducer`."""
         payload = self.payload
         payload.begin(call.step, encode, decode)
         try:
@@ -104,10 +104,11 @@ class SignMerge(OneBitReducer):
 
 
 class SignPayload:
-    """Packed signs of one vector, and the words that merge them; see `collectives.execution.payload.Payload`.
+    """Packed signs of one vector, and the words that merge them: a `collectives.execution.payload.MergedPayload`.
 
-    Memory: one bit per element held, and per receive buffer one for the message and one for the words drawn ahead;
-    buffers are as many as keep all of it below two bits per element.
+    Memory: one bit per element for the signs; each receive buffer takes one bit per element of a piece for the message
+    and one for the words drawn ahead. The number of buffers is limited so that the total stays below two bits per
+    element of the vector.
 
     Parameters
     ----------
@@ -133,24 +134,24 @@ class SignPayload:
         row = -(-longest // (64 * WORDS_A_PAGE)) * WORDS_A_PAGE
         self._incoming = aligned_empty(self.receive_buffers * row, np.uint64).reshape(self.receive_buffers, row)
         self._words = np.empty((self.receive_buffers, 8 * -(-longest // GROUP)), np.uint64)
-        self._drawn = [-1] * self.receive_buffers  # the receive whose words a buffer holds
+        self._drawn = [-1] * self.receive_buffers  # number of the receive whose words a buffer holds
         self._sign, self._merge = sign, sign.merge
         self._sources = [
             source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))
         ]
 
     @property
-    def scratch(self) -> list[NDArray[np.uint64]]:
-        """Memory that others may use between two runs."""
+    def scratch(self) -> list[Words]:
+        """Memory that callers may use between two runs."""
         return [self._incoming, self._words, self.bits]
 
     @property
     def nbytes(self) -> int:
-        """Memory of all buffers."""
+        """Bytes of all buffers."""
         return self.bits.nbytes + self._incoming.nbytes + self._words.nbytes
 
     def begin(self, step: int, encode: Work, decode: Work) -> None:
-        """Go to another step's random words."""
+        """Start another step, with its random words."""
         self.encode, self.finish = encode, decode
         self.step = step
         self._drawn = [-1] * self.receive_buffers
@@ -159,16 +160,16 @@ class SignPayload:
         """Drop the references to the feedback, which would keep it alive in a cycle."""
         del self.encode, self.finish
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`: the held bits themselves, whatever they weigh."""
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
+        """Return the held bits; their size does not depend on the weight."""
         return self._messages[piece]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    def replacing(self, piece: int, weight: int) -> MessageMemory:
+        """Return the memory of the held bits, which a message replaces."""
         return self._messages[piece]
 
-    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `Payload`."""
+    def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
+        """Return the memory for bits that will be merged."""
         words = self._held[piece].size
         return [self._incoming[buffer, :words], 8 * words, MPI.BYTE]
 
@@ -181,7 +182,7 @@ class SignPayload:
         self._drawn[buffer] = message.index
 
     def merge(self, message: Message, buffer: int) -> None:
-        """Take each bit from the message or leave it, as the words say."""
+        """Replace each held bit by the message's if the random words select that."""
         if self._drawn[buffer] != message.index:
             self.prepare(message, buffer)
         self._merge(self._words[buffer], self._incoming[buffer], self._held[message.piece])

@@ -4,22 +4,22 @@
     owner:    v = d + mean_m Q(v_m);   send R(v);     d <- v - R(v)
     result:   R(v)
 
-A shard's owner sums what the ranks sent in rank order, whatever the order of arrival, so a parameter server, which owns
-everything, and owners of a part each get the same bits.
+A shard's owner sums the ranks' codes in rank order, not in the order of arrival. A parameter server, which owns the
+whole vector, and owners of parts therefore compute the same bits.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Bytes
+from collectives.annotations import Bytes, override
 from collectives.arrays import named
+from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.schedules.plan import Topology, server_of
@@ -53,9 +53,9 @@ def two_pass(
     owners_rule: ErrorRule | None,
     seed: int = 0,
 ) -> Parts:
-    """Feedback x codec x two passes.
+    """Return feedback x codec x two passes.
 
-    codec, rule : worker to owner. second, owners_rule : owner to worker.
+    codec, rule : codec and error rule from worker to owner. second, owners_rule : those from owner to worker.
     """
     streams = tuple(Stream(seed, spec.vector_id, f"code of {who}") for who in ("worker", "owner"))
     return owned_codes(comm, spec, codec, second, rule, owners_rule, streams, ("worker_error", "owner_error"))
@@ -72,12 +72,12 @@ def owned_codes(
     keys: tuple[str, ...],
     driver: CodesDriver = StepDriver,
 ) -> Parts:
-    """As `two_pass`; with the streams of worker and owner, the keys of the errors in states, and the step's driver."""
+    """Return the parts of `two_pass`, with given streams of worker and owner, keys of errors in states, and driver."""
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes(), second), named(spec.device)
     program = comm.program(route(comm), spec.n, codec.alignment, longest)
     here = spec.n, spec.compute.type, program.longest_piece
     worker = FeedbackEncoder(device, codec, rule, *here, streams[0], comm.rank)
-    # an owner sends the result itself: its error is what all ranks miss, rounding to 16 bits included
+    # an owner sends the result itself, so its error is that of all ranks and includes the rounding to 16 bits
     applied = spec.dtype if spec.sixteen_bit and len(keys) == 2 else None
     owner = FeedbackEncoder(named("cpu"), second, owners_rule, *here, streams[1], 0, applied, "owner")
     encoders = dict(zip(keys, (worker, owner), strict=False))
@@ -93,27 +93,27 @@ def owned_codes(
 
 
 class TwoPassReducer(PieceReducer):
-    """Sends codes to owners and their means back, by a plan in which one rank merges the codes of all others.
+    """Sends codes to owners and means back, along a plan in which one rank merges the codes of all others.
 
-    It is the payload of its program as well; see `MergedPayload`.
+    It is also the payload of its program: a `collectives.execution.payload.MergedPayload`.
 
     Parameters
     ----------
     comm : Communicator
     program : Program
     codec, second : Codec
-        Of the first pass and of the second.
+        Codecs of the first and of the second pass.
     mine, means : Payloads
-        Of the program's pieces: this rank's codes, and the owners'.
+        Payloads of the program's pieces: this rank's codes, and the owners' codes.
 
     Attributes
     ----------
     own : range
         Elements that this rank owns.
     sent : dict of int to list of uint8 arrays
-        Per owned piece the payloads of all ranks.
+        Payloads of all ranks, by owned pieces.
     complete : callable
-        Encodes the mean of an owned piece, of which all payloads are there.
+        Encodes the mean of an owned piece once all of its payloads are there.
     """
 
     encode: Work
@@ -138,36 +138,37 @@ class TwoPassReducer(PieceReducer):
         }
         self._missing, self._counting = [0] * len(cuts), threading.Lock()
 
+    @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """See `PieceReducer`."""
         self.encode, self.finish = encode, decode
         self._missing = [self._size - 1] * len(self._missing)
         try:
             yield from execute(call, self.program, self, self._tag, call.traffic, encoded)
         finally:
-            del self.encode, self.finish  # they would keep the feedback alive in a cycle
+            # they would keep the feedback alive in a cycle
+            del self.encode, self.finish
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`: this rank's own code, or the result's."""
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
+        """Return this rank's code of a piece, or the owner's code of the mean."""
         codec, payloads = (self._second, self._means) if weight > 1 else (self._codec, self._mine)
         payload = payloads.host[piece]
         return [payload, sent_bytes(codec, payload, len(self.program.pieces[piece])), MPI.BYTE]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    def replacing(self, piece: int, weight: int) -> MessageMemory:
+        """Return the memory for the owner's code of the mean."""
         payload = self._means.host[piece]
         return [payload, payload.nbytes, MPI.BYTE]
 
-    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `MergedPayload`."""
+    def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
+        """Return the memory for the code of another rank."""
         nbytes = self._mine.host[piece].size
         return [self._buffers[buffer][:nbytes], nbytes, MPI.BYTE]
 
     def prepare(self, message: Message, buffer: int) -> None:
-        """See `MergedPayload`: nothing is drawn."""
+        """Do nothing: a merge needs no random words."""
 
     def merge(self, message: Message, buffer: int) -> None:
-        """Put a payload aside until those of all ranks are there."""
+        """Store a payload until those of all ranks are there."""
         piece = message.piece
         incoming = self.sent[piece][message.peer]
         incoming[:] = self._buffers[buffer][: incoming.size]

@@ -1,23 +1,22 @@
-"""Counts of positive signs: votes are added up on the way.
+"""Counts of positive signs, which are added on the way.
 
 The count of +1 travels along a topology's plan in bit planes. A partial count of m ranks takes ceil(log2(m + 1)) bits
-per element, so messages grow on their way to the rank that completes a piece. Adding is exact: the result is the same
-over every topology, and whoever adds what to what.
+per element, so messages grow on their way to the rank that completes a piece. Addition is exact, so the result depends
+neither on the topology nor on the order of additions.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from collectives import Communicator, Traffic
-from collectives.annotations import Testable
+from collectives.annotations import AnyArray, Testable, Words, override
 from collectives.arrays.elements import PAGE, aligned_empty
+from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
@@ -29,12 +28,11 @@ from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, buffer_c
 from mpicomp.step import PieceReducer, Work
 
 _ELIAS = Elias()
-Words = NDArray[np.uint64]
 Decide = Callable[[int, Words, int], None]
 
 
 def counts_model(n: int, ranks: int, piece_bytes: int, nbytes: Callable[[int, int], int]) -> MessageModel:
-    """See `Algorithm.message_model`; the longest message of a piece is that of its complete counts."""
+    """Return the message model of counts; the longest message of a piece has its complete counts."""
     piece = max(1, 8 * piece_bytes // planes_of(ranks))
     if n >= MEMORY_MATTERS:
         piece = min(piece, n // 5)
@@ -42,15 +40,15 @@ def counts_model(n: int, ranks: int, piece_bytes: int, nbytes: Callable[[int, in
 
 
 class VoteCount(PieceReducer):
-    """Counts along the plan of the communicator's topology.
+    """Reducer that adds counts along the plan of the communicator's topology.
 
     Parameters
     ----------
     options : Algorithm
-        They say what travels.
+        Options of the method, which has the message model.
     payload : callable, optional
-        Makes the payload, whose messages have other lengths at every step, from a program and the counts' merge. None:
-        it is a `VoteCountPayload`.
+        Creates a payload with messages of varying length from a program and the function that adds counts. None: a
+        `VoteCountPayload`, with messages of fixed length.
     """
 
     def __init__(
@@ -67,8 +65,8 @@ class VoteCount(PieceReducer):
         self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
         self._requests = comm.persistent(self) if payload is None else None
 
+    @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """Have each piece encoded, call `encoded` after the last one, and have each piece's complete counts decoded."""
         payload = self.payload
         payload.begin(call.traffic, encode, decode)
         try:
@@ -78,19 +76,19 @@ class VoteCount(PieceReducer):
 
 
 class VoteCountPayload:
-    """Counts of one vector; see `MergedPayload`.
+    """Counts of one vector: a `collectives.execution.payload.MergedPayload`.
 
-    Memory: the bits of a complete count per element, and per receive buffer those of a message.
+    Memory: the bits of a complete count for each element, and those of a message for each receive buffer.
 
     Attributes
     ----------
     counts : list of uint64 arrays
-        Per piece: this rank's signs, the first plane of its counts, and later the complete counts.
+        Counts by pieces: at first this rank's signs, in the first plane, and finally the complete counts.
     words : list of int
-        Per piece: words of a plane.
+        Number of words of a plane, by pieces.
     decide : callable or None
-        ``decide(first, counts, words)`` replaces complete counts, from element `first` on, by one bit each, in the
-        first plane; these travel in the gather phase.
+        ``decide(first, counts, words)`` replaces complete counts, from element `first` on, by one bit each in the first
+        plane. These bits travel in the gather phase.
     """
 
     encode: Work
@@ -108,30 +106,30 @@ class VoteCountPayload:
         rows = buffers([8 * planes_of(size) * words for words in self.words], PAGE)
         self.counts: list[Words] = [one.view(np.uint64) for one in rows]
         incoming = buffers([8 * row] * self.receive_buffers, PAGE)
-        self._incoming: list[NDArray[Any]] = [one.view(np.uint64) for one in incoming]
+        self._incoming: list[AnyArray] = [one.view(np.uint64) for one in incoming]
         self._add_counts = add_counts
 
     def begin(self, traffic: Traffic, encode: Work, decode: Work) -> None:
-        """Go to another step; payloads that encode messages themselves count that time into `traffic`."""
+        """Start another step; `traffic` counts the time in which subclasses encode messages."""
         self.encode, self.finish = encode, decode
 
     def end(self) -> None:
         """Drop the references to the feedback, which would keep it alive in a cycle."""
         del self.encode, self.finish
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`: the counts themselves, or the bits they became."""
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
+        """Return the counts to send, or the decided bits."""
         planes = 1 if weight == self._size and self.decide is not None else planes_of(weight)
         return _message(self.counts[piece], planes * self.words[piece])
 
     replacing = outgoing
 
-    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `Payload`."""
+    def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
+        """Return the memory for counts that will be added."""
         return _message(self._incoming[buffer], planes_of(weight) * self.words[piece])
 
     def prepare(self, message: Message, buffer: int) -> None:
-        """See `Payload`: adding needs nothing but the counts."""
+        """Do nothing: an addition needs no random words."""
 
     def merge(self, message: Message, buffer: int) -> None:
         """Add the counts of a message."""
@@ -147,18 +145,18 @@ class VoteCountPayload:
 
 
 class _Scratch(threading.local):
-    """A thread's memory for the counts of a message, and for decoding them."""
+    """Memory of a thread for the counts of a message, and for their decoding."""
 
     def __init__(self, longest: int, longest_message: int) -> None:
         self.decoded, self.work = np.empty(longest_message // 8, np.uint64), scratch(longest)
 
 
 class EliasPayload(VoteCountPayload):
-    """Counts in messages of their own length, in Elias' codes where these are shorter than the fixed width.
+    """Counts in messages of varying length: Elias' codes if these are shorter than the fixed width.
 
-    Receives are posted for the longest message there can be; a header tells how long it is.
+    Receives are posted for the longest possible message; a header has the actual length.
 
-    A piece's counts are coded when they are first sent. A message that replaces them at the end is forwarded as it is.
+    A piece's counts are coded when they are first sent. A message that replaces them at the end is forwarded unchanged.
     """
 
     def __init__(self, program: Program, add_counts: AddCounts) -> None:
@@ -169,21 +167,22 @@ class EliasPayload(VoteCountPayload):
         longest = _ELIAS.nbytes(program.longest_piece, self._size)
         self._incoming = [aligned_empty(longest, np.uint8) for _ in range(self.receive_buffers)]
         self._scratch = _Scratch(program.longest_piece, longest)
-        self._coded = [(0, 0)] * len(lengths)  # of each message: weight, and bytes; 0 bytes: it arrives, or has arrived
+        # weight and bytes of each message; 0 bytes: it comes from another rank
+        self._coded = [(0, 0)] * len(lengths)
 
+    @override
     def begin(self, traffic: Traffic, encode: Work, decode: Work) -> None:
-        """See `VoteCountPayload`."""
         super().begin(traffic, encode, decode)
         self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic
         self._finish_counts, self.finish = decode, self._decode_and_finish
 
+    @override
     def end(self) -> None:
-        """See `VoteCountPayload`."""
         super().end()
         del self._finish_counts
 
-    def outgoing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def outgoing(self, piece: int, weight: int) -> MessageMemory:
         message, (coded, nbytes) = self._messages[piece], self._coded[piece]
         if coded != weight:
             start = self._traffic.clock()
@@ -194,19 +193,19 @@ class EliasPayload(VoteCountPayload):
         nbytes = nbytes or message_bytes(message)
         return [message[:nbytes], nbytes, MPI.BYTE]
 
-    def replacing(self, piece: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def replacing(self, piece: int, weight: int) -> MessageMemory:
         message = self._messages[piece]
         self._coded[piece] = weight, 0
         return [message, message.nbytes, MPI.BYTE]
 
-    def incoming(self, piece: int, buffer: int, weight: int) -> Any:
-        """See `Payload`."""
+    @override
+    def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
         nbytes = _ELIAS.nbytes(len(self._pieces[piece]), weight)
         return [self._incoming[buffer][:nbytes], nbytes, MPI.BYTE]
 
+    @override
     def merge(self, message: Message, buffer: int) -> None:
-        """Decode and add the counts of a message."""
         n, own = len(self._pieces[message.piece]), self._scratch
         _ELIAS.read(self._incoming[buffer], n, message.weight, own.decoded, own.work)
         self._add(message, own.decoded)
@@ -219,5 +218,5 @@ class EliasPayload(VoteCountPayload):
         return self._finish_counts(piece)
 
 
-def _message(words: Words, count: int) -> Any:
+def _message(words: Words, count: int) -> MessageMemory:
     return [words[:count], 8 * count, MPI.BYTE]
