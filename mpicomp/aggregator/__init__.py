@@ -1,1 +1,1 @@
-"""One vector's residual, step counter and calls."""
+"""Aggregators, which keep the residual, step counter and calls of one vector."""

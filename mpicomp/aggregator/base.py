@@ -12,7 +12,7 @@ from weakref import ref
 import numpy as np
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.annotations import AnyArray
+from collectives.annotations import AnyArray, Array
 from collectives.arrays import named
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.operands import overlap
@@ -41,7 +41,7 @@ class Method(Protocol):
 
 
 class Aggregator:
-    """One vector's residual, step counter and buffers.
+    """Residual, step counter and buffers of one vector.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Aggregator:
     # One step --------------------------------------------------------------------------------------------------------
 
     @keep_uncompiled
-    def aggregate(self, vector: Any, out: Any = None) -> Any:
+    def aggregate(self, vector: Array | Difference, out: Array | None = None) -> Array:
         """Approximate the mean of the ranks' vectors.
 
         Parameters
@@ -136,7 +136,7 @@ class Aggregator:
             return self.comm.run(*self._open(vector, out))
 
     @keep_uncompiled
-    def begin(self, vector: Any, out: Any = None) -> Handle:
+    def begin(self, vector: Array | Difference, out: Array | None = None) -> Handle:
         """Like `aggregate`, but returns at once.
 
         The ranks begin their calls in one order, and may poll them and wait for them in any. Each aggregator has one
@@ -162,7 +162,7 @@ class Aggregator:
         """
         self._carried = numbers, sums
 
-    def _open(self, vector: Any, out: Any) -> tuple[VectorCall, Iterator[bool]]:
+    def _open(self, vector: Array | Difference, out: Array | None) -> tuple[VectorCall, Iterator[bool]]:
         """Return a call of this vector, and its steps."""
         comm, spec, step = self.comm, self.spec, self.step
         numbers, sums = self._carried
@@ -282,7 +282,7 @@ class Aggregator:
         dropped = f"the call of step {call.step} was dropped without wait()"
         raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
 
-    def _view(self, array: Any) -> Flat:
+    def _view(self, array: Array) -> Flat:
         if (
             type(array) is np.ndarray
             and self._device is None

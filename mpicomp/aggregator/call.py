@@ -22,7 +22,7 @@ class User(Protocol):
 
 
 class VectorCall(Call):
-    """A call of an aggregator.
+    """Call of an aggregator.
 
     Attributes
     ----------

@@ -10,7 +10,7 @@ from collectives.annotations import AnyArray
 
 
 class Difference:
-    """The vector ``before - after``, which an aggregator takes in place of an array.
+    """Vector ``before - after``, which an aggregator takes in place of an array.
 
     Marsit reads both sets, never writes their difference, and leaves its result packed, which saves four of ten passes
     over memory. Other methods, and full-precision rounds, compute the difference when the call begins to compute.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
-from collectives.annotations import FloatArray
+from collectives.annotations import Array, FloatArray, override
 from collectives.arrays.vectors import Flat
 from collectives.schedules.plan import Topology
 from mpicomp.aggregator.base import Aggregator, Method
@@ -112,7 +112,8 @@ def _is_no_rehearsal(record: logging.LogRecord) -> bool:
 class _Rehearsal(Aggregator):
     """Aggregator that takes NumPy arrays of every type."""
 
-    def _view(self, array: Any) -> Flat:
+    @override
+    def _view(self, array: Array) -> Flat:
         return Flat(array, self.dtype, array.shape)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from collectives.annotations import Array
 from collectives.arrays import Device
 from collectives.arrays.elements import widen
 from mpicomp import kernels
@@ -26,13 +26,13 @@ class Widening:
 
     def __init__(self, spec: VectorSpec, device: Device | None) -> None:
         self._dtype, self._device = spec.dtype, device
-        self._wide: Any
+        self._wide: Array
         if device is None:
             self._wide = np.empty(spec.n, np.float32)
         else:
             self._wide, self._codes = device.zeros(spec.n, "float32"), device.zeros(0, "int16").dtype
 
-    def of(self, vector: Any) -> Any:
+    def of(self, vector: Array) -> Array:
         """Return the float32[n] copy of a vector: uint16 for bfloat16 on the host, a tensor of its type on a device."""
         if self._device is None:
             widen(vector, self._dtype, self._wide)

@@ -40,10 +40,11 @@ class Auto(Algorithm):
         Method that may be chosen instead of `Dense`, or its name, which stands for its defaults. Its result must be an
         estimate of the mean.
     trial_steps : int
-        Measured steps of each side, at least 2; more if steps are short, and a fifth of them if a side is far ahead.
+        Number of measured steps of each side, at least 2; larger if steps are short, and a fifth if a side is far
+        ahead.
     retry_every : int or None
         Number of steps R: trials are repeated at steps R, 2 R, 4 R, ..., and at any multiple of R at which training
-        steps have become longer or shorter by a factor of 1.5 since the choice. None: never.
+        steps have become longer or shorter by a factor of more than 1.5 since the choice. None: never.
 
     Raises
     ------

@@ -3,7 +3,7 @@
     q_m = Q(g_m + alpha h_m);   h_m <- beta h_m + (g_m - q_m);   result = mean_m q_m
 
 Q is unbiased (`mpicomp.codecs.quantizer`). QSGD is the case alpha = 0, without state. Codes are gathered, not reduced:
-with b bits per element a rank sends (M - 1) b / 32 times the vector's bytes, and 2 (M - 1) / M times in a dense ring.
+with b bits per element a rank sends (M - 1) b / 32 of a float32 vector's bytes; in a dense ring, 2 (M - 1) / M of them.
 
 References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018, arXiv 1806.08054).
 """

@@ -50,6 +50,6 @@ def method(name: str, **options: Any) -> Algorithm:
 
 
 def require_name(name: str, names: Collection[str]) -> None:
-    """Raise ValueError unless the name is among these."""
+    """Raise ValueError unless `name` is one of `names`."""
     if name not in names:
         raise ValueError(f"there is no algorithm {name!r}{suggestion(name, names)}: choose one of {', '.join(names)}")

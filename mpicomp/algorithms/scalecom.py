@@ -41,7 +41,7 @@ class ScaleCom(SharedIndices):
         As in `SharedIndices`. beta: 1, or 0.1 to 0.3 for large batches with scaled learning rates.
     chunk : int, optional
         Number of elements of which the chunk / rate largest are sent: a multiple of `rate` (of all `rates`). None:
-        equal to the rate, so that one element is sent.
+        equal to the rate, so that one element of each chunk is sent.
     exact : bool
         Send the ceil(length / rate) largest of the whole vector (tensor) instead. Slower, with longer indices.
     rates : tuple of int, or one such tuple per vector, optional

@@ -105,5 +105,5 @@ class SSDM(Algorithm):
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        # Elias' codes vary in length: their upper bound
+        # the upper bound of Elias' codes, which vary in length
         return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)

@@ -22,7 +22,7 @@ from statistics import median
 from typing import NamedTuple
 
 SKIPPED = 1  # unmeasured calls at the start of each block: compiling, cold memory, pending errors
-BRIEF_PART = 5  # a full trial has this many times the steps of a brief one
+BRIEF_PART = 5  # a full trial measures this many times the steps of a brief one
 TURNS = 4  # turns of a full trial
 BLOCK_S, LONGER = 0.02, 4  # desired seconds of a block in a full trial; at most so many times its usual steps
 LOOKS = 10  # measured periods at the end of a chosen stretch
@@ -30,7 +30,7 @@ WORTH = 0.01  # required gain, as a part of the period
 WORTH_CALL = 0.05  # required gain, as a part of a call's time
 HOPELESS = 2.0  # factor of slowness at which compressing is not tried further
 CLEAR, CLEAR_S = 5.0, 0.02  # gain beyond any noise: this factor, for steps of at least this many seconds
-CHANGED = 1.5  # factor by which a changed period differs
+CHANGED = 1.5  # factor of longer or shorter periods that starts new trials
 NEVER = 1 << 62
 
 

@@ -63,7 +63,7 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
 
 
 class AllGatherReducer(PieceReducer):
-    """Sends every rank's payloads once round the ring; implements the `Payload` of its program, too.
+    """Reducer that sends every rank's payloads once round the ring; it is also the `Payload` of its program.
 
     Parameters
     ----------

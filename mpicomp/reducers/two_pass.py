@@ -93,7 +93,7 @@ def owned_codes(
 
 
 class TwoPassReducer(PieceReducer):
-    """Sends codes to owners and means back, along a plan in which one rank merges the codes of all others.
+    """Reducer that sends codes to owners and means back; the owner of a piece merges the codes of all ranks.
 
     It is also the payload of its program: a `collectives.execution.payload.MergedPayload`.
 
