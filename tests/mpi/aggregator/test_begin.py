@@ -148,13 +148,13 @@ def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(
 def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(name: str, mpi_comm: MPI.Comm) -> None:
     method = Marsit(None, transactional=True) if name == "marsit" else FORMS[name]
     # so that steps are cut off half-way
-    comm = Communicator(mpi_comm, topology="ring", timeout=0.5, arrival_timeout=0.5, verify=False)
+    comm = Communicator(mpi_comm, topology="ring", timeout=30, arrival_timeout=30, verify=False)
     aggregators = [method.start(comm, 20_000, vector_id=k) for k in range(3)]
     for aggregator in aggregators:
         aggregator.aggregate(gradient(comm.rank, 0, 20_000))
     before = states(aggregators)
     if comm.rank == 0:
-        comm.arrival_timeout = 0.1  # nobody else comes
+        comm.timeout = comm.arrival_timeout = 0.1  # nobody else comes
         handles = [aggregator.begin(gradient(0, 1, 20_000)) for aggregator in aggregators]
         for handle in reversed(handles):
             with pytest.raises(mpicomp.CollectiveTimeout):
