@@ -201,7 +201,6 @@ def test_masked_elements_are_compressed_and_spread_as_on_the_cpu(
             count = on_cpu.compress_masked(x, words, 1 / 3, most, expected)
             told = sparse.compress_masked(to_device(x), to_device(words.view(np.int64)), 1 / 3, most, found)
             assert told.shape == ()
-            assert told.item() == count
             assert_same_bits(to_host(found), expected)
             expected[: room // 3] = rng.choice([np.nan, np.inf, -0.0, 1.0], room // 3)
             spread = np.full(n, 7, dtype)
@@ -209,3 +208,4 @@ def test_masked_elements_are_compressed_and_spread_as_on_the_cpu(
             on_cpu.spread_masked(words, expected, spread)
             sparse.spread_masked(to_device(words.view(np.int64)), to_device(expected), spread_there)
             assert_same_bits(to_host(spread_there), spread)
+            assert told.item() == count  # last: where kernels are only compiled, it is garbage, and fails
