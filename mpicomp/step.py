@@ -83,7 +83,7 @@ class StepDriver(Reducer):
         """Write the result of a step to ``call.out``; see `Reducer`."""
         if not call.spec.n and self.skips_empty:
             return
-        feedback = self.feedback
+        feedback, self._problem = self.feedback, None
         feedback.begin(call)
         if feedback.reports_first(call.step):
             yield from self.announce(call)

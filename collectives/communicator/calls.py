@@ -72,7 +72,7 @@ class Calls:
         self._thread = thread
         call.steps = steps
         if call.is_pairwise:
-            self._flights.is_pairwise.append(call)
+            self._flights.pairwise.append(call)
         else:
             call.tag = users.next_tag()
             self._ordered.append(call)
@@ -155,8 +155,8 @@ class Calls:
         """Note that a call has ended."""
         calls = self._ordered
         if call.is_pairwise:
-            if call in self._flights.is_pairwise:
-                self._flights.is_pairwise.remove(call)
+            if call in self._flights.pairwise:
+                self._flights.pairwise.remove(call)
         elif calls and calls[-1] is call:
             calls.pop()
         elif call in calls:

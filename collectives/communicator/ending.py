@@ -41,7 +41,7 @@ class Flights:
     ----------
     ordered : list of Call
         In the order in which all ranks begin them.
-    apart : list of Call
+    pairwise : list of Call
         Calls that only two ranks make, outside that order.
     dropped : Call or None
         The last one that its caller let go without waiting.
@@ -51,7 +51,7 @@ class Flights:
 
     def __init__(self) -> None:
         self.ordered: list[Call] = []
-        self.is_pairwise: list[Call] = []
+        self.pairwise: list[Call] = []
         self.dropped: Call | None = None
         self.driver: ProgressThread | None = None
 
@@ -161,7 +161,7 @@ class GivingUp:
         if first:
             self._missing.announce(error)
             self.failure = error
-            for other in (*self._flights.ordered, *self._flights.is_pairwise):
+            for other in (*self._flights.ordered, *self._flights.pairwise):
                 other.end_by(self._failure())
             if self.trace is not None:
                 start = time.perf_counter()
@@ -185,12 +185,12 @@ class GivingUp:
         self.broken = reason
         self.failure = self.closed()
         keep_alive(self)
-        for call in (*self._flights.ordered, *self._flights.is_pairwise):
+        for call in (*self._flights.ordered, *self._flights.pairwise):
             call.end_by(self.failure)
 
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
-        if self._flights.ordered or self._flights.is_pairwise:
+        if self._flights.ordered or self._flights.pairwise:
             keep_alive(self)
         if self._size > 1 and not self.broken:
             self._missing.leave(getattr(sys, "last_value", None))  # of an exception that nobody has caught
@@ -264,7 +264,7 @@ class Closing:
             closing = Call(group, lambda: "close()")
             closing.wait_name = None  # traces are of the caller's own calls
             group.run(closing, self._agree(closing))
-        if self._flights.is_pairwise:
+        if self._flights.pairwise:
             self._flights.where_driven(self._leave_apart)
             return
         if group.trace is not None:

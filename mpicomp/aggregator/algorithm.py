@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -162,13 +161,7 @@ class Algorithm(ABC):
             The vector is larger than this machine's memory, or this rank or the device lacks memory for the
             method's state; the other ranks raise CollectiveMismatch in their next call. All ranks can start again.
         """
-        if tensor_lengths is not None and tensor_shapes is not None:
-            problem = "tensor_lengths and tensor_shapes are both given: pass the shapes alone"
-            comm.reject(ValueError(f"{comm.here}, start: {problem}"), "start")
-        shapes = tensor_shapes if self.uses_tensor_lengths else None
-        lengths = tensor_lengths if self.uses_tensor_lengths else None
-        if shapes is not None:
-            lengths = [math.prod(shape) for shape in shapes]
+        lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
         if spec.device == "cpu":
             compile_kernels(self, comm, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,8 +49,12 @@ def vector_spec(
     """
     require_communicator(comm, "start", "start(comm, n)", n)
     try:
+        if tensor_lengths is not None and tensor_shapes is not None:
+            raise ValueError("tensor_lengths and tensor_shapes are both given: pass the shapes alone")
         lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
         shapes = None if tensor_shapes is None else tuple(tuple(map(_whole, shape)) for shape in tensor_shapes)
+        if shapes is not None:
+            lengths = tuple(map(math.prod, shapes))
         spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device, shapes)
         _check_memory(spec)
         if device != "cpu":

@@ -162,6 +162,7 @@ class MarsitDriver(StepDriver):
         self._options, self._rank = options, comm.rank
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
+        self._stacklevel = 9 + (self._flag is not None)  # of the caller of `aggregate`: skipping takes one frame more
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
         if options.full_precision_every is not None:
             # allocate memory on a device now: an allocation may fail in the middle of a step
@@ -218,7 +219,7 @@ class MarsitDriver(StepDriver):
                 self._warned = True
                 warnings.warn(
                     f"{feedback.clipped_fraction:.0%} of the residual is clipped at step {step}: gamma is too small",
-                    RuntimeWarning, stacklevel=9,
+                    RuntimeWarning, stacklevel=self._stacklevel,
                 )  # fmt: skip
         elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
             swing = feedback.swing()
@@ -227,5 +228,5 @@ class MarsitDriver(StepDriver):
                 warnings.warn(
                     f"rank {self._rank}: the residual is {swing:.1f} times the global step at step {step}: "
                     "divergence is ahead; use residual='own'",
-                    RuntimeWarning, stacklevel=9,
+                    RuntimeWarning, stacklevel=self._stacklevel,
                 )  # fmt: skip

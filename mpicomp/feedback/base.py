@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from collectives.annotations import AnyArray, Array, Doubles, Testable
 from collectives.arrays import Device, wait
-from collectives.arrays.elements import aligned_empty
+from collectives.arrays.elements import PAGE
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.mirror import Mirror
@@ -318,9 +318,11 @@ def zeros(device: Device, n: int, dtype: DTypeLike) -> Array:
     """Return a vector of zeros. On the host it begins at a page, as streaming stores ask for."""
     if device.name != "cpu":
         return device.zeros(n, np.dtype(dtype).name)
-    vector = aligned_empty(n, dtype)
-    vector[:] = 0
-    return vector
+    # pages stay untouched until something is written: an owner uses a part of its residual alone
+    nbytes = n * np.dtype(dtype).itemsize
+    room = np.zeros(nbytes + PAGE, np.uint8)
+    start = -room.ctypes.data % PAGE
+    return room[start : start + nbytes].view(dtype)
 
 
 def copy_to_host(device: Device, vector: Array) -> AnyArray:

@@ -220,10 +220,11 @@ class FeedbackEncoder:
 def take_mean(codec: Codec, payloads: Sequence[Array], mean: Array, decoded: Array) -> None:
     """Overwrite `mean` with the mean of decoded payloads, added up in their order; `decoded` is overwritten too."""
     codec.decode(payloads[0], mean, weight=1)
-    for payload in payloads[1:]:
-        if adds_decoded(codec):  # in one pass, or touching few elements
+    if adds_decoded(codec):  # in one pass, or touching few elements
+        for payload in payloads[1:]:
             codec.add(payload, mean)
-        else:
+    else:
+        for payload in payloads[1:]:
             codec.decode(payload, decoded, weight=1)
             mean += decoded
     if len(payloads) > 1:

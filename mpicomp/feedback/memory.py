@@ -187,7 +187,7 @@ class Memory(Feedback):
     @override
     def begin(self, call: StepInput) -> None:
         """Look at another vector; `commit` counts once `renew` has made a residual."""
-        self._summed = self._begun = False
+        self._summed = False
         self.finite.reset()
         self.within.reset()
 

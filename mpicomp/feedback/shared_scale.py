@@ -43,7 +43,7 @@ class SharedScale(VoteValues):
     @property
     def scales(self) -> FloatArray:
         """s of the last step, of each group: s sgn(residual) is still to be subtracted from the residual."""
-        return self._scales.here
+        return self._scales.here.copy()
 
     @override
     def encode(self, piece: int) -> Testable | None:

@@ -109,7 +109,11 @@ class SignResidual(Feedback):
         self._lazy, self._stateless = rule.residual == "paper", rule.residual is None and rule.global_step != "auto"
         self._pending = np.zeros(lengths.size, kind)  # s of the result not yet subtracted ("paper")
         self._before: tuple[Array | None, Doubles, float] | None = None
-        self._spare = device.zeros(n, self._compute.name) if rule.transactional and not self.on_host else None
+        self._spare = (
+            device.zeros(n, self._compute.name)
+            if rule.transactional and rule.residual is not None and not self.on_host
+            else None
+        )
         self._automatic, self.skipped = rule.global_step == "auto", 0
         self.packed = self.spoiled = False
         self._odd_positive = self._streaming = self._encoding = False
@@ -242,8 +246,9 @@ class SignResidual(Feedback):
                 continue
             clipped = self._clipped.there[piece : piece + 1]
             encode(*terms, self._odd_positive, zero, tiny, part.sums, clipped)
-            if self._stateless:
-                part.sums.mul_(0.0)  # NaN where a value is not finite
+
+        if self._stateless and not self.on_host:
+            self._sums.there[self._spans[piece]].mul_(0.0)  # NaN where a value is not finite
 
     @override
     def decode(self, piece: int) -> Testable | None:

@@ -59,6 +59,11 @@ class Cascade(Reducer):
         self._payload = payload(self.program)
         self._side_channel = SideChannel(comm, 1)
 
+    @property
+    @override
+    def can_undo(self) -> bool:
+        return True  # nothing is kept from step to step
+
     @override
     def commit(self) -> None:
         self._payload.end()

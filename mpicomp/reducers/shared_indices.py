@@ -157,10 +157,10 @@ class SharedIndicesDriver(StepDriver):
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
         memory, traffic, channel = self._memory, call.traffic, self._side_channel
-        memory.begin(call)
         if call.step < self._warmup_steps:
             yield from self._dense.steps(call)
             return
+        memory.begin(call)
         yield from self._chooser.choose(call)
         start = traffic.clock()
         yield from done(call, memory.pick(call.values))

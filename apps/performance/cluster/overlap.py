@@ -77,7 +77,7 @@ class Kernels:
         self._ends = np.array([1, -1], np.float32).view(np.uint32)
         reducer = SignMerge(comm, x.size, Sign().bind("cpu", Stream(0, 0, "merge")), 0)  # what the method itself runs
         self.program, self.payload = reducer.program, reducer.payload
-        self.payload.begin(0, self)
+        self.payload.begin(0, self.encode, self.finish)
 
     def encode(self, piece: int) -> None:
         """Signs of a piece to bits."""

@@ -247,8 +247,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         """Clear the gradients of all parameters, 16-bit ones included.
 
         Between backward and step this drops the step, which all ranks must do. With overlap, where gradients have been
-        sent, it is collective then; residuals are those of before, but for Marsit, which cannot take a vote back unless
-        ``Marsit(transactional=True)``.
+        sent, it is collective then; residuals are those of before, except Marsit's, which cannot take a vote back.
 
         Raises
         ------

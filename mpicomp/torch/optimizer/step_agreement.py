@@ -118,6 +118,10 @@ class StepAgreement:
         refusals, dropping, emptied = self._sums[:3].tolist()
         return self._comm.size > 1 and refusals == dropping == 0 <= emptied < self._comm.size and self._is_equal()
 
+    def forget_sums(self) -> None:
+        """Make the sums those of no step: until `attach` has made a call carry this step's, nothing is settled."""
+        self._sums[:] = -1
+
     def attach(self, aggregator: Aggregator, intent: StepIntent) -> None:
         """Let the next call of `aggregator` carry this rank's numbers."""
         if self._comm.size == 1:

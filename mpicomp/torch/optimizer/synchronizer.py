@@ -367,6 +367,8 @@ class Synchronizer(StateOwner):
             intent.refusal = intent.refusal or queue.fill_error
             agreement.attach(reducer.aggregator, intent)
 
+        # where a bucket fails to start on this rank `attach` is not called, and the last step's sums must not count
+        agreement.forget_sums()
         intent.refusal = intent.refusal or queue.fill_error
         queue.start_rest(intent.is_silent, attach)
         self._sent.clear()
