@@ -148,6 +148,32 @@ def test_what_keeps_one_rank_from_beginning_a_bucket_is_told_to_all(
         train(model, optimizer, comm, range(2, 3))
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.communicator(parting=True)
+def test_a_bucket_that_one_rank_cannot_start_during_backward_moves_no_model(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of the step before are still there, and must not settle this one."""
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = DistributedOptimizer(inner, Dense(), comm, model.named_parameters(), bucket_mb=1e-4, **FUSED)  # type: ignore[arg-type]
+    train(model, optimizer, comm, range(2))
+    assert len(optimizer.aggregators) > 2
+    before = parameters_of(model)
+    if comm.rank == 0:
+        start = BucketReducer.begin
+
+        def begin(reducer: BucketReducer) -> Any:
+            if reducer.bucket.index == 1:  # during backward, when the first one is under way
+                raise ValueError("there is no more of it")
+            return start(reducer)
+
+        monkeypatch.setattr(BucketReducer, "begin", begin)
+    with pytest.raises((ValueError, CollectiveMismatch), match="there is no more of it"):
+        train(model, optimizer, comm, range(2, 3))
+    assert torch.equal(parameters_of(model), before)
+
+
 @pytest.mark.parametrize("kind", [DistributedOptimizer, OneBitAdam])
 def test_two_parameters_of_one_name_are_refused(kind: type, comm: Communicator) -> None:
     named = [pair for model in (make_model(), make_model(1)) for pair in model.named_parameters()]
