@@ -73,7 +73,7 @@ class Separated(NamedTuple):
 
 
 def separated(size: int, environ: Mapping[str, str]) -> Separated | None:
-    """Return the launcher that started more processes than the `size` ranks of COMM_WORLD; None if there is none."""
+    """Return the launcher that started more processes than the `size` ranks of COMM_WORLD, or None."""
     for name, variable, cure, also in _LAUNCHERS:
         started = environ.get(variable, "")
         if started.isdecimal() and (not also or also in environ):

@@ -126,8 +126,7 @@ class StepDriver(Reducer):
     def _encoded(self) -> None:
         """Send this rank's reports while its payloads are still travelling."""
         if self.feedback.reports_when == "beside":
-            self.feedback.report(self.channel.mine)
-            self.channel.start()
+            self._report()
 
     def _report(self) -> None:
         self.feedback.report(self.channel.mine)

@@ -19,7 +19,7 @@ from collectives.arrays.device import Device, Taken
 OPERATIONS = {"sum": "add", "mean": "add", "min": "minimum", "max": "maximum"}
 """Names in PyTorch of the functions that `collectives.arrays.elements.COMBINE` has for the host."""
 
-RELAXED = 2  # cudaStreamCaptureModeRelaxed, which AMD numbers alike
+RELAXED = 2  # cudaStreamCaptureModeRelaxed, the same number in AMD's library
 
 
 class TorchDevice(Device):
