@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -27,11 +28,18 @@ from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
 pytestmark = [pytest.mark.mpi(max_size=3), pytest.mark.gpu]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def device() -> Iterator[FakeTorchDevice]:
     """Let the device be reached."""
     with reachable() as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def where(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the name of the fake device, or of a GPU to tests that name the fixture."""
+    with gpu() if "where" in inspect.signature(request.function).parameters else reachable():
+        yield "cuda" if torch.cuda.is_available() else NAME
 
 
 def made(where: str, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -91,12 +99,11 @@ def test_a_model_on_a_device_is_trained_to_the_same_bits(comm: Communicator, alg
     ],
 )
 def test_encoding_on_the_device_changes_no_bit(
-    comm: Communicator, algorithm: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Communicator, algorithm: Any, options: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with gpu() as where:
-        there = trained(comm, where, algorithm, **options)
-        monkeypatch.setattr(bucket_reducers, "encoding_device", lambda *about: "cpu")
-        assert torch.equal(trained(comm, where, algorithm, **options), there)
+    there = trained(comm, where, algorithm, **options)
+    monkeypatch.setattr(bucket_reducers, "encoding_device", lambda *about: "cpu")
+    assert torch.equal(trained(comm, where, algorithm, **options), there)
 
 
 def test_buckets_of_a_device_begin_during_backward(comm: Communicator, device: FakeTorchDevice) -> None:

@@ -1,7 +1,11 @@
-"""Jobs of ranks of which some encode on a device, to be compared with those that encode on the CPU."""
+"""Jobs of ranks of which some encode on a device, to be compared with those that encode on the CPU.
+
+Where there is a GPU, it is the device of all ranks; else each rank has a fake one.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from mpicomp.aggregator.algorithm import Algorithm
 from tests.fake_device import FakeArray
 
 STEPS = 4
+HAS_GPU = os.environ.get("TRITON_INTERPRET") != "1"  # tests/conftest.py sets it where there is none
 
 
 def vector(rank: int, step: int, n: int, dtype: str = "float32", scale: float = 1.0) -> NDArray[Any]:
@@ -27,23 +32,33 @@ def vector(rank: int, step: int, n: int, dtype: str = "float32", scale: float = 
 
 
 def given(values: NDArray[Any], dtype: str, index: int | None) -> Any:
-    """What a rank hands over: an array on the device of this index, or on the host."""
-    if index is not None:
+    """Return a rank's array, on the device of this index or on the host."""
+    if index is not None and not HAS_GPU:
         return FakeArray(values, dtype, index)
-    return torch.from_numpy(values).view(torch.bfloat16) if dtype == "bfloat16" else values
+    if index is not None or dtype == "bfloat16":
+        tensor = torch.from_numpy(values.view(np.int16) if dtype == "bfloat16" else values)
+        tensor = tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+        return tensor if index is None else tensor.to("cuda")
+    return values
 
 
 def bits(result: Any) -> NDArray[Any]:
-    """A copy of a result, as words."""
+    """Return a copy of a result, as words."""
     if isinstance(result, FakeArray):
         result = result.there
     elif not isinstance(result, np.ndarray):
-        result = result.view(torch.int16).numpy()
+        host = result.cpu()
+        result = (host.view(torch.int16) if host.dtype == torch.bfloat16 else host).numpy()
     return np.array(result).view(f"u{result.itemsize}")
 
 
+def name_of(index: int) -> str:
+    """Return the name of a rank's device."""
+    return f"cuda:{0 if HAS_GPU else index}"
+
+
 def start(comm: Communicator, method: Algorithm, n: int, dtype: str, there: bool, lengths: Any = None) -> Any:
-    device = f"cuda:{comm.rank}" if there else "cpu"
+    device = name_of(comm.rank) if there else "cpu"
     return method.start(comm, n, dtype=dtype, tensor_lengths=lengths, device=device)
 
 

@@ -21,6 +21,7 @@ from tests.unit.kernels.gpu.on_device import (
     assert_same_as_on_cpu,
     bits,
     given,
+    name_of,
     start,
     train,
     vector,
@@ -132,7 +133,7 @@ def test_calls_in_flight_have_the_bits_of_calls_on_the_cpu() -> None:
         index = 1 if comm.rank == 1 else None
         on_cpu, at_once = (
             [CascadingSSDM().start(comm, N, vector_id=k, device=place) for k in range(3)]
-            for place in ("cpu", "cuda:1" if index else "cpu")
+            for place in ("cpu", name_of(1) if index else "cpu")
         )
         vectors = [vector(comm.rank, k, N) for k in range(3)]
         expected = [one.aggregate(x) for one, x in zip(on_cpu, vectors, strict=True)]

@@ -142,9 +142,9 @@ def test_a_sum_beyond_the_type_is_told_on_all_ranks() -> None:
 def test_a_step_that_is_undone_leaves_the_residual_on_the_device() -> None:
     with Communicator() as comm:
         aggregator = start(comm, LocalTopK(10), 300, "float32", True)
-        aggregator.aggregate(FakeArray(vector(0, 0, 300)))
+        aggregator.aggregate(given(vector(0, 0, 300), "float32", 0))
         before = aggregator.state_dict()["residual"]
-        aggregator.aggregate(FakeArray(vector(0, 1, 300)))
+        aggregator.aggregate(given(vector(0, 1, 300), "float32", 0))
         aggregator.undo()
         np.testing.assert_array_equal(aggregator.state_dict()["residual"], before)
 
@@ -193,4 +193,5 @@ def test_several_threads_have_the_same_bits(method: Any) -> None:
 def test_vectors_may_be_empty() -> None:
     with Communicator() as comm:
         for method in METHODS:
-            assert bits(start(comm, method, 0, "float32", True).aggregate(FakeArray(vector(0, 0, 0)))).size == 0
+            x = given(vector(0, 0, 0), "float32", 0)
+            assert bits(start(comm, method, 0, "float32", True).aggregate(x)).size == 0

@@ -81,7 +81,7 @@ def test_a_device_that_is_not_there_is_refused_on_all_ranks() -> None:
         else:
             aggregator = Dense().start(comm, 10, device="cuda")
             with pytest.raises(CollectiveMismatch, match="there is no device 'tpu'"):
-                aggregator.aggregate(FakeArray(np.zeros(10, np.float32)))
+                aggregator.aggregate(on_device.given(np.zeros(10, np.float32), "float32", 0))
 
     run_local(2, take, Ring())
 
@@ -115,7 +115,7 @@ def test_nan_on_a_device_is_told_on_all_ranks_and_the_step_can_be_repeated(monke
             x = on_device.vector(comm.rank, 0, 300)
             if comm.rank == bad:
                 x[7] = np.nan
-            x = FakeArray(x) if comm.rank == 0 else x
+            x = on_device.given(x, "float32", 0) if comm.rank == 0 else x
             if bad is None:
                 aggregator.aggregate(x)
             else:

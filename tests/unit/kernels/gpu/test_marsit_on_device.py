@@ -153,7 +153,7 @@ def test_a_device_that_there_is_not_is_refused(comm: Communicator) -> None:
         Marsit().start(comm, 10, device="tpu")
 
 
-def test_vectors_elsewhere_are_refused_on_all_ranks() -> None:
+def test_vectors_elsewhere_are_refused_on_all_ranks(made: dict[int, FakeDevice]) -> None:
     def take(comm: Communicator) -> None:
         aggregator = Marsit().start(comm, 10, device=f"cuda:{comm.rank}")
         x = np.zeros(10, np.float32)

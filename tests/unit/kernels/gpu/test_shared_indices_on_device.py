@@ -52,11 +52,11 @@ def test_ranks_with_workers_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
 
     def take(comm: Communicator) -> Any:
         method = ScaleCom(5, chunk=20)
-        here, there = method.start(comm, 600), method.start(comm, 600, device=f"cuda:{comm.rank}")
+        here, there = method.start(comm, 600), method.start(comm, 600, device=on_device.name_of(comm.rank))
         for step in range(2):
             x = on_device.vector(comm.rank, step, 600)
-            found = there.aggregate(FakeArray(x, index=comm.rank)).there
-            np.testing.assert_array_equal(found, here.aggregate(x))
+            found = there.aggregate(on_device.given(x, "float32", comm.rank))
+            np.testing.assert_array_equal(on_device.bits(found), on_device.bits(here.aggregate(x)))
 
     run_local(2, take, threads=2)
 
@@ -113,18 +113,18 @@ def test_the_rank_that_tells_the_places_finds_its_own_nan(method: Any) -> None:
         bad, good = on_device.vector(0, 0, 100), on_device.vector(0, 1, 100)
         bad[77] = np.inf
         with pytest.raises(NonFiniteGradient, match="from rank 0"):
-            aggregator.aggregate(FakeArray(bad))
-        aggregator.aggregate(FakeArray(good))
+            aggregator.aggregate(on_device.given(bad, "float32", 0))
+        aggregator.aggregate(on_device.given(good, "float32", 0))
 
 
 def aggregated(comm: Communicator, method: Any, there: bool, values: Any) -> list[Any]:
     """Results and residuals of steps of these values, or what was raised."""
-    aggregator = method.start(comm, 40, device=f"cuda:{comm.rank}" if there else "cpu")
+    aggregator = method.start(comm, 40, device=on_device.name_of(comm.rank) if there else "cpu")
     found: list[Any] = []
     for x in values:
         try:
-            result = aggregator.aggregate(FakeArray(x, index=comm.rank) if there else x)
-            found.append((result.there if there else result).copy())
+            result = aggregator.aggregate(on_device.given(x, "float32", comm.rank) if there else x)
+            found.append(on_device.bits(result))
         except NonFiniteGradient as error:
             found.append(error.ranks)
         found.append(aggregator.state_dict()["residual"])
