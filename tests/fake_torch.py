@@ -61,7 +61,10 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-_setup_privateuseone_for_python_backend(NAME, _backend, _Hook())
+# Beside it PyTorch's backward no longer finds the streams of a GPU.
+GPU_IN_ITS_PLACE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+if not GPU_IN_ITS_PLACE:
+    _setup_privateuseone_for_python_backend(NAME, _backend, _Hook())
 
 
 class FakeTensor(Tensor):
@@ -149,7 +152,7 @@ class FakeTorchDevice(FakeDevice):
 @contextmanager
 def gpu() -> Iterator[str]:
     """Give the name of a GPU, if there is one, else of this device, which can be reached meanwhile."""
-    if torch.cuda.is_available():
+    if GPU_IN_ITS_PLACE:
         yield "cuda"
         return
     with reachable():
@@ -159,7 +162,7 @@ def gpu() -> Iterator[str]:
 @contextmanager
 def reachable() -> Iterator[FakeTorchDevice]:
     """Let `collectives.arrays` find the device; each rank, also where ranks are threads, has the same one."""
-    if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    if GPU_IN_ITS_PLACE:
         pytest.skip("kernels cannot read the fake device unless they are interpreted: TRITON_INTERPRET=1")
     device = FakeTorchDevice()
     with pytest.MonkeyPatch.context() as patch:

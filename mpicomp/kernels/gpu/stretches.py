@@ -31,7 +31,8 @@ def numbers_on(device: torch.device, numbers: NDArray[Any] | Tensor) -> Tensor:
     """Numbers, one of each stretch, on the device. An array is copied there by each call, which waits for nothing."""
     if isinstance(numbers, Tensor):
         return numbers
-    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    host = torch.tensor(numbers)  # a copy, as the caller may write new numbers while this one crosses
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 @triton.jit

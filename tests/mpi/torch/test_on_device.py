@@ -22,7 +22,7 @@ from mpicomp.torch import (
     broadcast_parameters,
     bucket_reducers,
 )
-from tests.fake_torch import NAME, FakeTorchDevice, gpu, reachable
+from tests.fake_torch import GPU_IN_ITS_PLACE, NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
 
 pytestmark = [pytest.mark.mpi(max_size=3), pytest.mark.gpu]
@@ -39,7 +39,7 @@ def device() -> Iterator[FakeTorchDevice]:
 def where(request: pytest.FixtureRequest) -> Iterator[str]:
     """Give the name of the fake device, or of a GPU to tests that name the fixture."""
     with gpu() if "where" in inspect.signature(request.function).parameters else reachable():
-        yield "cuda" if torch.cuda.is_available() else NAME
+        yield "cuda" if GPU_IN_ITS_PLACE else NAME
 
 
 def made(where: str, dtype: torch.dtype = torch.float32) -> nn.Module:

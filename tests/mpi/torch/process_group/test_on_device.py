@@ -100,13 +100,15 @@ def all_gather(where: str) -> list[Tensor]:
 
 def all_gather_single(where: str) -> list[Tensor]:
     output = torch.zeros(4 * dist.get_world_size(), device=where)
-    dist.all_gather_single(output, mine(where, 4))
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.13 has the new name
+    gather(output, mine(where, 4))
     return [output]
 
 
 def reduce_scatter(where: str) -> list[Tensor]:
     output = torch.zeros(4, device=where)
-    dist.reduce_scatter_single(output, mine(where, 4 * dist.get_world_size()))
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    scatter(output, mine(where, 4 * dist.get_world_size()))
     return [output]
 
 

@@ -151,10 +151,11 @@ def test_vectors_of_devices_are_not_kept(made: dict[int, FakeDevice]) -> None:
         assert not len(aggregator.reducer._payload.values)
 
 
-def test_the_codec_tells_on_a_device_what_it_raises_on_the_host() -> None:
-    codec, payload = StochasticSign(), torch.zeros(StochasticSign().nbytes(65), dtype=torch.uint8)
-    for values, well in ((torch.ones(65), True), (torch.full((65,), torch.nan), False)):
+def test_the_codec_returns_on_a_device_what_it_raises_on_the_host(device: str) -> None:
+    codec, payload = StochasticSign(), torch.zeros(StochasticSign().nbytes(65), dtype=torch.uint8, device=device)
+    for value, well in ((1.0, True), (torch.nan, False)):
+        values = torch.full((65,), value, device=device)
         assert bool(codec.encode(values, payload, draw=draw_at())) is well
-    sums = torch.ones(65)
+    sums = torch.ones(65, device=device)
     codec.add(payload, sums)  # of a norm that is not finite nothing is added
     assert bool((sums == 1).all())

@@ -72,7 +72,7 @@ def test_two_long_calls_in_flight_have_the_bits_of_the_cpu(method: Any) -> None:
 @pytest.mark.skipif(not HAS_GPU, reason="looks at the memory of a GPU")
 def test_memory_of_a_gpu_returns_when_aggregators_are_gone() -> None:
     def take() -> None:
-        run_local(2, lambda comm: results(comm, Marsit(), 1_000_000, True), Ring())
+        run_local(2, lambda comm: results(comm, Marsit(), N, True), Ring())
 
     take()
     torch.cuda.synchronize()
