@@ -163,9 +163,9 @@ class SentGradients:
         mean : the memory that their mean is going to be written to, where gradients may lie that a loop has kept.
         """
         there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
-        self._sent += [_Sent(member, one, one._version, _values_of(one).data_ptr()) for member, one in there]
+        self._sent += [_Sent(member, one, one._version, _address_of(one)) for member, one in there]
         first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
-        there = [pair for pair in there if not first <= _values_of(pair[1]).data_ptr() < end]
+        there = [pair for pair in there if not first <= _address_of(pair[1]) < end]
         if self._step & (self._step - 1) == 0:
             self._watch(there, whole=True)
         elif self._n_buckets == self._step % self._buckets_before:
@@ -177,7 +177,7 @@ class SentGradients:
         """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
         for member, gradient, version, address in self._sent:
             now = member.parameter.grad
-            if now is not gradient or gradient._version != version or _values_of(gradient).data_ptr() != address:
+            if now is not gradient or gradient._version != version or _address_of(gradient) != address:
                 return member.name
         by_device: dict[torch.device, list[_Window]] = {}
         for window in self._windows:
@@ -213,6 +213,11 @@ class SentGradients:
 def _values_of(gradient: Tensor) -> Tensor:
     """Return the gradient's values, which of a sparse one are those that it stores."""
     return gradient._values() if gradient.is_sparse else gradient.detach()
+
+
+def _address_of(gradient: Tensor) -> int:
+    # without a new tensor, as backward asks for each gradient's
+    return (gradient._values() if gradient.is_sparse else gradient).data_ptr()
 
 
 def _sum_of_bits(values: Tensor) -> Tensor:
