@@ -98,7 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ranks", default="1,2,3,4,8", help="numbers of ranks, with commas (default %(default)s)")
     parser.add_argument("--tests", default=str(PROJECT / "tests" / "mpi"), help="file, folder or test (%(default)s)")
-    parser.add_argument("--lane-timeout", type=float, default=1200.0, help="seconds a lane may take")
+    parser.add_argument(
+        "--lane-timeout",
+        type=float,
+        default=3600.0,
+        help="seconds a lane may take, for hangs outside of tests (%(default)s)",
+    )
     parser.add_argument(
         "--at-once", type=int, default=1, help="lanes that run at one time, and print when they end (%(default)s)"
     )

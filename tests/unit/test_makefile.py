@@ -1,4 +1,4 @@
-"""``make setup`` with a stand-in for Python: where PyTorch is taken from, and when nothing is installed."""
+"""The Makefile with a stand-in for Python: the source of PyTorch, repeated set-ups, and parts of ``make test``."""
 
 from __future__ import annotations
 
@@ -65,3 +65,19 @@ def test_the_index_can_be_left_out(project: Path) -> None:
 def test_what_is_complete_is_not_installed_again(project: Path) -> None:
     set_up(project)
     assert set_up(project)[0] == []
+
+
+@pytest.mark.parametrize("failing", ["pytest", "run_lanes", "neither"])
+def test_all_parts_of_the_tests_run_and_the_worst_status_counts(failing: str, project: Path) -> None:
+    programs = {".venv/bin/python": f'echo "ran $*"; case "$*" in *{failing}*) exit 1 ;; esac', ".venv/bin/mpirun": ""}
+    for path, text in (programs | {"slurm/env.sh": 'PATH="$PWD/.venv/bin:$PATH"', ".venv/.ready": ""}).items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(f"#!/bin/sh\n{text}\n")
+        (project / path).chmod(0o755)
+    done = subprocess.run(
+        ["make", "-C", str(project), "test"], env=os.environ | {"MAKEFLAGS": ""},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "ran -m pytest tests/unit" in done.stdout, done.stderr
+    assert "ran tests/run_lanes.py" in done.stdout, done.stderr
+    assert (done.returncode == 0) == (failing == "neither")
