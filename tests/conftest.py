@@ -58,7 +58,7 @@ class Module(pytest.Module):
 if MISSING:
 
     def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Module:
-        return Module.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
+        return Module.from_parent(parent, path=module_path)
 
     def skipping() -> Generator[None, Any, Any]:
         """Make the error of a test's own import a skip, where it lacks an extra."""

@@ -20,7 +20,7 @@ from tests.reference import compressors
 LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097)
 GUARD = 0xA5
 ROW_QUANTIZERS = tuple(
-    RowQuantizer(bits, rounding, scale)  # type: ignore[arg-type]
+    RowQuantizer(bits, rounding, scale)
     for bits in range(1, 9)
     for rounding in ("nearest", "stochastic")
     for scale in ("float16", "float32")

@@ -62,7 +62,7 @@ def test_a_machine_that_has_all_skips_nothing(tmp_path: Path) -> None:
 def test_where_hosts_cannot_be_emulated_their_tests_are_skipped_aloud(
     lacking: dict[str, object], told: str, tmp_path: Path
 ) -> None:
-    made, warned = check(tmp_path, **lacking)  # type: ignore[arg-type]
+    made, warned = check(tmp_path, **lacking)
     assert "made test-cluster" not in made
     assert f"!!! make test-cluster is SKIPPED: {told}\n" in warned
 

@@ -209,7 +209,7 @@ def test_defaults_of_the_command_lines_are_as_described() -> None:
 def test_the_page_that_the_readme_links_to_describes_each_method_with_its_options_and_defaults(name: str) -> None:
     (page,) = re.findall(rf"^\| \[`{name}`\]\((\S+)\)", README.read_text(), re.MULTILINE)
     described = [row[:2] for row in rows(PROJECT / page)]
-    for field in dataclasses.fields(mpicomp.ALGORITHMS[name]):  # type: ignore[arg-type]
+    for field in dataclasses.fields(mpicomp.ALGORITHMS[name]):
         assert [f"`{field.name}`", f"`{field.default!r}`"] in described, field.name
 
 

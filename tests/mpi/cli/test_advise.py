@@ -92,7 +92,7 @@ def test_ranks_that_know_different_networks_are_told(network: LinkModel | None, 
 
 def test_what_is_no_network_is_told() -> None:
     with pytest.raises(ValueError, match=r"rank 0 of .*: network='5' cannot be used"):
-        Communicator(network=5)  # type: ignore[arg-type]
+        Communicator(network=5)
 
 
 @pytest.mark.mpi(min_size=2, max_size=4)

@@ -34,7 +34,7 @@ class Layer(nn.Module):
             self.seen += 1
         out: Tensor = self.inner(x)
         if self.fails_backward:
-            out.register_hook(fail)  # type: ignore[no-untyped-call]
+            out.register_hook(fail)
         return out if self.ruin is None else self.ruin(out)
 
 

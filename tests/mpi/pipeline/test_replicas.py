@@ -134,7 +134,7 @@ def test_a_failure_in_one_pipeline_is_an_error_in_all_and_the_step_can_be_repeat
                 with pytest.raises(PipelineError, match="RuntimeError: out of luck"):
                     own.step(step)
                 own.fails = False
-                own.optimizer.synchronize()  # type: ignore[attr-defined] # ends what backward has begun
+                own.optimizer.synchronize()  # ends what backward has begun
             own.step(step)
         torch.testing.assert_close(own.weights(), expected_weights(2, own.stage.stage), rtol=0, atol=1e-6)
 
@@ -148,7 +148,7 @@ def test_a_pipeline_that_cannot_begin_keeps_the_others_from_it(comm: Communicato
         )
         with pytest.raises(PipelineError, match=told):
             own.step(0, wrong)
-        own.optimizer.synchronize()  # type: ignore[attr-defined]
+        own.optimizer.synchronize()
         assert own.step(0) > 0
 
 
@@ -167,7 +167,7 @@ def test_a_step_can_be_repeated_though_gradients_were_set_to_zero(comm: Communic
                         own.step(step, keep=True)
                     own.fails = False
                     if not bits:
-                        own.optimizer.synchronize()  # type: ignore[attr-defined]
+                        own.optimizer.synchronize()
                         own.optimizer.zero_grad(set_to_none=False)
                 own.step(step, keep=True)
             found.append(own.weights())
@@ -229,4 +229,4 @@ def test_replicas_train_with_a_smaller_batch_on_one_of_them(comm: Communicator, 
 
 def _add_hook(output: Tensor, arrived: list[Tensor]) -> None:
     """Have the gradient of an output listed when it comes."""
-    output.register_hook(arrived.append)  # type: ignore[no-untyped-call]
+    output.register_hook(arrived.append)

@@ -46,7 +46,7 @@ def test_weights_are_those_of_one_process_after_all_clients_turns(comm: Communic
         inputs, targets = data(client)
         for ids in batches():
             loss = nn.functional.mse_loss(whole(inputs[ids]), targets[ids])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             expected.append(loss.item())
             steps.step()
             steps.zero_grad()
@@ -294,7 +294,7 @@ def test_messages_that_differ_between_the_two_ends_are_noticed(comm: Communicato
     party = made(comm, forward=Deltas(FullRows("float16"), EXAMPLES, check_every=1))
     one_step(party)
     if comm.rank == 0:
-        store = party._cuts[0][1].codings["activations"]._store  # type: ignore[attr-defined]
+        store = party._cuts[0][1].codings["activations"]._store
         store.write([3], np.ones((1, WIDTH), np.float32), stamps=[1])
     for _ in range(3):
         with pytest.raises(PipelineError, match="kept different messages"):

@@ -150,4 +150,4 @@ def test_stores_are_alike_until_one_end_keeps_something_else(comm: Communicator)
 
 def test_codecs_without_differences_are_refused() -> None:
     with pytest.raises(TypeError, match=r"TopRows\(.* sends no differences"):
-        Deltas(TopRows(), EXAMPLES)  # type: ignore[arg-type]
+        Deltas(TopRows(), EXAMPLES)

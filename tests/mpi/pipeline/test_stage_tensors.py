@@ -97,7 +97,7 @@ def test_several_tensors_give_the_gradients_of_one_process(comm: Communicator, w
         for k in range(MICRO_BATCHES):
             part = slice(3 * k, 3 * k + 3)
             one = loss_of(way)(whole(cut(inputs, part)), targets[part]) / MICRO_BATCHES
-            one.backward()  # type: ignore[no-untyped-call]
+            one.backward()
             expected += one.item()
         assert loss == expected
         for mine, theirs in zip(stage.module.parameters(), whole[comm.rank].parameters(), strict=True):
@@ -197,7 +197,7 @@ def test_a_smaller_batch_gives_the_gradients_of_its_mean_loss(comm: Communicator
         )
         whole = nn.Sequential(*map(layer, range(comm.size)))
         expected = nn.functional.mse_loss(whole(inputs[-taken:]), targets[-taken:])
-        expected.backward()  # type: ignore[no-untyped-call]
+        expected.backward()
         assert loss == pytest.approx(expected.item(), rel=1e-6)
         for mine, theirs in zip(stage.module.parameters(), whole[comm.rank].parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
@@ -276,7 +276,7 @@ def test_gradients_of_a_weight_that_first_and_last_stage_share_are_summed(comm: 
                 if handle is not None:
                     handle.remove()
             stage.step(symbols if first else None, symbols if last else None)
-            cross_entropy(whole(symbols), symbols).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(whole(symbols), symbols).backward()
         for one in (optimizer, other):
             one.step()
         if first or last:
@@ -311,10 +311,10 @@ def test_shared_weights_that_differ_or_stand_alone_are_refused_on_all_ranks(comm
 
 @few_ranks
 def test_numbers_of_numpy_are_options_and_states_are_loaded_by_default(comm: Communicator, folder: Any) -> None:
-    forward = Deltas(RowQuantizer(np.int64(4)), np.int64(EXAMPLES), check_every=np.int32(2))  # type: ignore[arg-type]
+    forward = Deltas(RowQuantizer(np.int64(4)), np.int64(EXAMPLES), check_every=np.int32(2))
     loss = nn.functional.mse_loss if comm.rank == comm.size - 1 else None
     made = [
-        PipelineStage(layer(comm.rank), comm, np.int64(4), loss=loss, forward=forward, seed=np.int64(3))  # type: ignore[arg-type]
+        PipelineStage(layer(comm.rank), comm, np.int64(4), loss=loss, forward=forward, seed=np.int64(3))
         for _ in range(2)
     ]
     inputs, targets = data()

@@ -47,7 +47,7 @@ def expected(replicas: int) -> Tensor:
         optimizer.zero_grad()
         for replica in range(replicas):
             given = symbols(replica, step)
-            (nn.functional.cross_entropy(whole(given), given) / replicas).backward()  # type: ignore[no-untyped-call]
+            (nn.functional.cross_entropy(whole(given), given) / replicas).backward()
         optimizer.step()
     return first.shared.detach()
 

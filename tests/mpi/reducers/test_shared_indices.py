@@ -99,6 +99,6 @@ def test_large_numbers_whose_mean_is_none_of_them_are_no_error(mpi_comm: MPI.Int
         aggregator: Any = options.start(comm, N)
         rows = np.array([gradient(rank, 0, N) for rank in range(comm.size)])
         rows[0, 55], rows[1, 55] = 3e38, -3e38
-        expected = OneProcess(options, comm.topology, comm.size, N)  # type: ignore[arg-type]
+        expected = OneProcess(options, comm.topology, comm.size, N)
         assert (aggregator.aggregate(rows[comm.rank]) == expected.step(rows)).all()
         assert (aggregator.residual == expected.residuals[comm.rank]).all()

@@ -79,7 +79,7 @@ def test_what_one_rank_cannot_broadcast_is_told_on_every_rank(comm: Communicator
     mine = entry if comm.rank == 1 else torch.zeros(2)
     expected = (TypeError, ValueError) if comm.rank == 1 else CollectiveMismatch
     with pytest.raises(expected, match=rf"rank 1 of {comm.size}, broadcast_parameters: .*{message}"):
-        broadcast_parameters({"a": mine}, comm)  # type: ignore[dict-item]
+        broadcast_parameters({"a": mine}, comm)
     comm.barrier()
 
 

@@ -45,7 +45,7 @@ def wrap(
         if optimizer == "adam"
         else torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     )
-    return DistributedOptimizer(inner, algorithm, comm, model.named_parameters(), bucket_mb=0.001, **options)  # type: ignore[arg-type]
+    return DistributedOptimizer(inner, algorithm, comm, model.named_parameters(), bucket_mb=0.001, **options)
 
 
 def wrapped(*arguments: Any, **options: object) -> tuple[nn.Module, DistributedOptimizer]:

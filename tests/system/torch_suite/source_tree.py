@@ -69,7 +69,7 @@ class StandIn(MPIProcessGroup):
 
 def stand_in() -> None:
     """Have "mpicomp" made wherever Gloo would be."""
-    distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo = StandIn  # type: ignore[attr-defined]
+    distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo = StandIn
 
 
 def names(source: Path) -> list[str]:

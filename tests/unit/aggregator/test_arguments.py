@@ -72,11 +72,11 @@ def test_other_arguments_are_refused_in_one_sentence(
 
 def test_arguments_in_another_order_and_mpis_own_communicators_are_refused(comm: Communicator) -> None:
     with pytest.raises(TypeError, match=r"is int 1000: the arguments are in another order: write start\(comm, n\)"):
-        Marsit().start(1000, comm)  # type: ignore[arg-type]
+        Marsit().start(1000, comm)
     with pytest.raises(TypeError, match=r"wrap it: Communicator\(mpi_comm\)"):
-        Marsit().start(MPI.COMM_WORLD, 1000)  # type: ignore[arg-type]
+        Marsit().start(MPI.COMM_WORLD, 1000)
     with pytest.raises(TypeError, match="pass a Communicator"):
-        Marsit().start(None, 1000)  # type: ignore[arg-type]
+        Marsit().start(None, 1000)
 
 
 def test_a_method_that_finds_no_memory_says_what_there_is(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:

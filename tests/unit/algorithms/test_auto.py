@@ -349,7 +349,7 @@ def test_auto_is_found_by_name_and_takes_methods_that_estimate_the_mean() -> Non
     assert (Auto().synchronize, Auto("scalecom").synchronize) == ("updates", "gradients")
     for wrong in (Dense(), Auto(), MajorityVote(), SSDM(), SSDM(scale="norm", momentum=0.5), 3, None):
         with pytest.raises(ValueError, match="compressing must be a method"):
-            Auto(wrong)  # type: ignore[arg-type]
+            Auto(wrong)
     with pytest.raises(ValueError, match="trial_steps must be an integer of 2 or more"):
         Auto(trial_steps=1)
     with pytest.raises(ValueError, match="retry_every must be an integer of 1 or more, or None"):

@@ -190,11 +190,11 @@ def test_no_message_of_two_passes_is_longer_than_a_piece(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Marsit(k=3), r"Marsit has no option 'k' \(did you mean 'full_precision_every'\?\): it has full_prec"),  # type: ignore[call-arg]
-        (lambda: Marsit(full_precision_evry=3), r"'full_precision_evry' \(did you mean 'full_precision_every'\?\)"),  # type: ignore[call-arg]
+        (lambda: Marsit(k=3), r"Marsit has no option 'k' \(did you mean 'full_precision_every'\?\): it has full_prec"),
+        (lambda: Marsit(full_precision_evry=3), r"'full_precision_evry' \(did you mean 'full_precision_every'\?\)"),
         (lambda: algorithm("marsit", tau=2.0), r"'tau' \(did you mean 'clip'\?\): .*, transactional$"),
-        (lambda: Dense(wires="float16"), r"Dense has no option 'wires' \(did you mean 'wire'\?\): it has wire$"),  # type: ignore[call-arg]
-        (lambda: QSGD(xyz=1), "QSGD has no option 'xyz': it has levels, "),  # type: ignore[call-arg]
+        (lambda: Dense(wires="float16"), r"Dense has no option 'wires' \(did you mean 'wire'\?\): it has wire$"),
+        (lambda: QSGD(xyz=1), "QSGD has no option 'xyz': it has levels, "),
     ],
 )
 def test_a_misspelt_option_is_told_with_the_nearest_one(make: Any, told: str) -> None:

@@ -167,9 +167,9 @@ def test_the_lines_to_copy_run() -> None:
     names = {"mpicomp": mpicomp, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     *lines, other = lines_to_copy(record, choose(record))
     exec("\n".join([*lines, other.partition(": ")[2]]), names)
-    with names["comm"]:  # type: ignore[attr-defined]
-        assert names["aggregator"].n == N  # type: ignore[attr-defined]
-        assert names["optimizer"].synchronize is not None  # type: ignore[attr-defined]
+    with names["comm"]:
+        assert names["aggregator"].n == N
+        assert names["optimizer"].synchronize is not None
 
 
 def test_the_learning_record_is_that_of_the_docs() -> None:
@@ -320,7 +320,7 @@ def test_of_ranks_that_poll_and_ranks_that_sleep_the_lesser_cost_counts(monkeypa
         return np.array([[of_a_call] * 3] * 2)
 
     monkeypatch.setattr(speeds, "_calls", calls)
-    found = speeds._costs(None, Dense(), 1, "float32", 3)  # type: ignore[arg-type]
+    found = speeds._costs(None, Dense(), 1, "float32", 3)
     assert found.tolist() == [2.0, 2.0, 0.5, 3.0, 7.0]  # encoding, merging, decoding, the rest: 9 - 3 - 2 - 1; bytes
 
 

@@ -164,7 +164,7 @@ def test_missing_kernels_are_told_where_a_method_would_use_them(
 def test_no_room_on_the_device_is_told_in_one_line(
     made: dict[int, FakeDevice], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arrays.named("cuda:0").has_memory = False  # type: ignore[attr-defined]
+    arrays.named("cuda:0").has_memory = False
     assert main([*QUICK, "--count", "100"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

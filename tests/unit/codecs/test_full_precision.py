@@ -63,7 +63,7 @@ def test_payloads_cut_off_or_too_long_are_refused_and_write_nothing(dtype: str) 
         assert (found == 77).all()
         spoiled = np.full(wrong.size, GUARD, np.uint8)
         with pytest.raises(ValueError, match="damaged"):
-            codec.encode(gaussian(130, wide), spoiled, draw=None)  # type: ignore[arg-type]
+            codec.encode(gaussian(130, wide), spoiled, draw=None)
         assert (spoiled == GUARD).all()
 
 

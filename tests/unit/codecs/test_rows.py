@@ -267,7 +267,7 @@ class TestWhatIsRefused:
 
     def test_other_baselines_and_fractions(self) -> None:
         with pytest.raises(ValueError, match="dtype must be"):
-            FullRows("float64")  # type: ignore[arg-type]
+            FullRows("float64")
         for fraction in (0, 1.1, np.nan):
             with pytest.raises(ValueError, match="fraction must be"):
                 TopRows(fraction)

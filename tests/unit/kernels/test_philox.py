@@ -32,7 +32,7 @@ WEIGHTS = ((1, 1), (1, 2), (2, 1), (3, 2), (1, 6), (7, 1), (31, 2))
 
 
 @njit(nogil=True)
-def one_group(schedule, group, number, step, source, out):  # type: ignore[no-untyped-def]
+def one_group(schedule, group, number, step, source, out):
     low, high = draw(load_keys(schedule), group, number, step, source)
     store(out, 0, low)
     store(out, 4, high)

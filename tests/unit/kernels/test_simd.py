@@ -13,7 +13,7 @@ def test_functions_with_vectors_align_their_stack() -> None:
     """A vector across two pages of the stack takes a loop that spills it four times as long."""
 
     @njit
-    def total(x):  # type: ignore[no-untyped-def]
+    def total(x):
         return fold(load(x, 0))
 
     assert total(np.ones(LANES, np.float32)) == LANES

@@ -37,29 +37,29 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "nameless": (lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL.parameters()), "tensors without names: pass"),
     "names": (lambda c: DistributedOptimizer(SGD, Dense(), c, ["weight"]), "no pairs of name and tensor: pass"),
     "first": (lambda c: DistributedOptimizer(c, SGD, Dense()), "in another order: write DistributedOptimizer"),
-    "hook of a name": (lambda c: ddp_hook("dense", c), r"pass an instance, mpicomp.algorithm\('dense'\)"),  # type: ignore[arg-type]
+    "hook of a name": (lambda c: ddp_hook("dense", c), r"pass an instance, mpicomp.algorithm\('dense'\)"),
     "hook of a class": (lambda c: ddp_hook(Dense, c), r"the algorithm is a class: write Dense\(\)"),
-    "hook, swapped": (lambda c: ddp_hook(c, Dense()), r"in another order: write ddp_hook\(algorithm, comm, model\)"),  # type: ignore[arg-type]
-    "no rate": (lambda c: OneBitAdam(MODEL.parameters(), c, comm=c), r"are not all numbers; write OneBitAdam\("),  # type: ignore[arg-type]
-    "one beta": (lambda c: OneBitAdam(MODEL.parameters(), betas=0.9, comm=c), "are not all numbers"),  # type: ignore[arg-type]
+    "hook, swapped": (lambda c: ddp_hook(c, Dense()), r"in another order: write ddp_hook\(algorithm, comm, model\)"),
+    "no rate": (lambda c: OneBitAdam(MODEL.parameters(), c, comm=c), r"are not all numbers; write OneBitAdam\("),
+    "one beta": (lambda c: OneBitAdam(MODEL.parameters(), betas=0.9, comm=c), "are not all numbers"),
     "broadcast, swapped": (
-        lambda c: broadcast_parameters(c, MODEL),  # type: ignore[arg-type]
+        lambda c: broadcast_parameters(c, MODEL),
         r"in another order: write broadcast_parameters\(model, comm, root=0\)",
     ),
-    "broadcast of nothing": (lambda c: broadcast_parameters(c), r"write broadcast_parameters\(model, comm, root=0\)"),  # type: ignore[arg-type]
+    "broadcast of nothing": (lambda c: broadcast_parameters(c), r"write broadcast_parameters\(model, comm, root=0\)"),
     "Horovod's root": (
-        lambda c: broadcast_parameters(MODEL.state_dict(), 0),  # type: ignore[arg-type]
+        lambda c: broadcast_parameters(MODEL.state_dict(), 0),
         r"comm is int 0: the root comes behind the communicator: write broadcast_parameters\(model, comm, root=0\)",
     ),
     "buffers, swapped": (
         lambda c: average_buffers(c, MODEL),
         r"in another order: write average_buffers\(model, comm\)",
-    ),  # type: ignore[arg-type]
-    "buffers of none": (lambda c: average_buffers(MODEL, None), "comm is NoneType None: pass a Communicator"),  # type: ignore[arg-type]
+    ),
+    "buffers of none": (lambda c: average_buffers(MODEL, None), "comm is NoneType None: pass a Communicator"),
     "buffers of a dict": (
         lambda c: average_buffers(MODEL.state_dict(), c),
         "OrderedDict has no buffers: pass a module",
-    ),  # type: ignore[arg-type]
+    ),
     "broadcast": (lambda c: broadcast_parameters(MODEL.parameters(), c), "no tensors by name; pass a module"),
 }
 

@@ -70,7 +70,7 @@ def test_ranks_that_are_threads_lose_what_processes_lose_bit_by_bit(comm: Commun
 @up_to_four
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_a_resumed_run_is_the_uninterrupted_one(comm: Communicator, store: str, folder: Path) -> None:
-    options = replace(SMALL, store=store)  # type: ignore[arg-type]
+    options = replace(SMALL, store=store)
     expected, whole = trained(options, comm, folder / "whole")
     with training(options, comm, folder / "resumed") as first:
         first.train_epoch()

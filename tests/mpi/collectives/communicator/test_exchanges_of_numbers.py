@@ -33,7 +33,7 @@ def test_numbers_come_back_as_pythons(comm: Communicator) -> None:
         (np.bool_(comm.rank == comm.size), "min", False),
     ]
     for number, op, expected in cases:
-        found = comm.allreduce(number, op)  # type: ignore[arg-type]
+        found = comm.allreduce(number, op)
         assert (type(found), found) == (type(expected), expected), (number, op)
     assert comm.traffic.calls == len(cases)
 
@@ -45,7 +45,7 @@ def test_integers_are_summed_exactly_or_refused(comm: Communicator) -> None:
     assert comm.allreduce(-(2**63) + 1, "min") == -(2**63) + 1
     for op, number in (("sum", most + 1), ("mean", -most - 1), ("max", 10**5000)):
         with pytest.raises(ValueError, match=rf"rank {comm.rank} of {comm.size}, allreduce\({op}\): .*pass a float"):
-            comm.allreduce(number, op)  # type: ignore[arg-type]
+            comm.allreduce(number, op)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -72,11 +72,11 @@ def test_nan_wins_wherever_it_is(comm: Communicator) -> None:
     for op in ("min", "max"):
         for owner in range(comm.size):
             mine = math.nan if comm.rank == owner else float(comm.rank)
-            assert math.isnan(comm.allreduce(mine, op))  # type: ignore[arg-type]
+            assert math.isnan(comm.allreduce(mine, op))
             for n in (3, 70_000):
                 x = np.full(n, float(comm.rank), np.float32)
                 x[owner % n] = mine
-                result = comm.allreduce(x, op)  # type: ignore[arg-type]
+                result = comm.allreduce(x, op)
                 assert math.isnan(result[owner % n])
                 assert np.isnan(result).sum() == 1
                 assert same_everywhere(comm, result)
@@ -99,7 +99,7 @@ def test_least_and_largest_elements_are_found(comm: Communicator, n: int) -> Non
 def test_an_op_that_is_none_is_refused(comm: Communicator) -> None:
     for x in (1.0, np.ones(3)):
         with pytest.raises(ValueError, match="op is 'median'; choose one of 'sum', 'mean', 'min', 'max'"):
-            comm.allreduce(x, "median")  # type: ignore[arg-type]
+            comm.allreduce(x, "median")
 
 
 def test_numbers_are_summed_where_ranks_do_not_compare(mpi_comm: MPI.Intracomm) -> None:
@@ -130,5 +130,5 @@ def test_operations_of_mpi_are_taken_by_their_names(comm: Communicator) -> None:
     ):
         for call in (comm.allreduce, comm.iallreduce):
             with pytest.raises(ValueError, match=f"^rank {comm.rank} of {comm.size}: .*{told}"):
-                call(x, op)  # type: ignore[arg-type]
+                call(x, op)
     assert (x == kept).all()

@@ -41,7 +41,7 @@ def test_a_group_has_the_options_of_its_parent(mpi_comm: MPI.Intracomm) -> None:
     with group, other:
         assert (group.topology, group.timeout, group.piece_bytes) == (Ring(), TIMEOUT_S, 4096)
         assert group._verify is False
-        assert other.topology.name == "tree"  # type: ignore[union-attr]
+        assert other.topology.name == "tree"
 
 
 def test_making_a_group_installs_no_abort_hook(mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_a_state_whose_backward_was_cut_off_is_refused(comm: Communicator) -> No
 @needs_group
 def test_what_cannot_be_averaged_is_refused_with_its_name(comm: Communicator) -> None:
     with pytest.raises(TypeError, match="the model is a Sequential; wrap it in DistributedDataParallel first"):
-        ddp_hook(Dense(), comm, make_model())  # type: ignore[arg-type]
+        ddp_hook(Dense(), comm, make_model())
     with pytest.raises(ValueError, match="choices by parameters' names also the model"):
         ddp_hook({"*": Dense()}, comm)
     model = DistributedDataParallel(make_model())

@@ -90,7 +90,7 @@ def test_a_skipped_step_leaves_no_trace(comm: Communicator, inner: str, local_st
             assert all(parameter.grad is None for parameter in model.parameters())
         train(model, optimizer, comm, range(4, 12))
         assert optimizer.synchronizations == 12 // local_steps
-        assert all(aggregator.feedback.skipped == 0 for aggregator in optimizer.aggregators)  # type: ignore[attr-defined]
+        assert all(aggregator.feedback.skipped == 0 for aggregator in optimizer.aggregators)
     assert torch.equal(*map(parameters_of, models))
 
 

@@ -40,7 +40,7 @@ def rebind(parameter: Tensor) -> None:
 
 def give_other_memory(parameter: Tensor) -> None:
     assert parameter.grad is not None
-    parameter.grad.set_(torch.full_like(parameter.grad, 7.0))  # type: ignore[call-overload]
+    parameter.grad.set_(torch.full_like(parameter.grad, 7.0))
 
 
 REBINDINGS: dict[str, Change] = {
@@ -88,7 +88,7 @@ def replace_by_numpy(parameter: Tensor) -> None:
 
 
 def halve_by_dlpack(parameter: Tensor) -> None:
-    np.from_dlpack(parameter.grad)[...] *= 0.5  # type: ignore[arg-type]
+    np.from_dlpack(parameter.grad)[...] *= 0.5
 
 
 BEHIND_BACKWARD: dict[str, Change] = {

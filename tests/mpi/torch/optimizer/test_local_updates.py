@@ -38,7 +38,7 @@ def test_plain_sgd_is_the_same_in_both_modes_when_nothing_is_compressed(comm: Co
     models = [make_model(), make_model()]
     for model, mode in zip(models, ("gradients", "updates"), strict=True):
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize=mode)  # type: ignore[arg-type]
+        optimizer = DistributedOptimizer(inner, Dense(), comm, synchronize=mode)
         train(model, optimizer, comm, range(5))
     torch.testing.assert_close(parameters_of(models[0]), parameters_of(models[1]))
 

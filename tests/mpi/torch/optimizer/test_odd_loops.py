@@ -156,7 +156,7 @@ def test_a_bucket_that_one_rank_cannot_start_during_backward_moves_no_model(
     """The sums of the step before are still there, and must not settle this one."""
     model = make_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer = DistributedOptimizer(inner, Dense(), comm, model.named_parameters(), bucket_mb=1e-4, **FUSED)  # type: ignore[arg-type]
+    optimizer = DistributedOptimizer(inner, Dense(), comm, model.named_parameters(), bucket_mb=1e-4, **FUSED)
     train(model, optimizer, comm, range(2))
     assert len(optimizer.aggregators) > 2
     before = parameters_of(model)

@@ -47,7 +47,7 @@ def spoilt_step(model: nn.Module, optimizer: OneBitAdam, comm: Communicator, val
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(inputs), labels).backward()
     if comm.rank == comm.size - 1:
-        [*model.parameters()][-1].grad[-1] = value  # type: ignore[index]
+        [*model.parameters()][-1].grad[-1] = value
     optimizer.step()
 
 
@@ -289,6 +289,6 @@ def test_parameters_and_groups_are_those_of_the_beginning(comm: Communicator) ->
     model, optimizer = made(comm)
     with pytest.raises(NotImplementedError, match="all parameter groups"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    model[0].weight.requires_grad_(False)
     with pytest.raises(ValueError, match=r"'0\.weight' was frozen after"):
         train(model, optimizer, comm, range(1))

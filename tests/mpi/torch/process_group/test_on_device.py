@@ -182,7 +182,7 @@ def test_a_call_in_flight_leaves_the_result_when_its_future_is_done(told: list[A
     in_flight = dist.all_reduce(tensor, async_op=True)
     read = in_flight.get_future().then(lambda future: future.value()[0].cpu().clone())
     expected = sum(torch.arange(7.0) + 100 * rank for rank in range(dist.get_world_size()))
-    assert torch.equal(read.wait(), expected)  # type: ignore[arg-type]
+    assert torch.equal(read.wait(), expected)
     assert in_flight.result()[0] is tensor
     assert told == [tensor.device]
 
@@ -206,7 +206,7 @@ def test_a_broadcast_crosses_once_on_each_rank(transposed: bool, device: FakeTor
 @pytest.mark.usefixtures("device")
 def test_host_copies_of_a_list_are_adjacent_and_sent_from_there() -> None:
     tensors = [mine(NAME, 2, 3), mine(NAME, 0), mine(NAME, 4)]
-    packed = PackedTensors(StagingTensors().stage(tensors, read=True, written=True))  # type: ignore[arg-type]
+    packed = PackedTensors(StagingTensors().stage(tensors, read=True, written=True))
     packed.flat.fill_(3)
     assert not packed.is_copy
     assert packed.nbytes == 40

@@ -121,4 +121,4 @@ def test_only_matrices_decay() -> None:
     decaying, others = groups(tiny(0))
     assert "weight_decay" not in decaying
     assert others["weight_decay"] == 0
-    assert [one.ndim for one in others["params"]] == [1, 1, 1]  # type: ignore[attr-defined]
+    assert [one.ndim for one in others["params"]] == [1, 1, 1]

@@ -37,7 +37,7 @@ def test_bits_choose_how_activations_and_gradients_travel(
         assert (found.codec, found.examples, found.folder) == (RowQuantizer(3), 10, None)
     else:
         assert found == forward
-    assert options.backward() == Direct(backward)  # type: ignore[arg-type]
+    assert options.backward() == Direct(backward)
     assert name in (None, options.name)
 
 

@@ -42,7 +42,7 @@ def test_the_gradient_is_that_of_torch_and_leaves_the_padding_alone() -> None:
         torch.tensor(part, requires_grad=True) for part in MODEL.tensors(w)
     ]
     scores = torch.relu(torch.tensor(x) @ first + first_bias) @ second + second_bias
-    F.cross_entropy(scores, torch.tensor(y)).backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(scores, torch.tensor(y)).backward()
     for part, tensor in zip(MODEL.tensors(found), wanted, strict=True):
         assert tensor.grad is not None
         np.testing.assert_allclose(part, tensor.grad.numpy(), rtol=1e-4, atol=1e-6)
@@ -55,11 +55,11 @@ def test_training_learns_and_counts_its_bits(period: int | None, bits: float) ->
     model = Perceptron(7, 256, 3)
     images = Images(*samples(300), *samples(300, seed=1))
     options = {"ranks": 3, "steps": 60, "batch": 8, "lr": 0.02, "seed": 1, "every": 20}
-    found = train(model, images, Marsit(period), **options)  # type: ignore[arg-type]
+    found = train(model, images, Marsit(period), **options)
     assert found["steps"] == [0, 20, 40, 60]
     assert found["accuracy"][-1] > 0.9 > found["accuracy"][0]
     assert bits < found["bits"] < bits + 1.0  # sums of magnitudes beside so short a vector
-    assert found == train(model, images, Marsit(period), **options)  # type: ignore[arg-type]
+    assert found == train(model, images, Marsit(period), **options)
 
 
 def test_expected_bits_are_the_papers() -> None:

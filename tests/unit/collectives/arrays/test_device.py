@@ -114,8 +114,8 @@ def test_pinned_memory_begins_a_page() -> None:
 def test_work_is_done_when_run_returns_and_so_is_a_copy() -> None:
     vector, landing = HOST_DEVICE.zeros(4, "float64"), np.empty(4)
     HOST_DEVICE.run(lambda: vector.fill(3))
-    assert HOST_DEVICE.copy(vector, landing) is None  # type: ignore[func-returns-value]
-    assert HOST_DEVICE.done() is None  # type: ignore[func-returns-value]
+    assert HOST_DEVICE.copy(vector, landing) is None
+    assert HOST_DEVICE.done() is None
     assert landing.tolist() == [3] * 4
 
 
@@ -159,7 +159,7 @@ def test_what_follows_a_copy_of_the_host_is_done_at_once(comm: object) -> None:
     assert Landed(None, lambda: landed.append("tested")).Test()
     assert landed == ["at once", "tested"]
     wait(None)
-    assert list(done(Call(comm, lambda: "a call"), None)) == []  # type: ignore[arg-type]
+    assert list(done(Call(comm, lambda: "a call"), None)) == []
 
 
 @pytest.mark.parametrize("n", [1, 1000, 100_000])

@@ -137,7 +137,7 @@ def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_si
         def late(source: Any, target: Any) -> Any:
             return Busy(copy(source, target)) if isinstance(target, np.ndarray) else copy(source, target)
 
-        device.copy = late  # type: ignore[method-assign]
+        device.copy = late
         comm.allreduce(FakeArray(vector(0)))
 
 
@@ -219,7 +219,7 @@ def test_a_device_that_is_gone_ends_the_call_and_changes_nothing(comm: Communica
     aggregator.aggregate(vector(0))
     before = aggregator.state_dict()
     gone = arrays.device_at(arrays.CUDA, 0)
-    gone.broken = RuntimeError("device lost")  # type: ignore[attr-defined]
+    gone.broken = RuntimeError("device lost")
     with pytest.raises(RuntimeError, match="device lost"):
         aggregator.aggregate(FakeArray(vector(0)))
     np.testing.assert_array_equal(aggregator.state_dict()["residual"], before["residual"])
@@ -232,7 +232,7 @@ def test_a_copy_that_does_not_end_is_told_with_rank_device_and_call() -> None:
             return False
 
     with Communicator(timeout=0.2, arrival_timeout=0.2, abort_hook=False) as comm:
-        arrays.device_at(arrays.CUDA, 0).copy = lambda *ends: Never()  # type: ignore[method-assign, assignment]
+        arrays.device_at(arrays.CUDA, 0).copy = lambda *ends: Never()
         with pytest.raises(
             CollectiveTimeout, match=r"rank 0 of 1: the copy from fake:0 does not end.*broadcast\(root=0\)"
         ):

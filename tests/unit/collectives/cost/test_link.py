@@ -124,7 +124,7 @@ def test_short_payloads_go_in_few_rounds_long_ones_spare_the_uplinks() -> None:
 def test_no_other_topology_would_be_faster(nbytes: int) -> None:
     def seconds(topology: object) -> float:
         rounded = 1 << (nbytes - 1).bit_length()
-        return simulate_time(topology, 12, rounded, lambda n, weight: n, TWO_LEVEL, 57_344, alignment=8)  # type: ignore[arg-type]
+        return simulate_time(topology, 12, rounded, lambda n, weight: n, TWO_LEVEL, 57_344, alignment=8)
 
     chosen = seconds(fastest(12, TWO_LEVEL, 57_344)(nbytes))
     assert all(chosen <= seconds(other) for other in (Ring(), HalvingDoubling(), Torus(3, 4), Torus(4, 3)))

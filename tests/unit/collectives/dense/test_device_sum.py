@@ -194,7 +194,7 @@ def test_where_memory_is_missing_the_vector_goes_through_the_host_as_a_whole(
         raise RuntimeError("out of memory")
 
     made[1] = FakeDevice(1)
-    made[1].zeros = full  # type: ignore[method-assign]
+    made[1].zeros = full
     for found in run_local(2, take, Ring()):
         np.testing.assert_array_equal(found, vector(0, "float32") + vector(1, "float32"))
     assert payloads == [False]
@@ -231,7 +231,7 @@ def pinned_bytes(made: dict[int, FakeDevice], ranks: int, call: Callable[[Commun
             bytes_of[rank] += nbytes
             return pin(nbytes)
 
-        made[rank].pinned = noted  # type: ignore[method-assign]
+        made[rank].pinned = noted
     run_local(ranks, lambda comm: call(comm, FakeArray(vector(0, "float32"), index=comm.rank)), Star())
     return bytes_of
 
@@ -283,7 +283,7 @@ def test_a_device_that_computes_longer_than_the_timeout_comes_late_and_is_not_si
         def Test(self) -> bool:  # noqa: N802 - MPI's name
             return time.monotonic() > ready and self.then.Test()
 
-    made[0].done = Busy  # type: ignore[method-assign, assignment]
+    made[0].done = Busy
     options: dict[str, Any] = {"timeout": 0.5, "arrival_timeout": 60}
     for found in run_local(2, lambda comm: results(comm, "float32", "sum", (0,)), Ring(), **options):
         np.testing.assert_array_equal(found[0], vector(0, "float32") + vector(1, "float32"))

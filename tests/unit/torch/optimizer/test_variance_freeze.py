@@ -79,4 +79,4 @@ def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
 @pytest.mark.parametrize("steps", [0, -1, 1.5, "soon", None])
 def test_there_must_be_steps_before(steps: object) -> None:
     with pytest.raises(ValueError, match="warmup_steps is"):
-        VarianceFreeze(steps)  # type: ignore[arg-type]
+        VarianceFreeze(steps)
