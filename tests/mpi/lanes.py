@@ -22,6 +22,9 @@ PARTS_FROM = 8
 every_size = pytest.mark.every_size
 # Marks a test, or a module, for which more ranks take longer and show nothing else.
 few_ranks = pytest.mark.mpi(max_size=3)
+up_to_four_ranks = pytest.mark.mpi(max_size=4)
+# Marks a test, or a module, of steps that each rank does by itself: a third rank does them once more.
+up_to_two_ranks = pytest.mark.mpi(max_size=2)
 
 
 def lane_size(metafunc: pytest.Metafunc) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.run_lanes import ABOVE_COMMUNICATOR, MOST_RANKS_ABOVE, PROJECT, TESTS, left_out
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,6 +70,17 @@ def test_lanes_at_one_time_print_one_after_the_other_and_report_those_that_fail(
     blocks = re.findall(r"1 (passed|failed) .*?=== (\d) ranks: exit (\d)", lane.output, re.DOTALL)
     assert sorted(blocks) == [("failed", "1", "1"), ("passed", "2", "0"), ("passed", "3", "0")], lane.output
     assert "lanes that failed: 1 ranks (exit 1)" in lane.output
+
+
+def test_many_ranks_leave_out_layers_above_the_communicator_where_no_test_needs_them() -> None:
+    left = left_out(str(TESTS), 8)
+    assert left == [f"--ignore={TESTS / name}" for name in ABOVE_COMMUNICATOR]
+    assert left_out(str(TESTS), 4) == left_out(str(TESTS / "torch"), 8) == []
+    for path in (TESTS / name for name in ABOVE_COMMUNICATOR):
+        for file in path.rglob("test_*.py") if path.is_dir() else [path]:
+            text = file.read_text()
+            assert "every_size" not in text, file
+            assert all(int(n) <= MOST_RANKS_ABOVE for n in re.findall(r"min_size=(\d+)", text)), file
 
 
 def test_one_rank_failing_fails_all_and_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from collectives.execution.handle import Call
 from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
 from mpicomp.algorithms import Aggregator
 from tests.exact import gradient
-from tests.mpi.lanes import PARTS, TIMEOUT_S, few_ranks, same_everywhere, same_text_on
+from tests.mpi.lanes import PARTS, TIMEOUT_S, few_ranks, same_everywhere, same_text_on, up_to_four_ranks
 
 pytestmark = pytest.mark.communicator(topology="auto")
 LENGTHS = (6001, 0, 65, 20_000)
@@ -45,6 +45,7 @@ def states(aggregators: list[Aggregator]) -> list[dict[str, Any]]:
     ]
 
 
+@up_to_four_ranks
 @pytest.mark.parametrize(
     ("name", "topology"), [*((name, "ring") for name in FORMS), *((name, "auto") for name in GATHERED)]
 )

@@ -10,7 +10,9 @@ from mpicomp import Marsit
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.difference import Difference
 from tests.methods import METHODS
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
+
+pytestmark = up_to_two_ranks
 
 SHAPES = ((5000,), (3, 7), (), (4096 + 40, 3))  # in vectors: 5056, 64, 64, 12416
 LENGTHS = tuple(int(np.prod(shape)) for shape in SHAPES)
@@ -43,7 +45,7 @@ class Model:
 
 @pytest.mark.parametrize(
     ("in_place", "turned"),
-    [(True, False), pytest.param(False, False, marks=few_ranks), pytest.param(False, True, marks=few_ranks)],
+    [(True, False), (False, False), (False, True)],
 )
 @pytest.mark.parametrize("algorithm", METHODS.values(), ids=METHODS)
 def test_a_difference_gives_what_its_vector_gives(

@@ -12,7 +12,7 @@ from collectives import Communicator, NonFiniteGradient
 from mpicomp import Marsit
 from tests.exact import ONE_BLOCK, gradient
 from tests.methods import METHODS, must_be_restored
-from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere, up_to_four_ranks
 
 N = 5003
 
@@ -28,7 +28,7 @@ def spoiled(vector: Any, bad: float, position: int) -> Any:
 @pytest.mark.parametrize(
     ("topology", "way"),
     [
-        ("auto", "at once"),
+        pytest.param("auto", "at once", marks=up_to_four_ranks),
         pytest.param("ring", "in parts", marks=few_ranks),
         pytest.param("star", "at once", marks=few_ranks),
     ],

@@ -16,7 +16,7 @@ from collectives import Communicator, LinkModel, Traffic
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.cli.bench.measure import Subject, measure
 from mpicomp.cli.main import main
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 
 WORLD = MPI.COMM_WORLD
 QUICK = ("--repeats", "2", "--warmup", "0")
@@ -34,7 +34,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads(WORLD.bcast(text).splitlines()[-1])
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("arguments", "bits"),
@@ -80,7 +80,7 @@ def test_auto_goes_by_the_network_that_is_given(
     assert ("--topology auto --network" in capsys.readouterr().err) == (WORLD.rank == 0)
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ ONE_BIT = ("--option", "full_precision_every=None")
 STATELESS = (*ONE_BIT, "--option", "compensation=False")
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("arguments", "damage", "verdict"),

@@ -14,11 +14,10 @@ from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineStage
 from mpicomp.pipeline.messages import HEADER_BYTES
-from tests.mpi.lanes import every_size, few_ranks
+from tests.mpi.lanes import few_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, data, given, layer, staged
 
 
-@every_size
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_gradients_are_those_of_one_process(comm: Communicator, schedule: str) -> None:
     stage = staged(comm, schedule=schedule)
@@ -37,7 +36,6 @@ def test_gradients_are_those_of_one_process(comm: Communicator, schedule: str) -
         assert torch.equal(mine.grad, theirs.grad)
 
 
-@every_size
 @pytest.mark.mpi(min_size=2)
 def test_one_forward_one_backward_keeps_no_more_micro_batches_than_there_are_stages_left(comm: Communicator) -> None:
     stage, all_kept = staged(comm), staged(comm, schedule="gpipe")

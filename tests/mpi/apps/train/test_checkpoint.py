@@ -25,9 +25,9 @@ from apps.train.saver import Saver
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from tests.mpi.apps.train.ranks import first_ranks
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 
-pytestmark = few_ranks
+pytestmark = up_to_two_ranks
 
 
 def save(folder: Path, comm: Communicator, step: int) -> Path:

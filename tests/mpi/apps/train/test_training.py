@@ -17,7 +17,7 @@ from apps.train.options import parse
 from apps.train.saver import Saver
 from collectives import Communicator
 from collectives.errors import CollectiveError
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 
 # Steps that are few, batches that are large: what these tests look at is not accuracy.
 SHORT = ("--batch", "64", "--hidden", "16", "--epochs", "4")
@@ -31,7 +31,7 @@ def run(comm: Communicator, json_path: Path, *argv: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in json_path.read_text().splitlines()]
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.parametrize(
     "method",
     [
@@ -64,7 +64,7 @@ def test_lines_carry_what_a_comparison_needs(folder: Path, comm: Communicator) -
     assert {"messages_per_rank", "bits_per_element", "baseline", "baseline_seconds", "speedup"} <= result.keys()
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.mpi(min_size=2)
 def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator) -> None:
     wide = ("--batch", "64", "--hidden", "2048", "--epochs", "1")
@@ -74,7 +74,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     assert 32.0 <= dense["bits_per_element"] < 32.5
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.parametrize(
     "argv",
     [
@@ -99,7 +99,7 @@ def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communi
         assert [ours.get(key) for key in exact] == [theirs.get(key) for key in exact]
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.parametrize(
     ("argv", "number"),
     [
@@ -135,7 +135,7 @@ def test_a_signal_on_one_rank_saves_all_and_the_resumed_run_has_the_same_bits(
     assert [record["loss"] for record in resumed[:-1]] == [record["loss"] for record in whole[:-1]]
 
 
-@few_ranks
+@up_to_two_ranks
 def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     argv = ("--batch", "16", "--hidden", "16", "--epochs", "1", "--checkpoint-every", "2steps")
     steps = run(comm, folder / "run.json", *argv, "--checkpoint", str(folder / "checkpoints"))[-1]["steps"]
@@ -144,13 +144,13 @@ def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     assert names == [f"step-{last - 2:08d}", f"step-{last:08d}"]
 
 
-@few_ranks
+@up_to_two_ranks
 def test_resume_without_a_checkpoint_starts_at_the_beginning(folder: Path, comm: Communicator) -> None:
     records = run(comm, folder / "run.json", *SHORT, "--checkpoint", str(folder / "checkpoints"), "--resume")
     assert records[-1]["epochs"] == 4
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.parametrize("damage", ["no state", "another model", "no meter"])
 def test_a_state_of_another_program_is_one_error_of_all_ranks(
     folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch, damage: str
@@ -171,7 +171,7 @@ def test_a_state_of_another_program_is_one_error_of_all_ranks(
         run(comm, folder / "run.json", *argv, "--resume")
 
 
-@few_ranks
+@up_to_two_ranks
 def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Communicator) -> None:
     checkpoints = ("--checkpoint", str(folder / "checkpoints"))
     run(comm, folder / "run.json", *SHORT, *checkpoints)
@@ -181,7 +181,7 @@ def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Commun
         run(comm, folder / "run.json", *SHORT, *checkpoints)
 
 
-@few_ranks
+@up_to_two_ranks
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -21,10 +21,11 @@ from collectives import Communicator
 from collectives.errors import NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
+from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
-pytestmark = pytest.mark.mpi(max_size=4)
+pytestmark = few_ranks
 FORMS: dict[str, Any] = {
     "dense": Dense(),
     "dense, 16 bits": Dense(wire="float16"),

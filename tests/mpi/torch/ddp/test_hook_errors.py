@@ -19,11 +19,11 @@ from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import ddp_hook
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
-pytestmark = pytest.mark.mpi(max_size=4)
+pytestmark = few_ranks
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
-pytestmark = few_ranks
+pytestmark = up_to_two_ranks
 FUSED = {"synchronize": "updates", "overlap": True}
 Change = Callable[[nn.Module], Any]
 

@@ -14,7 +14,7 @@ from collectives import Communicator
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters
 from mpicomp.torch.optimizer.one_bit_adam import _by_bits
-from tests.mpi.lanes import every_size, few_ranks
+from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import make_model, same_on_all_ranks, train
 from tests.reference.one_process.one_bit_adam import OneBitAdamOneProcess
 
@@ -59,7 +59,6 @@ def test_the_first_steps_are_adams_on_the_mean_gradient(comm: Communicator, deco
         assert torch.equal(own, expected)
 
 
-@every_size
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("preconditioned", [False, True])
 @pytest.mark.parametrize("bits", [1, 2, 3, 8])

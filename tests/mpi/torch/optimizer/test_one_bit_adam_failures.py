@@ -14,11 +14,11 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_optimizer_state
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.state.test_rank_state import through_torch_load
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
-pytestmark = few_ranks
+pytestmark = up_to_two_ranks
 
 OPTIONS: dict[str, Any] = {"lr": 0.01, "warmup_steps": 4, "bucket_mb": 0.001}
 

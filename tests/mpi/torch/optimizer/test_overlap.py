@@ -18,10 +18,10 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer
 from mpicomp.torch.bucket_queue import BucketQueue
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
-pytestmark = few_ranks
+pytestmark = up_to_two_ranks
 FORMS: dict[str, Any] = {
     "dense": (Dense(), "gradients"),
     "dense, 16 bits": (Dense(wire="bfloat16"), "gradients"),

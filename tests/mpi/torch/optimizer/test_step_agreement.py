@@ -14,7 +14,6 @@ from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, require_same
 from mpicomp.torch.optimizer import synchronizer
-from tests.mpi.lanes import every_size
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
 pytestmark = [pytest.mark.mpi(min_size=2, max_size=3)]
@@ -209,8 +208,6 @@ def test_a_refused_step_keeps_full_precision_rounds_of_all_buckets_together(
     assert {one.step for one in optimizer.aggregators} == {optimizer.synchronizations} == {6}
 
 
-@every_size
-@pytest.mark.mpi(min_size=2, max_size=8)
 def test_require_same_names_the_tensor_and_the_ranks(comm: Communicator) -> None:
     model = make_model()
     require_same(model, comm)

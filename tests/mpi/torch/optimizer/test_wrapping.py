@@ -14,10 +14,10 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import SSDM, Dense, MajorityVote, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import make_model, train, wrap, wrapped
 
-pytestmark = few_ranks
+pytestmark = up_to_two_ranks
 
 META = nn.Linear(2, 2, device="meta")
 

@@ -12,10 +12,10 @@ import torch
 
 from collectives import Communicator
 from mpicomp import Dense, Marsit
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
-pytestmark = few_ranks
+pytestmark = up_to_two_ranks
 
 
 def through_torch_load(state: dict[str, Any]) -> dict[str, Any]:
