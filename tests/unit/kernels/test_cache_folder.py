@@ -198,12 +198,12 @@ def holder(cache: CacheFolder) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that compiles a kernel."""
     folder = cache.to_write()
     assert folder is not None
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder / "k.lock")], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.wait()
+    command = [sys.executable, "-c", HOLDER, str(folder / "k.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
 
 
 def test_who_waits_goes_on_when_the_other_is_killed(cache: CacheFolder, holder: subprocess.Popen[bytes]) -> None:
