@@ -105,7 +105,7 @@ test-mpi: $(READY)
 
 ON_DEVICES := tests/unit/kernels/gpu tests/unit/collectives/arrays tests/unit/collectives/dense/test_device_sum.py \
     tests/unit/collectives/dense/test_broadcast.py
-MODELS_ON_DEVICES := tests/mpi/torch/test_on_device.py tests/mpi/torch/process_group/test_on_device.py
+MODELS_ON_DEVICES := tests/mpi/torch/test_torch_on_device.py tests/mpi/torch/process_group/test_process_group_on_device.py
 
 test-gpu: $(READY)
 	source slurm/env.sh && python -m pytest $(ON_DEVICES)
