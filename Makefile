@@ -104,7 +104,7 @@ test-mpi: $(READY)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(RANKS)
 
 ON_DEVICES := tests/unit/kernels/gpu tests/unit/collectives/arrays tests/unit/collectives/dense/test_device_sum.py \
-    tests/unit/collectives/dense/test_broadcast.py
+    tests/unit/collectives/dense/test_dense_broadcast.py
 MODELS_ON_DEVICES := tests/mpi/torch/test_torch_on_device.py tests/mpi/torch/process_group/test_process_group_on_device.py
 
 test-gpu: $(READY)

@@ -216,3 +216,17 @@ def test_a_trace_tells_the_callers_waits_from_the_threads_work(mpi_comm: MPI.Com
     assert threads["exposed"] == 0
     assert threads["encode"] == 1
     assert sum(event.get("cat") == "flight" and event["ph"] == "b" for event in events) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_more_calls_than_are_driven_at_once_do_not_hold_up_those_of_another_communicator(mpi_comm: MPI.Comm) -> None:
+    many = 200
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as first, Communicator(mpi_comm, timeout=TIMEOUT_S) as second:
+        assert first.start_progress_thread()
+        assert second.start_progress_thread()
+        x = np.ones(3)
+        early = [first.iallreduce(x) for _ in range(many)] if mpi_comm.rank == 0 else []
+        sums = [handle.wait() for handle in [second.iallreduce(k * x) for k in range(many)]]
+        early = early or [first.iallreduce(x) for _ in range(many)]
+        assert [total[0] for total in sums] == [k * mpi_comm.size for k in range(many)]
+        assert all((handle.wait() == mpi_comm.size).all() for handle in early)
