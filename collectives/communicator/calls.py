@@ -1,4 +1,4 @@
-"""Calls of a communicator: all ranks begin them in one order, and agree on each."""
+"""Calls of a communicator, which all ranks begin in one order."""
 
 from __future__ import annotations
 
@@ -6,46 +6,29 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
-from typing import Any
 
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Testable
-from collectives.arrays.elements import Combine, add
 from collectives.communicator.ending import Flights, GivingUp
-from collectives.communicator.users import Users
-from collectives.consistency.call_check import CallCheck
+from collectives.communicator.users import FIXED_TAGS, Users
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.progress.polling import until
 from collectives.progress.thread import AHEAD, Completion, is_supported, shared
 from collectives.trace.recorder import Trace
-from collectives.trace.traffic import Traffic
 
 
 class Calls:
-    """Calls of one communicator, and their order.
+    """Calls of one communicator, in the order in which all ranks begin them.
 
-    `Communicator` has the methods of this class as its own, bound when it is made. With `verify` the ranks check before
-    each collective that they make the same call; `here` is ``"rank 3 of 8"``, for messages.
+    `here` is ``"rank 3 of 8"``, for messages.
     """
 
-    def __init__(
-        self,
-        mpi_comm: MPI.Comm,
-        here: str,
-        flights: Flights,
-        giving_up: GivingUp,
-        users: Users,
-        call_check: CallCheck,
-        verify: bool,
-    ) -> None:
-        self._mpi_comm, self._here, self._flights, self._giving_up = mpi_comm, here, flights, giving_up
-        self._users, self._call_check, self.verify = users, call_check, verify
-        self._ordered = flights.ordered
-        self.trace: Trace | None = None
+    def __init__(self, mpi_comm: MPI.Comm, here: str, flights: Flights, giving_up: GivingUp, users: Users) -> None:
+        self._mpi_comm, self._here, self._flights = mpi_comm, here, flights
+        self._giving_up, self._users, self._ordered = giving_up, users, flights.ordered
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
-
-    # Making calls ----------------------------------------------------------------------------------------------------
+        self._tag = 0
 
     def open(self, call: Call, steps: Steps) -> None:
         """Accept a call, in the order in which all ranks begin their calls.
@@ -57,10 +40,10 @@ class Calls:
             Another thread is in a call of this communicator.
         """
         giving_up, users = self._giving_up, self._users
-        if giving_up.unheard is not None:
-            giving_up.refuse_if_unheard()
+        if giving_up.unseen_mismatch is not None:
+            giving_up.raise_unseen_mismatch()
         if giving_up.broken:
-            giving_up.refuse(call)
+            giving_up.raise_broken(call)
         if users.gone:
             users.free_unused()
         thread = threading.get_ident()
@@ -74,23 +57,20 @@ class Calls:
         if call.is_pairwise:
             self._flights.pairwise.append(call)
         else:
-            call.tag = users.next_tag()
+            call.tag = self.next_tag()
             self._ordered.append(call)
 
-    def run(self, call: Call, steps: Steps) -> Any:
-        """Make a call and wait for its result."""
-        driver = self._flights.driver
-        if driver is not None:
-            driver.reject_waiting(call.name)
-            return self.begin(call, steps).wait()
-        self.open(call, steps)
-        return call.wait()
+    def next_tag(self) -> int:
+        """Return a tag for one call."""
+        self._tag = (self._tag + 1) % FIXED_TAGS
+        return FIXED_TAGS + self._tag
 
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background."""
         call.background = True
-        if self.trace is not None and call.wait_name is not None:
-            steps = _recorded(call, self.trace, steps)
+        trace = call.group.trace
+        if trace is not None and call.wait_name is not None:
+            steps = _recorded(call, trace, steps)
         driver = self._flights.driver
         if driver is not None:
             call.completion = Completion(call, driver)
@@ -112,15 +92,15 @@ class Calls:
             call.thread.in_flight.append(call)
             call.advance()
 
-    def start_progress_thread(self) -> bool:
-        """Let a thread drive all calls from now on; see `Communicator.start_progress_thread`."""
+    def start_progress_thread(self, trace: Trace | None) -> bool:
+        """Let a thread drive all calls from now on; False: MPI does not support it."""
         flights = self._flights
         if flights.driver is None and is_supported(self._mpi_comm):
             if self._ordered:
                 raise RuntimeError(f"{self._here}: {self._ordered[0].name()} is in flight; wait for it before")
             flights.driver = shared()
-            if self.trace is not None:
-                self.trace.driven_since = self.trace.clock()
+            if trace is not None:
+                trace.driven_since = trace.clock()
         return flights.driver is not None
 
     @property
@@ -135,11 +115,7 @@ class Calls:
                 call.advance()
 
     def turn_of(self, call: Call) -> Steps:
-        """Wait until all calls that were begun before have ended.
-
-        Calls that use MPI's own collectives must start them in one order on all ranks, in whichever order calls are
-        driven.
-        """
+        """Wait until all calls that were begun before have ended."""
         while self._ordered[0] is not call:
             yield False
 
@@ -148,11 +124,11 @@ class Calls:
         return () if call.is_pairwise else takewhile(lambda one: one is not call, self._ordered)
 
     def drop(self, call: Call) -> None:
-        """Note that a call's caller will never know how it ended; of several calls only the last one is kept."""
+        """Keep a call whose caller will never know how it ended; of several calls the last one."""
         self._flights.dropped = call
 
     def end(self, call: Call) -> None:
-        """Note that a call has ended."""
+        """Remove a call that has ended."""
         calls = self._ordered
         if call.is_pairwise:
             if call in self._flights.pairwise:
@@ -167,43 +143,6 @@ class Calls:
                 later.excuse()
         if call.background and call in call.thread.in_flight:
             call.thread.in_flight.remove(call)
-
-    # Agreeing --------------------------------------------------------------------------------------------------------
-
-    def enter(self, call: Call) -> None:
-        """Number a call that ranks compare now, and not only when they begin to compare it."""
-        if (self.verify or call.is_compared) and not call.is_pairwise:
-            self._call_check.enter(call)
-
-    def check(
-        self,
-        call: Call,
-        mark: int,
-        traffic: Traffic | None = None,
-        values: AnyArray | None = None,
-        sums: AnyArray | None = None,
-        meanwhile: Callable[[], None] | None = None,
-        combine: Combine = add,
-    ) -> Steps:
-        """Raise on every rank unless all make this call; a small vector may be summed in the same messages.
-
-        See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order, or follow
-        `enter`.
-        """
-        if not self.verify and values is None:
-            call.arrival = 0  # until it ends, as nothing distinguishes a rank that is late from one that is silent
-            return iter(())
-        if self.trace is not None and meanwhile is not None:
-            meanwhile = self.trace.around("prepare", meanwhile)
-        steps = self._call_check.steps(call, mark, traffic, values, sums, meanwhile, combine)
-        if self.trace is None:
-            return steps
-        return _traced_check(call, self.trace, steps, {} if values is None else {"bytes": values.nbytes})
-
-    def sum_small(self, call: Call, values: AnyArray, sums: AnyArray, traffic: Traffic) -> Steps:
-        """Sum a vector of up to `swapped_bytes` within a call on which the ranks have agreed."""
-        yield from self.turn_of(call)
-        yield from self._call_check.sum(call, values, sums, traffic)
 
 
 def await_request(call: Call, request: Testable, describe: Callable[[], str], wait_name: str = "wait") -> Steps:
@@ -220,11 +159,13 @@ def _recorded(call: Call, trace: Trace, steps: Steps) -> Steps:
         yield from steps
 
 
-def _traced_check(call: Call, trace: Trace, steps: Steps, details: dict[str, int]) -> Steps:
+def traced_check(call: Call, trace: Trace, steps: Steps, values: AnyArray | None) -> Steps:
+    """Record the check of a call, which may sum `values` on the way."""
     if call.background:  # its spans would overlap those of other calls
         yield from steps
         return
     call.wait_name = None
+    details = {} if values is None else {"bytes": values.nbytes}
     with trace.span("check", "agreement and sum" if details else "agreement", **details):
         yield from steps
     call.wait_name = ""

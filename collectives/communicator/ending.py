@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.communicator.group import Group
 from collectives.consistency.call_check import CallCheck, fingerprint
 from collectives.consistency.missing_ranks import MissingRanks, named
 from collectives.errors import (
@@ -29,6 +28,9 @@ from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.progress.thread import ProgressThread
 from collectives.trace.recorder import Trace, compare_clocks
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
 
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
 _CLOSED = "it was closed"
@@ -75,7 +77,7 @@ class GivingUp:
         The error for which the communicator was given up.
     raised : bool
         The failure was raised to the caller.
-    unheard : Call or None
+    unseen_mismatch : Call or None
         A call in the background that ended by a mismatch, which its caller may not know yet.
     kept : tuple
         Owners of memory that MPI may use until it is finalized, if the communicator ends by an error.
@@ -90,19 +92,19 @@ class GivingUp:
         self.broken = ""
         self.failure: BaseException | None = None
         self.raised = False
-        self.unheard: Call | None = None
+        self.unseen_mismatch: Call | None = None
         self.trace: Trace | None = None
 
-    def refuse_if_unheard(self) -> None:
+    def raise_unseen_mismatch(self) -> None:
         """Raise the mismatch of a call in the background unless its caller has seen it.
 
         The other ranks may have raised it, and not make the call that is about to begin.
         """
-        unheard, self.unheard = self.unheard, None
-        if unheard is not None and not unheard.seen:
-            raise CollectiveMismatch(str(unheard.error)) from unheard.error
+        call, self.unseen_mismatch = self.unseen_mismatch, None
+        if call is not None and not call.seen:
+            raise CollectiveMismatch(str(call.error)) from call.error
 
-    def refuse(self, call: Call) -> NoReturn:
+    def raise_broken(self, call: Call) -> NoReturn:
         """Raise the error of a call that begins too late: the failure where it was never raised, else closed."""
         if self.failure is not None and not self.raised:
             call.mark_raised()
@@ -123,7 +125,7 @@ class GivingUp:
             is_alone = self._flights.ordered == [call]
             if call.background:
                 (call.caller or call.thread).mismatch = call
-            self.unheard = call if call.background and is_alone else None  # other calls would raise it as well
+            self.unseen_mismatch = call if call.background and is_alone else None  # other calls would raise it as well
             # A call that was begun while the ranks exchanged descriptions may wait for ranks that do not make it.
             if not error.closes and self.tolerates_mismatch(call):
                 return error  # raised here and now, with nothing of the call in flight
@@ -188,6 +190,12 @@ class GivingUp:
         for call in (*self._flights.ordered, *self._flights.pairwise):
             call.end_by(self.failure)
 
+    def end_by_closing(self) -> None:
+        """End the calls in flight of a communicator that is closed."""
+        if self._workers is not None:
+            self._workers.dismiss()
+        self.end_quietly(_CLOSED)
+
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._flights.ordered or self._flights.pairwise:
@@ -236,68 +244,65 @@ class GivingUp:
         )
 
 
-class Closing:
-    """The regular end of a communicator, by `Communicator.close`; each of `free` frees memory or requests of it."""
+def close(
+    comm: Communicator,
+    flights: Flights,
+    giving_up: GivingUp,
+    call_check: CallCheck | None,
+    free: Iterable[Callable[[], None]],
+) -> None:
+    """Close a communicator; see `Communicator.close`.
 
-    def __init__(
-        self,
-        flights: Flights,
-        giving_up: GivingUp,
-        missing: MissingRanks,
-        call_check: CallCheck,
-        verify: bool,
-        workers: Workers | None,
-        *free: Callable[[], None],
-    ) -> None:
-        self._flights, self._giving_up, self._missing, self._call_check = flights, giving_up, missing, call_check
-        self._verify, self._workers, self._free = verify, workers, free
+    Parameters
+    ----------
+    comm : Communicator
+    flights, giving_up
+        Parts of it.
+    call_check : CallCheck or None
+        Part of it by which the ranks compare the call; None: they do not.
+    free : iterable of callable
+        Functions that free memory and requests of it.
+    """
+    if giving_up.broken:
+        return
+    if flights.driver is not None:
+        flights.driver.flush()
+    for call in tuple(flights.ordered):
+        call.wait()
+    if comm.size > 1:
+        closing = Call(comm, lambda: "close()")
+        closing.wait_name = None  # traces are of the caller's own calls
+        comm.run(closing, _agree_on_closing(closing, call_check))
+    if flights.pairwise:
+        # other ranks need not know of these calls, whose requests stay with MPI
+        flights.where_driven(giving_up.end_by_closing)
+        return
+    if comm.trace is not None:
+        comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
+    giving_up.broken = _CLOSED
+    if comm.workers is not None:
+        comm.workers.close()
+    for function in free:
+        function()
+    if comm.trace is not None:
+        comm.trace.write()
+    dropped = flights.dropped
+    if dropped is not None and not dropped.seen:
+        raise RuntimeError(f"{comm.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
 
-    def close(self, group: Group) -> None:
-        """Close the communicator, which is `group`; documented there."""
-        if self._giving_up.broken:
-            return
-        if self._flights.driver is not None:
-            self._flights.driver.flush()
-        for call in tuple(self._flights.ordered):
-            call.wait()
-        if group.size > 1:
-            closing = Call(group, lambda: "close()")
-            closing.wait_name = None  # traces are of the caller's own calls
-            group.run(closing, self._agree(closing))
-        if self._flights.pairwise:
-            self._flights.where_driven(self._leave_apart)
-            return
-        if group.trace is not None:
-            group.trace.readings.append(compare_clocks(group.mpi_comm, group.trace.clock, group.timeout))
-        self._giving_up.broken = _CLOSED
-        for free in self._free:
-            free()
-        if group.trace is not None:
-            group.trace.write()
-        dropped = self._flights.dropped
-        if dropped is not None and not dropped.seen:
-            raise RuntimeError(
-                f"{group.here}: {dropped.name()} was begun and never waited for: keep what begin returns"
-            )
 
-    def _agree(self, call: Call) -> Steps:
-        """Agree on closing, and receive all that the ranks have sent besides their calls: MPI would keep it."""
-        comm = call.group.mpi_comm
-        call.arrival = 0
-        if self._verify:
-            yield from self._call_check.steps(call, fingerprint("close()"))
-        sent, received = self._missing.stop_sending()
-        to_receive, ones = np.zeros(comm.size, np.int64), np.ones(comm.size, np.int32)
-        request = comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
-        missing = f"{call.group.here}: not all ranks close the communicator"
-        call.describe, call.owners = lambda: missing, (request, to_receive)
-        yield from until(request, call)
-        while (received < to_receive).any():
-            self._missing.receive_messages()
-            yield False
-
-    def _leave_apart(self) -> None:
-        """Close with calls in flight that other ranks need not know of: their requests stay with MPI."""
-        if self._workers is not None:
-            self._workers.dismiss()
-        self._giving_up.end_quietly(_CLOSED)
+def _agree_on_closing(call: Call, call_check: CallCheck | None) -> Steps:
+    """Agree on closing, and receive all that the ranks have sent besides their calls: MPI would keep it."""
+    comm, missing = call.group.mpi_comm, call.group.missing
+    call.arrival = 0
+    if call_check is not None:
+        yield from call_check.steps(call, fingerprint("close()"))
+    sent, received = missing.stop_sending()
+    to_receive, ones = np.zeros(comm.size, np.int64), np.ones(comm.size, np.int32)
+    request = comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
+    problem = f"{call.group.here}: not all ranks close the communicator"
+    call.describe, call.owners = lambda: problem, (request, to_receive)
+    yield from until(request, call)
+    while (received < to_receive).any():
+        missing.receive_messages()
+        yield False

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Indices
 from collectives.arrays.elements import COMBINE, COPIED
-from collectives.communicator.group import Group
 from collectives.communicator.operands import require_root, rows_operand, writable_operand
 from collectives.communicator.routes import Routes
 from collectives.consistency.call_check import fingerprint
@@ -32,6 +31,9 @@ from collectives.execution.staged import staged
 from collectives.quoting import one_line, shown
 from collectives.trace.traffic import Traffic
 
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
+
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array compares its argument
 _MOST = 2**63 - 1
 
@@ -39,7 +41,7 @@ _MOST = 2**63 - 1
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
-def broadcast_array(group: Group, routes: Routes, x: Array, root: int) -> Array:
+def broadcast_array(group: Communicator, routes: Routes, x: Array, root: int) -> Array:
     """Overwrite `x` with rank `root`'s, and return it."""
     name = f"broadcast(root={root})"
     vector = writable_operand(group, x, name, COPIED)
@@ -58,7 +60,7 @@ def broadcast_array(group: Group, routes: Routes, x: Array, root: int) -> Array:
     return x
 
 
-def all_gather_array(group: Group, x: Array) -> Array:
+def all_gather_array(group: Communicator, x: Array) -> Array:
     """Return the rows of all ranks in one new array."""
     rows = rows_operand(group, x, "allgather", COPIED)
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
@@ -68,14 +70,14 @@ def all_gather_array(group: Group, x: Array) -> Array:
         return group.run(call, staged(call, steps, rows.staging, None))
 
 
-def barrier(group: Group) -> None:
+def barrier(group: Communicator) -> None:
     """Wait until every rank is here."""
     call = Call(group, lambda: "barrier()")
     with group.span("barrier"):
         group.run(call, _barrier(group, call, group.check(call, fingerprint("barrier"))))
 
 
-def _barrier(group: Group, call: Call, check: Steps) -> Steps:
+def _barrier(group: Communicator, call: Call, check: Steps) -> Steps:
     yield from check
     if group.size > 1:
         yield from group.turn_of(call)
@@ -86,7 +88,7 @@ def _barrier(group: Group, call: Call, check: Steps) -> Steps:
 # Objects --------------------------------------------------------------------------------------------------------------
 
 
-def broadcast_object(group: Group, obj: object, root: int) -> object:
+def broadcast_object(group: Communicator, obj: object, root: int) -> object:
     """Return rank `root`'s object."""
     require_root(group, root, f"broadcast_object(root={root})")
     name = f"broadcast_object(root={root})"
@@ -98,7 +100,7 @@ def broadcast_object(group: Group, obj: object, root: int) -> object:
     return objects[0] if objects else obj
 
 
-def all_gather_object(group: Group, obj: object) -> list[Any]:
+def all_gather_object(group: Communicator, obj: object) -> list[Any]:
     """Return every rank's object, in rank order."""
     name = "allgather_object()"
     with group.span("allgather_object"):
@@ -124,7 +126,7 @@ def _all_gather(call: Call, check: Steps, payload: Bytes) -> Steps:
     call.result = np.split(landing, np.cumsum(sizes)[:-1])
 
 
-def _pickled(group: Group, obj: object, name: str) -> Bytes:
+def _pickled(group: Communicator, obj: object, name: str) -> Bytes:
     """Return the object's bytes, read-only; raises on every rank if it cannot be pickled."""
     try:
         return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
@@ -133,7 +135,7 @@ def _pickled(group: Group, obj: object, name: str) -> Bytes:
         group.reject(TypeError(f"{group.here}, {name}: {problem}; send plain data that it can be made of"), name)
 
 
-def _unpickled(group: Group, payloads: list[Bytes], name: str) -> list[Any]:
+def _unpickled(group: Communicator, payloads: list[Bytes], name: str) -> list[Any]:
     """Return the objects; raises on every rank if one rank cannot make them."""
     read = f"{name}, unpickled"
     try:
@@ -149,7 +151,7 @@ def _unpickled(group: Group, payloads: list[Bytes], name: str) -> list[Any]:
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
-def allreduce_number(group: Group, number: object, op: str, out: object, traffic: Traffic) -> bool | int | float:
+def allreduce_number(group: Communicator, number: object, op: str, out: object, traffic: Traffic) -> bool | int | float:
     """Reduce a number, which travels with the check of the call over any topology."""
     name = f"allreduce({op})"
     if out is not None:
@@ -179,7 +181,7 @@ def _kind(number: object) -> type[bool] | type[int] | type[float] | None:
     return float if isinstance(number, float | np.floating) else None
 
 
-def _integer(group: Group, number: int, op: str, name: str) -> Indices:
+def _integer(group: Communicator, number: int, op: str, name: str) -> Indices:
     """Return an integer as it travels, in 64 bits; rejects one whose sum may have more."""
     most = _MOST // group.size if op in ("sum", "mean") else _MOST
     if abs(number) > most:

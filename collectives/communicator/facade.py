@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Array
+from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting
-from collectives.communicator.calls import Calls, await_request
-from collectives.communicator.ending import Closing, Flights, GivingUp
+from collectives.communicator.calls import Calls, await_request, traced_check
+from collectives.communicator.ending import Flights, GivingUp, close
 from collectives.communicator.exchanges import NUMBERS
 from collectives.communicator.operands import operands, operation
 from collectives.communicator.routes import Routes
@@ -28,6 +29,7 @@ from collectives.cost.link import LinkModel
 from collectives.dense.allreduce import DenseSums, is_small
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
 from collectives.progress.limits import eager_piece_bytes
 from collectives.progress.polling import keep_alive, wait
@@ -38,6 +40,7 @@ from collectives.trace.traffic import Traffic
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
+_Kind = TypeVar("_Kind")
 Op = Literal["sum", "mean", "min", "max"] | MPI.Op
 
 
@@ -143,7 +146,6 @@ class Communicator:
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
         self.missing = MissingRanks(self.mpi_comm, self.timeout)
-        self.given_up = self.missing.another_gave_up
         self._verify = verify
         self._hold_parts()
         reject_in_children(self._giving_up)
@@ -159,30 +161,14 @@ class Communicator:
         self.traffic = Traffic()
         if trace is not None:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
-            self._calls.trace = self._giving_up.trace = self.trace
+            self._giving_up.trace = self.trace
 
     def _hold_parts(self) -> None:
-        """Make the parts, and bind their methods: defined here they would cost each step of a call a Python call."""
-        flights, users, self._sums = Flights(), Users(), DenseSums()
-        check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
-        kept = self.mpi_comm, check, users, self._sums
-        giving_up = GivingUp(flights, self.missing, self.here, self.size, self.workers, *kept)
-        calls = Calls(self.mpi_comm, self.here, flights, giving_up, users, check, self._verify)
-        end_workers = () if self.workers is None else (self.workers.close,)
-        free = self._sums.free, *end_workers, users.free_all, check.free, self.mpi_comm.Free
-        self._closing = Closing(flights, giving_up, self.missing, check, self._verify, self.workers, *free)
-        self._flights, self._users, self._giving_up, self._calls = flights, users, giving_up, calls
-        self.open, self.run, self.begin, self.advance = calls.open, calls.run, calls.begin, calls.advance
-        self.turn_of, self.before, self.drop, self.end = calls.turn_of, calls.before, calls.drop, calls.end
-        self.enter, self.check, self.sum_small, self.await_request = (
-            calls.enter, calls.check, calls.sum_small, await_request,
-        )  # fmt: skip
-        self.fail, self.abort, self.give_up = giving_up.fail, giving_up.abort, giving_up.give_up
-        self.tolerates_mismatch, self.mark_raised = giving_up.tolerates_mismatch, giving_up.mark_raised
-        self.raise_failure = giving_up.raise_failure
-        self.fixed_tag, self.next_tag, self.tags_unused = users.fixed_tag, users.next_tag, users.tags_unused
-        self.tags_unused_on_error, self.common = users.tags_unused_on_error, users.common
-        self.persistent, self.free_after = users.persistent, users.free_after
+        self._flights, self._users, self._sums = Flights(), Users(), DenseSums()
+        self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
+        kept = self.mpi_comm, self._call_check, self._users, self._sums
+        self._giving_up = GivingUp(self._flights, self.missing, self.here, self.size, self.workers, *kept)
+        self._calls = Calls(self.mpi_comm, self.here, self._flights, self._giving_up, self._users)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
@@ -231,7 +217,8 @@ class Communicator:
         OSError
             The trace cannot be written.
         """
-        self._closing.close(self)
+        free = self._sums.free, self._users.free_all, self._call_check.free, self.mpi_comm.Free
+        close(self, self._flights, self._giving_up, self._call_check if self._verify else None, free)
 
     def start_progress_thread(self) -> bool:
         """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
@@ -249,14 +236,89 @@ class Communicator:
         RuntimeError
             A call is in flight.
         """
-        return self._calls.start_progress_thread()
+        return self._calls.start_progress_thread(self.trace)
 
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
         return self._calls.lacks_thread_support
 
-    # Agreeing --------------------------------------------------------------------------------------------------------
+    # Operations of your own ------------------------------------------------------------------------------------------
+
+    def run(self, call: Call, steps: Steps) -> Any:
+        """Make a call and wait for its result.
+
+        Raises
+        ------
+        CommunicatorClosed
+        RuntimeError
+            Another thread is in a call of this communicator.
+        """
+        driver = self._flights.driver
+        if driver is not None:
+            driver.reject_waiting(call.name)
+            return self.begin(call, steps).wait()
+        self._calls.open(call, steps)
+        return call.wait()
+
+    def begin(self, call: Call, steps: Steps) -> Handle:
+        """Make a call that goes on in the background; raises as `run` does."""
+        return self._calls.begin(call, steps)
+
+    def advance(self) -> None:
+        """Advance every call in flight of this thread, without waiting; no-op if a progress thread does so."""
+        self._calls.advance()
+
+    def check(
+        self,
+        call: Call,
+        mark: int,
+        traffic: Traffic | None = None,
+        values: AnyArray | None = None,
+        sums: AnyArray | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        combine: Combine = add,
+    ) -> Steps:
+        """Raise on every rank unless all make this call; a small vector may be summed in the same messages.
+
+        See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order, or follow
+        `enter`.
+        """
+        if not self._verify and values is None:
+            call.arrival = 0  # until it ends, as nothing distinguishes a rank that is late from one that is silent
+            return iter(())
+        trace = self.trace
+        if trace is not None and meanwhile is not None:
+            meanwhile = trace.around("prepare", meanwhile)
+        steps = self._call_check.steps(call, mark, traffic, values, sums, meanwhile, combine)
+        return steps if trace is None else traced_check(call, trace, steps, values)
+
+    def enter(self, call: Call) -> None:
+        """Give a call its number now, before the ranks begin to compare it."""
+        if (self._verify or call.is_compared) and not call.is_pairwise:
+            self._call_check.enter(call)
+
+    def sum_small(self, call: Call, values: AnyArray, sums: AnyArray, traffic: Traffic) -> Steps:
+        """Sum a vector of up to `swapped_bytes` within a call on which the ranks have agreed."""
+        yield from self.turn_of(call)
+        yield from self._call_check.sum(call, values, sums, traffic)
+
+    def turn_of(self, call: Call) -> Steps:
+        """Wait until all calls that were begun before have ended.
+
+        Calls that use MPI's own collectives must start them in one order on all ranks, in whichever order calls are
+        driven.
+        """
+        return self._calls.turn_of(call)
+
+    await_request = staticmethod(await_request)
+
+    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
+        """Poll a request of this communicator up to the timeout; it is no call, so other ranks need not wait too."""
+        try:
+            wait(request, self.timeout, describe, self.given_up)
+        except BaseException as error:
+            raise self._giving_up.abort(error, request) from error
 
     def agree(self, mark: int, describe: Callable[[], str]) -> None:
         """Raise on every rank unless all make this call, which does nothing else."""
@@ -273,12 +335,9 @@ class Communicator:
             self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
         raise marked(error) from None
 
-    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
-        """Poll a request of this communicator up to the timeout; it is no call, so other ranks need not wait too."""
-        try:
-            wait(request, self.timeout, describe, self.given_up)
-        except BaseException as error:
-            raise self.abort(error, request) from error
+    def give_up(self, error: BaseException) -> None:
+        """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
+        self._giving_up.give_up(error)
 
     def span(self, name: str, **details: object) -> AbstractContextManager[None]:
         """Record a call, if there is a trace."""
@@ -311,6 +370,33 @@ class Communicator:
     def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
         """Return the program of this rank's part of an all-reduce of `n` elements, compiled once."""
         return self._routes.program(topology, n, alignment, piece_elements)
+
+    def fixed_tag(self) -> int:
+        """Return a tag for one long-lived user of this communicator; all ranks take theirs in the same order."""
+        return self._users.fixed_tag()
+
+    def next_tag(self) -> int:
+        """Return a tag for one call; all ranks take theirs in the same order."""
+        return self._calls.next_tag()
+
+    def tags_unused(self) -> AbstractContextManager[None]:
+        """Take back the tags of long-lived users that are made in this block, since they never communicate."""
+        return self._users.tags_unused()
+
+    def tags_unused_on_error(self) -> AbstractContextManager[None]:
+        """Take back the tags of a long-lived user whose constructor fails in this block."""
+        return self._users.tags_unused_on_error()
+
+    def common(self, kind: type[_Kind]) -> _Kind:
+        """Return the object of this class that all long-lived users of this communicator share on this rank."""
+        return self._users.common(kind)
+
+    def persistent(self, owner: object) -> Cache:
+        """Return a cache for a long-lived user's persistent requests, of one program on the same buffers.
+
+        Requests and their buffers stay until the next call after `owner`, which is referred to weakly, is gone.
+        """
+        return self._users.persistent(owner)
 
     # Dense sums ------------------------------------------------------------------------------------------------------
 
@@ -367,11 +453,6 @@ class Communicator:
         steps = self._sums.of_arrays(self, call, source, target, name, Traffic(), mark, background=True)
         with self.span("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
-
-    def dense(self, values: AnyArray, dtype: str, mean: bool, out: AnyArray, traffic: Traffic) -> None:
-        """Make `dense_steps` a call of its own, on which the ranks do not agree before."""
-        call = Call(self, lambda: "a dense sum", traffic.clock)
-        self.run(call, self.dense_steps(call, values, dtype, mean, out, traffic))
 
     def dense_steps(
         self,
@@ -609,3 +690,37 @@ class Communicator:
             The ranks pass different grids.
         """
         return splitting.arrange(self, shape, self.split)
+
+    # Ends of calls, for `Call` and `Backoff` --------------------------------------------------------------------------
+
+    def before(self, call: Call) -> Iterable[Call]:
+        """Return the calls in flight that were begun before this one."""
+        return self._calls.before(call)
+
+    def end(self, call: Call) -> None:
+        """Remove a call that has ended from those in flight."""
+        self._calls.end(call)
+
+    def drop(self, call: Call) -> None:
+        """Keep a call whose handle was dropped before the call ended, so that `close` reports it."""
+        self._calls.drop(call)
+
+    def fail(self, call: Call, error: BaseException) -> BaseException:
+        """End a call that has failed, and the communicator if need be; return the error to raise."""
+        return self._giving_up.fail(call, error)
+
+    def given_up(self) -> bool:
+        """Return whether another rank has given the communicator up."""
+        return self.missing.another_gave_up()
+
+    def tolerates_mismatch(self, call: Call) -> bool:
+        """Return True if this rank could go on with the communicator after a mismatch in this call."""
+        return self._giving_up.tolerates_mismatch(call)
+
+    def mark_raised(self) -> None:
+        """Record that an error was raised to the caller: later calls then raise CommunicatorClosed."""
+        self._giving_up.mark_raised()
+
+    def raise_failure(self) -> NoReturn:
+        """Raise the error for which the communicator was given up, in another call than the one that failed."""
+        self._giving_up.raise_failure()

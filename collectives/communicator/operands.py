@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -10,8 +10,10 @@ from mpi4py import MPI
 from collectives.annotations import Array
 from collectives.arrays.elements import COMBINE, FLOATS, INTEGERS
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
-from collectives.communicator.group import Group
 from collectives.consistency.call_check import fingerprint
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
 
 _OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
 _CALLS = {op: (f"allreduce({op})", f"allreduce({op}), out") for op in COMBINE}
@@ -19,7 +21,7 @@ _NUMERIC = FLOATS + INTEGERS
 _SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
 
 
-def operand(group: Group, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
+def operand(group: Communicator, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
     """Return the vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
 
     Raises
@@ -35,7 +37,7 @@ def operand(group: Group, x: Array, call: str, allowed: tuple[str, ...], crosses
         group.reject(type(error)(f"{group.here}, {call}: {error}"), call)
 
 
-def writable_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+def writable_operand(group: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
     """Return the vector of an array that must not be read-only; raises as `operand` does."""
     vector = operand(group, x, call, allowed)
     if is_read_only(vector, x):
@@ -43,7 +45,7 @@ def writable_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]
     return vector
 
 
-def operands(group: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
+def operands(group: Communicator, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
     """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
 
     Raises as `operand` does.
@@ -75,7 +77,7 @@ def in_place(source: Flat, target: Flat) -> bool:
     return source.place.is_same(target.place)
 
 
-def like_operand(group: Group, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
+def like_operand(group: Communicator, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return a new array of the library and element type of `x`; raises as `operand` does if that fails."""
     try:
         return empty_like(x, shape)
@@ -85,7 +87,7 @@ def like_operand(group: Group, x: Array, call: str, shape: tuple[int, ...] | Non
         group.reject(MemoryError(f"{group.here}, {call}: {error}"), call)
 
 
-def rows_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+def rows_operand(group: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
     """Return the vector of an array that is to be put below those of other ranks; raises as `operand` does."""
     rows = operand(group, x, call, allowed)
     if not rows.shape:
@@ -94,7 +96,7 @@ def rows_operand(group: Group, x: Array, call: str, allowed: tuple[str, ...]) ->
     return rows
 
 
-def operation(group: Group, op: object) -> str:
+def operation(group: Communicator, op: object) -> str:
     """Return the name of an all-reduce's operation; raises ValueError on every rank unless an all-reduce can do it.
 
     MPI's own operations have names of MPI's, and are compared by identity alone.
@@ -120,12 +122,12 @@ def _choices() -> str:
     return ", ".join(map(repr, COMBINE))
 
 
-def require_root(group: Group, root: int, call: str) -> None:
+def require_root(group: Communicator, root: int, call: str) -> None:
     """Raise ValueError on every rank unless `root` is a rank."""
     if root not in range(group.size):
         group.agree(fingerprint(call), lambda: call)
         raise ValueError(f"{group.here}: there is no rank {root} to broadcast from")
 
 
-def _refuse(group: Group, call: str, problem: str) -> NoReturn:
+def _refuse(group: Communicator, call: str, problem: str) -> NoReturn:
     group.reject(ValueError(f"{group.here}, {call}: {problem}"), call)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import index
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
@@ -15,12 +16,14 @@ from mpi4py import MPI
 from collectives.annotations import Array, Bytes
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
-from collectives.communicator.group import Group
 from collectives.communicator.users import FIXED_TAGS
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.staged import staged
 from collectives.progress.polling import wait
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
 
 LARGEST_TAG = 300
 """MPI guarantees 32767 tags. Collectives take 32000, and each tag of a message is two."""
@@ -29,33 +32,33 @@ _FIRST_TAG = 2 * FIXED_TAGS
 _DESCRIPTION_BYTES = 96
 
 
-def send(group: Group, x: Array, to: int, tag: int, verify: bool) -> None:
+def send(group: Communicator, x: Array, to: int, tag: int, verify: bool) -> None:
     """Send an array to another rank, and wait for it."""
     vector, name = _validated(group, "send", x, "to", to, tag)
     with group.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
         group.run(*_sending(group, name, vector, to, tag, verify))
 
 
-def begin_send(group: Group, x: Array, to: int, tag: int, verify: bool) -> Handle:
+def begin_send(group: Communicator, x: Array, to: int, tag: int, verify: bool) -> Handle:
     """Begin to send an array to another rank."""
     vector, name = _validated(group, "isend", x, "to", to, tag)
     return group.begin(*_sending(group, name, vector, to, tag, verify))
 
 
-def receive(group: Group, out: Array, source: int, tag: int, verify: bool) -> Array:
+def receive(group: Communicator, out: Array, source: int, tag: int, verify: bool) -> Array:
     """Overwrite `out` with the array that another rank sends, and return it."""
     vector, name = _validated(group, "recv", out, "from", source, tag)
     with group.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
         return group.run(*_receiving(group, name, vector, out, source, tag, verify))
 
 
-def begin_receive(group: Group, out: Array, source: int, tag: int, verify: bool) -> Handle:
+def begin_receive(group: Communicator, out: Array, source: int, tag: int, verify: bool) -> Handle:
     """Begin to overwrite `out` with the array that another rank sends."""
     vector, name = _validated(group, "irecv", out, "from", source, tag)
     return group.begin(*_receiving(group, name, vector, out, source, tag, verify))
 
 
-def _sending(group: Group, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
+def _sending(group: Communicator, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
     call = _call(group, name, lambda: f"{group.here}: rank {to} does not receive; {name}")
     copied = None if vector.staging is None else vector.staging.fetch()
     if copied is not None:  # before the next message of this tag can begin
@@ -65,7 +68,7 @@ def _sending(group: Group, name: str, vector: Flat, to: int, tag: int, verify: b
 
 
 def _receiving(
-    group: Group, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
+    group: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
 ) -> tuple[Call, Steps]:
     call = _call(group, name, lambda: f"{group.here}: nothing from rank {source}; {name}")
     call.result = out
@@ -73,7 +76,7 @@ def _receiving(
     return call, staged(call, steps, None, vector.staging)
 
 
-def _validated(group: Group, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
+def _validated(group: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
     """Return the vector of an array, and the call in words."""
     try:
         vector = flat(x, COPIED)
@@ -88,14 +91,14 @@ def _validated(group: Group, call: str, x: Array, preposition: str, peer: int, t
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 
-def _call(group: Group, name: str, describe: Callable[[], str]) -> Call:
+def _call(group: Communicator, name: str, describe: Callable[[], str]) -> Call:
     call = Call(group, lambda: name)
     call.is_pairwise, call.describe = True, describe
     call.arrival = 0  # the other rank may have yet to come, however long that takes it
     return call
 
 
-def _send(group: Group, call: Call, vector: Flat, to: int, tag: int, verify: bool) -> Steps:
+def _send(group: Communicator, call: Call, vector: Flat, to: int, tag: int, verify: bool) -> Steps:
     requests = []
     if verify:
         requests.append(group.mpi_comm.Isend(_header(vector), to, tag))
@@ -105,7 +108,7 @@ def _send(group: Group, call: Call, vector: Flat, to: int, tag: int, verify: boo
         yield from group.await_request(call, request, call.describe)
 
 
-def _receive(group: Group, call: Call, vector: Flat, source: int, tag: int, verify: bool) -> Steps:
+def _receive(group: Communicator, call: Call, vector: Flat, source: int, tag: int, verify: bool) -> Steps:
     header = np.zeros(_DESCRIPTION_BYTES, np.uint8)
     heading = group.mpi_comm.Irecv(header, source, tag) if verify else None
     request = group.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)

@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from operator import index
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from mpi4py import MPI
 
-from collectives.communicator.group import Group
 from collectives.consistency.call_check import fingerprint
 from collectives.execution.handle import Call, Steps
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
 
 _MOST = 2**31 - 1
 
@@ -32,7 +34,7 @@ class Closable(Protocol):
 Line = TypeVar("Line", bound=Closable)
 
 
-def split(group: Group, color: int | None, key: int) -> MPI.Comm | None:
+def split(group: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     """Return MPI's communicator of the ranks with this colour; None for no colour."""
     name = "split()"
     try:
@@ -46,7 +48,7 @@ def split(group: Group, color: int | None, key: int) -> MPI.Comm | None:
     return None if color is None else part
 
 
-def _steps(group: Group, call: Call, check: Steps, color: int, key: int) -> Steps:
+def _steps(group: Communicator, call: Call, check: Steps, color: int, key: int) -> Steps:
     yield from check
     yield from group.turn_of(call)
     # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come
@@ -104,7 +106,7 @@ class Grid(Generic[Line]):
         return f"Grid({places})"
 
 
-def arrange(group: Group, shape: Mapping[str, int], split: Callable[[int, int], Line | None]) -> Grid[Line]:
+def arrange(group: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Line | None]) -> Grid[Line]:
     """Return the ranks on a grid; `split` makes the communicator of the ranks of a colour, numbered by a key."""
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     try:

@@ -4,80 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
-
-from collectives.annotations import Testable
 from collectives.compiling import keep_uncompiled
-from collectives.execution.workers import Workers
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
-from collectives.trace.recorder import Trace
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
 
 Steps = Iterator[bool]
 """Steps of a call: each resumption does a small part of it, never waits, and yields whether anything moved."""
-
-
-class CallGroup(Protocol):
-    """Interface of a communicator that its calls depend on; `collectives.communicator.Communicator` implements it."""
-
-    mpi_comm: MPI.Comm
-    here: str
-    timeout: float
-    arrival_timeout: float
-    trace: Trace | None
-    workers: Workers | None
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error for which the communicator was given up."""
-        ...
-
-    given_up: Callable[[], bool]
-
-    def tolerates_mismatch(self, call: Call) -> bool:
-        """Return whether this rank can go on with the communicator after a mismatch in this call."""
-        ...
-
-    def enter(self, call: Call) -> None:
-        """Give a call its number now, before the ranks begin to compare it."""
-        ...
-
-    def before(self, call: Call) -> Iterable[Call]:
-        """Return the calls in flight that began before this one."""
-        ...
-
-    def turn_of(self, call: Call) -> Steps:
-        """Wait until all calls that began before have ended."""
-        ...
-
-    def await_request(self, call: Call, request: Testable, describe: Callable[[], str]) -> Steps:
-        """Wait for a request, as part of a call."""
-        ...
-
-    def drop(self, call: Call) -> None:
-        """Note that a caller has dropped the handle of a call before the call ended."""
-        ...
-
-    def end(self, call: Call) -> None:
-        """Note that a call has ended."""
-        ...
-
-    def fail(self, call: Call, error: BaseException) -> BaseException:
-        """Note that a call has failed; return the error to raise."""
-        ...
-
-    def mark_raised(self) -> None:
-        """Note that an error was raised to the caller."""
-        ...
-
-    def raise_failure(self) -> NoReturn:
-        """Raise the error for which the communicator was given up."""
-        ...
 
 
 _ENDED: Steps = iter(())
@@ -92,8 +32,7 @@ class Call(Backoff):
 
     Parameters
     ----------
-    group : CallGroup
-        The communicator.
+    group : Communicator
     name : callable
         Returns a description of the call for messages.
     clock : callable
@@ -134,7 +73,7 @@ class Call(Backoff):
         End of a call that the progress thread drives; None: the thread that waits drives it.
     """
 
-    group: CallGroup
+    group: Communicator
     tag = number = 0
     steps = _ENDED
     owners: tuple[object, ...] = ()
@@ -144,7 +83,7 @@ class Call(Backoff):
     is_pairwise = background = is_compared = busy = done = seen = detached = dropped = False
 
     def __init__(
-        self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
+        self, group: Communicator, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(group, name, clock)
         self.name = name

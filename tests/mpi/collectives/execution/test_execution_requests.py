@@ -17,12 +17,8 @@ pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
 
 
 def requests_of(comm: Communicator) -> list[MPI.Request]:
-    """All persistent requests of the communicator's users, by what would free them."""
-    found: list[MPI.Request] = []
-    frees: list[Any] = [free for _, free in comm._users._held.values()]
-    for free in frees:
-        found += free.args[0].values()
-    return found
+    """Return the persistent requests of the communicator's users."""
+    return [request for _, cache in comm._users._requests.values() for request in cache.values()]
 
 
 def test_requests_of_aggregators_that_are_gone_are_freed(comm: Communicator) -> None:
@@ -38,7 +34,7 @@ def test_requests_of_aggregators_that_are_gone_are_freed(comm: Communicator) -> 
     gc.collect()
     comm.barrier()
     assert all(request == MPI.REQUEST_NULL for request in requests)
-    assert not comm._users._held
+    assert not comm._users._requests
 
 
 def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:

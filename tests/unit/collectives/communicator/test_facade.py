@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -36,3 +38,26 @@ def test_parts_know_that_the_communicator_ended() -> None:
     with pytest.raises(RuntimeError, match="cannot be used, an earlier call failed: ValueError"):
         comm.barrier()
     assert comm.calls_in_flight == 0
+
+
+def test_a_subclass_overrides_methods_that_parts_implement() -> None:
+    class Counted(Communicator):
+        runs = 0
+
+        def run(self, call: Any, steps: Any) -> Any:
+            self.runs += 1
+            return super().run(call, steps)
+
+    with Counted(MPI.COMM_SELF) as comm:
+        comm.allreduce(np.ones(100))
+        comm.barrier()
+        assert comm.runs == 2
+
+
+def test_the_class_has_all_methods_with_their_documentation() -> None:
+    comm = Communicator(MPI.COMM_SELF)
+    methods = [name for name in dir(comm) if not name.startswith("_") and callable(getattr(comm, name))]
+    for name in methods:
+        assert inspect.getdoc(getattr(Communicator, name)), name
+    assert {"run", "begin", "advance", "check", "turn_of", "await_request", "fixed_tag", "persistent"} <= {*methods}
+    comm.close()
