@@ -66,7 +66,7 @@ class Flights:
             self.driver.flush()
 
 
-class GivingUp:
+class Ending:
     """End of all calls of a communicator, here and on the other ranks.
 
     Attributes
@@ -247,7 +247,7 @@ class GivingUp:
 def close(
     comm: Communicator,
     flights: Flights,
-    giving_up: GivingUp,
+    ending: Ending,
     call_check: CallCheck | None,
     free: Iterable[Callable[[], None]],
 ) -> None:
@@ -256,14 +256,14 @@ def close(
     Parameters
     ----------
     comm : Communicator
-    flights, giving_up
+    flights, ending
         Parts of it.
     call_check : CallCheck or None
         Part of it by which the ranks compare the call; None: they do not.
     free : iterable of callable
         Functions that free memory and requests of it.
     """
-    if giving_up.broken:
+    if ending.broken:
         return
     if flights.driver is not None:
         flights.driver.flush()
@@ -275,11 +275,11 @@ def close(
         comm.run(closing, _agree_on_closing(closing, call_check))
     if flights.pairwise:
         # other ranks need not know of these calls, whose requests stay with MPI
-        flights.where_driven(giving_up.end_by_closing)
+        flights.where_driven(ending.end_by_closing)
         return
     if comm.trace is not None:
         comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
-    giving_up.broken = _CLOSED
+    ending.broken = _CLOSED
     if comm.workers is not None:
         comm.workers.close()
     for function in free:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,13 +14,12 @@ from collectives.annotations import AnyArray, Array
 from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting
-from collectives.communicator.calls import Calls, await_request, traced_check
-from collectives.communicator.ending import Flights, GivingUp, close
+from collectives.communicator.calls import Calls, Users, await_request, traced_check
+from collectives.communicator.ending import Ending, Flights, close
 from collectives.communicator.exchanges import NUMBERS
 from collectives.communicator.operands import operands, operation
 from collectives.communicator.routes import Routes
 from collectives.communicator.splitting import Grid
-from collectives.communicator.users import Users
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import CallCheck, fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
@@ -96,7 +95,12 @@ class Communicator:
         All ranks share memory.
     swapped_bytes : int
         Longest vector that can be summed in the messages of a call's check.
+    calls : Calls
+        Calls in flight, and their order.
+    ending : Ending
+        End of the communicator after a call that failed.
     missing : MissingRanks
+        Messages about ranks that do not come.
     traffic : Traffic
         Cost of all calls of `allreduce` so far.
     trace : Trace or None
@@ -148,8 +152,8 @@ class Communicator:
         self.missing = MissingRanks(self.mpi_comm, self.timeout)
         self._verify = verify
         self._hold_parts()
-        reject_in_children(self._giving_up)
-        leave_at_exit(self._giving_up)
+        reject_in_children(self.ending)
+        leave_at_exit(self.ending)
         self.piece_bytes = piece_bytes
         try:
             self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
@@ -161,14 +165,14 @@ class Communicator:
         self.traffic = Traffic()
         if trace is not None:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
-            self._giving_up.trace = self.trace
+            self.ending.trace = self.trace
 
     def _hold_parts(self) -> None:
         self._flights, self._users, self._sums = Flights(), Users(), DenseSums()
         self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
         kept = self.mpi_comm, self._call_check, self._users, self._sums
-        self._giving_up = GivingUp(self._flights, self.missing, self.here, self.size, self.workers, *kept)
-        self._calls = Calls(self.mpi_comm, self.here, self._flights, self._giving_up, self._users)
+        self.ending = Ending(self._flights, self.missing, self.here, self.size, self.workers, *kept)
+        self.calls = Calls(self.mpi_comm, self.here, self._flights, self.ending, self._users)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
@@ -186,7 +190,7 @@ class Communicator:
     @property
     def failure(self) -> BaseException | None:
         """The error for which the communicator was given up."""
-        return self._giving_up.failure
+        return self.ending.failure
 
     def __enter__(self) -> Self:
         return self
@@ -197,7 +201,7 @@ class Communicator:
         if kind is None:
             self.close()
         else:
-            self._giving_up.leave_block(error)
+            self.ending.leave_block(error)
 
     def __del__(self) -> None:
         # MPI goes on writing to the buffers of a call under way, though nobody waits for it any more.
@@ -218,7 +222,7 @@ class Communicator:
             The trace cannot be written.
         """
         free = self._sums.free, self._users.free_all, self._call_check.free, self.mpi_comm.Free
-        close(self, self._flights, self._giving_up, self._call_check if self._verify else None, free)
+        close(self, self._flights, self.ending, self._call_check if self._verify else None, free)
 
     def start_progress_thread(self) -> bool:
         """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
@@ -236,12 +240,12 @@ class Communicator:
         RuntimeError
             A call is in flight.
         """
-        return self._calls.start_progress_thread(self.trace)
+        return self.calls.start_progress_thread(self.trace)
 
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
-        return self._calls.lacks_thread_support
+        return self.calls.lacks_thread_support
 
     # Operations of your own ------------------------------------------------------------------------------------------
 
@@ -258,16 +262,16 @@ class Communicator:
         if driver is not None:
             driver.reject_waiting(call.name)
             return self.begin(call, steps).wait()
-        self._calls.open(call, steps)
+        self.calls.open(call, steps)
         return call.wait()
 
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background; raises as `run` does."""
-        return self._calls.begin(call, steps)
+        return self.calls.begin(call, steps)
 
     def advance(self) -> None:
         """Advance every call in flight of this thread, without waiting; no-op if a progress thread does so."""
-        self._calls.advance()
+        self.calls.advance()
 
     def check(
         self,
@@ -309,7 +313,7 @@ class Communicator:
         Calls that use MPI's own collectives must start them in one order on all ranks, in whichever order calls are
         driven.
         """
-        return self._calls.turn_of(call)
+        return self.calls.turn_of(call)
 
     await_request = staticmethod(await_request)
 
@@ -318,7 +322,7 @@ class Communicator:
         try:
             wait(request, self.timeout, describe, self.given_up)
         except BaseException as error:
-            raise self._giving_up.abort(error, request) from error
+            raise self.ending.abort(error, request) from error
 
     def agree(self, mark: int, describe: Callable[[], str]) -> None:
         """Raise on every rank unless all make this call, which does nothing else."""
@@ -335,9 +339,13 @@ class Communicator:
             self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
         raise marked(error) from None
 
+    def given_up(self) -> bool:
+        """Return whether another rank has given the communicator up."""
+        return self.missing.another_gave_up()
+
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
-        self._giving_up.give_up(error)
+        self.ending.give_up(error)
 
     def span(self, name: str, **details: object) -> AbstractContextManager[None]:
         """Record a call, if there is a trace."""
@@ -377,7 +385,7 @@ class Communicator:
 
     def next_tag(self) -> int:
         """Return a tag for one call; all ranks take theirs in the same order."""
-        return self._calls.next_tag()
+        return self.calls.next_tag()
 
     def tags_unused(self) -> AbstractContextManager[None]:
         """Take back the tags of long-lived users that are made in this block, since they never communicate."""
@@ -690,37 +698,3 @@ class Communicator:
             The ranks pass different grids.
         """
         return splitting.arrange(self, shape, self.split)
-
-    # Ends of calls, for `Call` and `Backoff` --------------------------------------------------------------------------
-
-    def before(self, call: Call) -> Iterable[Call]:
-        """Return the calls in flight that were begun before this one."""
-        return self._calls.before(call)
-
-    def end(self, call: Call) -> None:
-        """Remove a call that has ended from those in flight."""
-        self._calls.end(call)
-
-    def drop(self, call: Call) -> None:
-        """Keep a call whose handle was dropped before the call ended, so that `close` reports it."""
-        self._calls.drop(call)
-
-    def fail(self, call: Call, error: BaseException) -> BaseException:
-        """End a call that has failed, and the communicator if need be; return the error to raise."""
-        return self._giving_up.fail(call, error)
-
-    def given_up(self) -> bool:
-        """Return whether another rank has given the communicator up."""
-        return self.missing.another_gave_up()
-
-    def tolerates_mismatch(self, call: Call) -> bool:
-        """Return True if this rank could go on with the communicator after a mismatch in this call."""
-        return self._giving_up.tolerates_mismatch(call)
-
-    def mark_raised(self) -> None:
-        """Record that an error was raised to the caller: later calls then raise CommunicatorClosed."""
-        self._giving_up.mark_raised()
-
-    def raise_failure(self) -> NoReturn:
-        """Raise the error for which the communicator was given up, in another call than the one that failed."""
-        self._giving_up.raise_failure()

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from collectives.annotations import Array, Bytes
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
-from collectives.communicator.users import FIXED_TAGS
+from collectives.communicator.calls import FIXED_TAGS
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.staged import staged

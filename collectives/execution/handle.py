@@ -123,7 +123,7 @@ class Call(Backoff):
         if self.completion is not None:
             self.completion.wait()
             if self.completion.lost:
-                self.group.raise_failure()
+                self.group.ending.raise_failure()
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
@@ -138,7 +138,7 @@ class Call(Backoff):
                     else:
                         self.idle()
                         if group.failure is not None:
-                            group.raise_failure()
+                            group.ending.raise_failure()
                 self.owners = ()
                 self._release()
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -158,13 +158,13 @@ class Call(Backoff):
     def standstill_s(self, rest: bool) -> float:
         """Return the shortest stall among calls that may have to end first; they have timeouts of their own."""
         # A busy call whose waiting does not drive this one is interrupted, and cannot end before this one.
-        moving = (one for one in self.group.before(self) if (not rest if one.busy else one.background))
+        moving = (one for one in self.group.calls.before(self) if (not rest if one.busy else one.background))
         return min((one.stalled_s for one in moving), default=math.inf)
 
     def mark_raised(self) -> None:
         """Note that an error was raised: of this call, or the one for which the communicator was given up."""
         super().mark_raised()
-        self.group.mark_raised()
+        self.group.ending.mark_raised()
 
     def mark_seen(self) -> None:
         """Note that the caller has seen that the call ended."""
@@ -186,7 +186,7 @@ class Call(Backoff):
         if isinstance(self.steps, Generator):
             with suppress(BaseException):
                 self.steps.throw(error)  # so that they clean up; an error of their own has ended them already
-        self.error = self.group.fail(self, error)
+        self.error = self.group.ending.fail(self, error)
         del error  # its traceback may refer to this frame, which would be a cycle of references
         self._release()
 
@@ -195,7 +195,7 @@ class Call(Backoff):
         if self.idle_turns:
             self.moved()
         self.done = True
-        self.group.end(self)
+        self.group.calls.end(self)
         self.steps, self.describe = _ENDED, _nothing
         if self.completion is not None:
             self.completion.finish()
@@ -226,7 +226,7 @@ class Handle:
         if call.completion is None:
             call.advance_all()
         elif call.completion.lost:
-            call.group.raise_failure()
+            call.group.ending.raise_failure()
         if call.done:
             call.mark_seen()
         if call.error is not None:
@@ -274,4 +274,4 @@ class Handle:
         call = self._call
         if not (call.seen or call.detached):
             call.dropped = True
-            call.group.drop(call)
+            call.group.calls.drop(call)
