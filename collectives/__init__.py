@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from collectives.children import leave_mpi_uninitialized
+from collectives.launcher import leave_mpi_uninitialized
 from collectives.mpi_library import explained
 
 if TYPE_CHECKING:

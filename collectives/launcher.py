@@ -1,19 +1,48 @@
-"""Processes that a launcher started and MPI has not joined into one job.
+"""Processes that are no ranks of the job, though a launcher or a rank has started them.
 
 A launcher of another MPI, or of no MPI, starts N processes, and each is alone in COMM_WORLD: N models would be trained
 unnoticed, each on one N-th of the work. The size that launchers put into the environment reveals them.
+
+A process that a rank starts has the variables by which MPI finds the rank's job. If it initializes MPI, it takes the
+rank's place: the rank then dies of a segmentation fault or waits for ever. So a rank leaves a mark in its environment.
+A process with the mark of another process, and the same variables, loads mpi4py without initializing MPI.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import current_process, util
+from types import TracebackType
+from typing import Any, NamedTuple
 
-from collectives.children import ALONE
+import mpi4py
 
+ALONE = "MPICOMP_ALONE"
+MARK = "MPICOMP_RANK_PROCESS"  # process and name of the rank, the socket and the variables by which it found its job
+_WITHOUT_MPI = "MPI4PY_RC_INITIALIZE"
+# By these a process finds the job that it is a rank of. Open MPI's other settings, such as the transport, stay.
+LAUNCHERS = (
+    "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_", "OMPI_NUM_APP", "OMPI_FIRST_RANKS", "OMPI_MCA_ess",
+    "OMPI_MCA_orte_", "OMPI_MCA_pmix", "PRTE_", "PMIX_", "PMI_", "PMI2_", "PALS_", "HYDI_", "HYDRA_",
+    "MPI_LOCAL", "MV2_COMM_WORLD_", "MPISPAWN_", "FLUX_", "SLURM_",
+)  # fmt: skip
+# Those that are another rank's or another job's as soon as one of them differs.
+_PLACES = (
+    "PMIX_NAMESPACE", "PMIX_RANK", "PMI_JOBID", "PMI_ID", "PMI_PORT", "PMI_RANK", "PMI_FD", "MPISPAWN_ID",
+    "FLUX_JOB_ID", "FLUX_TASK_RANK", "PALS_APID", "PALS_RANKID",
+)  # fmt: skip
 _OF_ANOTHER_MPI = "it belongs to another MPI than the library that mpi4py loaded: use the mpirun beside that library"
 _NO_MPI = "it starts no MPI ranks: use mpirun"
 _NO_PMIX = "use srun --mpi=pmix (srun --mpi=list shows what your Slurm has), or mpirun within the allocation"
+
+
+# Processes that MPI has not joined ------------------------------------------------------------------------------------
 
 
 class _Launcher(NamedTuple):
@@ -92,3 +121,112 @@ def problem(size: int, environ: Mapping[str, str]) -> str:
         f"they would train separate models. {found.cure[0].upper()}{found.cure[1:]}. Where this is meant, use "
         f"Communicator(alone=True) or set {ALONE}=1"
     )
+
+
+# Processes that a rank has started ------------------------------------------------------------------------------------
+
+
+class Parent(NamedTuple):
+    """A rank that has started this process, in words as in ``"rank 1 of 4"``."""
+
+    pid: int
+    here: str
+
+
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a process is no rank of this job, and finds the same MPI and GPUs otherwise."""
+    return {name: value for name, value in environ.items() if not name.startswith((*LAUNCHERS, MARK))}
+
+
+def mark(here: str) -> None:
+    """Mark the environment of this process, in which MPI is initialized; `here` names the rank."""
+    place = _place()
+    if place and parent() is None:
+        os.environ[MARK] = f"{os.getpid()} {_socket() or 0} {place} {here}"
+        _keep_mpi_out_of_interpreters()
+
+
+def parent() -> Parent | None:
+    """Return the rank that started this process; None: this process may be a rank itself."""
+    pid, _, rest = os.environ.get(MARK, "").partition(" ")
+    socket, _, rest = rest.partition(" ")
+    place, _, here = rest.partition(" ")
+    if not here or int(pid) == os.getpid() or place != _place():
+        return None
+    # MPICH's ranks of another job have the same variables, and a socket of their own
+    return Parent(int(pid), here) if _socket() in {None, int(socket)} else None
+
+
+def leave_mpi_uninitialized() -> None:
+    """Load mpi4py without initializing MPI in a process that a rank has started, unless it is meant to be alone."""
+    if parent() is not None:
+        if os.environ.get(ALONE, "0") == "1":
+            forget_launcher()
+        else:
+            mpi4py.rc.initialize = False
+
+
+def forget_launcher() -> None:
+    """Remove the variables of the rank's launcher: MPI then makes a job of this process alone."""
+    kept = without_launcher(os.environ)
+    for name in set(os.environ) - set(kept):
+        del os.environ[name]
+
+
+def problem_of_child() -> str:
+    """Return why this process is no rank: cause and cure in words; empty if a rank has not started it."""
+    rank = parent()
+    if rank is None:
+        return ""
+    _end_the_rank_of_a_pool(rank.pid)
+    return (
+        f"process {os.getpid()} was started by {rank.here} and is no rank itself: MPI cannot be used here. Make the "
+        'communicator in the rank alone, under `if __name__ == "__main__":` where worker processes import the program, '
+        f"and give workers plain data. A program that needs no other rank may set {ALONE}=1"
+    )
+
+
+def _place() -> str:
+    """Return the variables by which MPI finds its place in a job; empty where no launcher has set any."""
+    return ",".join(f"{name}={os.environ[name].replace(' ', '_')}" for name in _PLACES if name in os.environ)
+
+
+def _socket() -> int | None:
+    """Return the inode of the socket to MPICH's launcher; None if this process has no such socket."""
+    with suppress(KeyError, ValueError, OSError):
+        found = os.fstat(int(os.environ["PMI_FD"]))
+        if stat.S_ISSOCK(found.st_mode):
+            return found.st_ino
+    return None
+
+
+def _keep_mpi_out_of_interpreters() -> None:
+    """Have interpreters that multiprocessing starts load mpi4py without MPI, even where the program loads it first."""
+    start, changing = util.spawnv_passfds, threading.Lock()
+
+    def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        with changing:
+            before = os.environ.get(_WITHOUT_MPI)
+            os.environ[_WITHOUT_MPI] = "0"
+            try:
+                return start(path, args, passfds)
+            finally:
+                del os.environ[_WITHOUT_MPI]
+                if before is not None:
+                    os.environ[_WITHOUT_MPI] = before
+
+    util.spawnv_passfds = spawnv_passfds
+
+
+def _end_the_rank_of_a_pool(rank: int) -> None:
+    """End the rank if the program cannot be imported: a `multiprocessing.Pool` would start workers again for ever."""
+    process, report = current_process(), sys.excepthook
+    if "PoolWorker" not in process.name or not hasattr(process, "_inheriting"):
+        return
+
+    def report_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        report(kind, error, trace)
+        os.kill(rank, signal.SIGTERM)
+
+    # called where the import fails, and for nothing else: an error of a worker's task goes to the rank
+    sys.excepthook = report_and_end

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         CommunicatorClosed,
         NonFiniteGradient,
     )
-    from collectives.abort import install_abort_hook
+    from collectives.process_end import install_abort_hook
     from collectives.threads.run_local import run_local
     from mpicomp.algorithms import (
         ALGORITHMS,
@@ -50,7 +50,7 @@ __version__ = "0.1.0"
 # Loaded at first use: importing mpi4py.MPI initialises MPI, and `mpicomp doctor` must work where MPI does not.
 # All other names are in `collectives` or `mpicomp.algorithms`.
 _HOMES = {
-    "install_abort_hook": "collectives.abort",
+    "install_abort_hook": "collectives.process_end",
     "load_state": "mpicomp.checkpoint.state",
     "redistribute": "mpicomp.checkpoint.redistribute",
     "run_local": "collectives.threads.run_local",

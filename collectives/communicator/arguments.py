@@ -13,13 +13,13 @@ from typing import NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
-from collectives import children, launcher
-from collectives.abort import install_unless_attended
+from collectives import launcher
 from collectives.arrays import gpu_mpi
 from collectives.consistency.call_check import assemble, gather_texts, refuse
 from collectives.cost.link import LinkModel
 from collectives.errors import LauncherMismatch, NotARank, marked
 from collectives.execution.workers import MOST_THREADS, Workers
+from collectives.process_end import install_unless_attended
 from collectives.progress.limits import timeouts
 from collectives.progress.polling import wait
 from collectives.quoting import one_line
@@ -89,12 +89,12 @@ def validate_arguments(
 
 def require_rank(alone: bool = False) -> None:
     """Raise NotARank in a process that a rank has started, unless it is to be `alone`: it then is a job of its own."""
-    problem = children.problem()
+    problem = launcher.problem_of_child()
     if not problem:
         return
-    if MPI.Is_initialized() or not (alone or os.environ.get(children.ALONE, "0") == "1"):
+    if MPI.Is_initialized() or not (alone or os.environ.get(launcher.ALONE, "0") == "1"):
         raise NotARank(problem)
-    children.forget_launcher()
+    launcher.forget_launcher()
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     atexit.register(MPI.Finalize)
 

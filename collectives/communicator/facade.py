@@ -30,9 +30,9 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
+from collectives.process_end import leave_at_exit, reject_in_children
 from collectives.progress.limits import eager_piece_bytes
 from collectives.progress.polling import keep_alive, wait
-from collectives.progress.process_end import leave_at_exit, reject_in_children
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.trace.recorder import Trace
 from collectives.trace.traffic import Traffic

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 from collectives.annotations import Testable, override
 from collectives.arrays.gpu_mpi.child import NO_START, WORKS, WRONG
-from collectives.children import without_launcher
+from collectives.launcher import without_launcher
 
 PATIENCE_S = 120.0  # PyTorch, from a disk that many ranks read at once, and CUDA
 CHILD = Path(__file__).with_name("child.py")

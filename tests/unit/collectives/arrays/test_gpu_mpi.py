@@ -18,9 +18,9 @@ from collectives import Communicator, Ring
 from collectives.arrays.gpu_mpi import claims, mode, probe, verdict
 from collectives.arrays.gpu_mpi.claims import Claim
 from collectives.arrays.gpu_mpi.probe import Outcome, Probe
-from collectives.children import without_launcher
 from collectives.dense import device_sum
 from collectives.dense.device_sum import DevicePayload
+from collectives.launcher import without_launcher
 from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, fake_devices
 

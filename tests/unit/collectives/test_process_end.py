@@ -10,14 +10,14 @@ import traceback
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, abort
+from collectives import CollectiveMismatch, process_end
 from mpicomp import Communicator, Marsit
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget that the hook is installed, and put back what it wraps."""
-    monkeypatch.setattr(abort, "_installed", False)
+    monkeypatch.setattr(process_end, "_installed", False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setattr(sys, "exit", sys.exit)
@@ -27,10 +27,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_installing_twice_wraps_once() -> None:
     before = sys.excepthook
-    abort.install_abort_hook()
+    process_end.install_abort_hook()
     installed = sys.excepthook, threading.excepthook
     assert before is not installed[0]
-    abort.install_abort_hook()
+    process_end.install_abort_hook()
     assert (sys.excepthook, threading.excepthook) == installed
 
 
@@ -45,13 +45,13 @@ def test_where_somebody_goes_on_after_an_exception_the_hook_is_not_installed_una
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     monkeypatch.setenv("MPICOMP_ABORT_HOOK", "0" if attended == "by who says so" else "1")
     before = sys.excepthook
-    abort.install_unless_attended()
+    process_end.install_unless_attended()
     assert (sys.excepthook is before) == (attended != "by nobody")
 
 
 def shown(error: BaseException) -> list[str]:
     """Lines that the hook would print."""
-    trace = abort._shortened(error, error.__traceback__)
+    trace = process_end._shortened(error, error.__traceback__)
     return "".join(traceback.format_exception(type(error), error, trace)).splitlines()
 
 

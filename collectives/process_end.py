@@ -1,0 +1,269 @@
+"""Ends of processes: of the job after an error, of a rank that others wait for, and of forked children.
+
+One rank's uncaught exception ends the whole job, instead of leaving the others waiting. A rank whose program ends
+notifies those that would wait for it.
+
+A process that is forked from a rank is no rank and cannot communicate: MPI's threads and connections stay with the
+parent. MPI_Finalize, which mpi4py calls when an interpreter ends, waits for ever in such a child. Children of
+`multiprocessing` leave by `os._exit` and do not call it; others, made by `os.fork`, are made to leave in the same way.
+"""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import atexit
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from types import TracebackType
+from typing import NoReturn, Protocol
+from weakref import WeakSet
+
+from mpi4py import MPI
+
+from collectives import trace as traces
+from collectives.errors import explains_itself
+from collectives.launcher import mark
+
+GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
+OURS = ("collectives", "mpicomp")
+_installed = False
+_status: int | None = None
+
+
+# Uncaught exceptions --------------------------------------------------------------------------------------------------
+
+
+def install_abort_hook() -> None:
+    """After an uncaught exception: print its traceback with the rank, write traces if there are any, then MPI_Abort.
+
+    A program that ends by `sys.exit`, `exit` or `quit` with a status other than 0 ends the job too, with this status.
+    After a status of 0 it does not: ranks may end one after the other.
+
+    The first `Communicator` over all ranks of a job calls it. Call it early in the program, so that it covers the lines
+    before the communicator, too. It wraps the hooks that are installed, for the main thread and others; calling it
+    again does nothing. KeyboardInterrupt aborts too. A program started with ``python -m mpi4py`` has a similar
+    behaviour.
+
+    Of an error whose message names cause and cure, such as CollectiveMismatch, the traceback shows the caller's lines
+    only; of any other error, and with ``MPICOMP_TRACEBACK=full``, it shows all.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    previous, previous_thread, rank = sys.excepthook, threading.excepthook, os.getpid()
+
+    def end_job(status: int = 1, reason: str = "") -> None:
+        if os.getpid() == rank:  # a process that was forked from one ends alone
+            _abort(status, reason)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with _at_once():
+            previous(kind, error, _shortened(error, trace))
+        end_job()
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            trace = _shortened(args.exc_value, args.exc_traceback)
+            args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
+        with _at_once():
+            previous_thread(args)
+        if not isinstance(args.exc_value, SystemExit):
+            end_job()
+        elif args.thread is None:  # in a callback of the progress thread; in another thread it ends that thread alone
+            end_after_status(status_code(args.exc_value.code))
+
+    def end_after_status(status: int) -> None:
+        if status and os.getpid() == rank:
+            time.sleep(GRACE_S)
+            end_job(status, f"the program ends with status {status}, ")
+
+    watch_exit_status()
+    atexit.register(lambda: end_after_status(exit_status()))
+    sys.excepthook, threading.excepthook = hook, thread_hook
+
+
+def install_unless_attended() -> None:
+    """Install the hook, except in an interactive session, under pytest, or with ``MPICOMP_ABORT_HOOK=0``."""
+    attended = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
+    if not attended and os.environ.get("MPICOMP_ABORT_HOOK") != "0":
+        install_abort_hook()
+
+
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """Collect all output to stderr and print it at once, so that lines of several ranks do not mix."""
+    # torch.distributed's hook, installed later, captures the output of this one and would show it afterwards
+    kept = isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
+    stream = sys.__stderr__ if kept else sys.stderr
+    text = io.StringIO()
+    try:
+        with redirect_stderr(text):
+            yield
+    finally:
+        print(text.getvalue(), end="", file=stream, flush=True)
+
+
+def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback to print, and set it on the error: the caller's lines alone if the error explains itself."""
+    if not explains_itself(error) or os.environ.get("MPICOMP_TRACEBACK") == "full":
+        return trace
+    lines = []
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
+            lines.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for line in reversed(lines):
+        kept = TracebackType(kept, line.tb_frame, line.tb_lasti, line.tb_lineno)
+    error.__traceback__, error.__suppress_context__, error.__cause__ = kept, True, None
+    return kept
+
+
+def _abort(status: int, reason: str) -> None:
+    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+        return
+    sys.stdout.flush()
+    traces.flush()
+    with _at_once():
+        print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
+    MPI.COMM_WORLD.Abort(status)
+
+
+# Exit status of the program, which Python does not make available -----------------------------------------------------
+
+
+def watch_exit_status() -> None:
+    """Record the exit status from now on. That of a bare ``raise SystemExit(3)`` cannot be recorded."""
+    if sys.exit is not _noting_exit:
+        sys.exit = _noting_exit
+        setattr(_sitebuiltins.Quitter, "__call__", _quit)  # noqa: B010 - assigned otherwise it has no type
+
+
+def exit_status() -> int:
+    """Return the status that the program ends with; valid once its last frame has ended."""
+    return _status or 0
+
+
+def _keep_exit_status(status: int) -> None:
+    """Record the status by which the program ends. Later ones, of exceptions that were caught before, do not count."""
+    global _status
+    if _status is None:
+        _status = status
+
+
+class _Ending:
+    """Object of a `SystemExit`, which is freed with it: if no frame of Python is left then, it has ended the program.
+
+    A `SystemExit` may also be caught, and then does not end the program.
+    """
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def __del__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                sys._getframe(1)
+            except ValueError:
+                _keep_exit_status(self._status)
+
+
+def status_code(status: object) -> int:
+    """Return the number that the system receives for an argument of `sys.exit`."""
+    return 0 if status is None else status if isinstance(status, int) else 1
+
+
+def _noting_exit(status: object = None, /) -> NoReturn:
+    error = SystemExit() if status is None else SystemExit(status)
+    error._ending = _Ending(status_code(status))  # type: ignore[attr-defined]
+    try:
+        raise error
+    finally:
+        del error  # its traceback refers to this frame, which would be a cycle of references
+
+
+def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
+    with suppress(Exception):
+        sys.stdin.close()  # as without this module
+    sys.exit(code)
+
+
+# Ranks whose program ends, and forked children ------------------------------------------------------------------------
+
+
+class Leaving(Protocol):
+    """Object that may be open when the program ends."""
+
+    def leave(self) -> None:
+        """Notify the other ranks that this one makes no more calls."""
+        ...
+
+
+class Forkable(Protocol):
+    """Object that must not be used in a forked process."""
+
+    def forked(self) -> None:
+        """Reject all calls from now on, in the child."""
+        ...
+
+
+_open: WeakSet[Leaving] = WeakSet()
+_inherited: WeakSet[Forkable] = WeakSet()
+
+
+def leave_at_exit(one: Leaving) -> None:
+    """Register an object whose `leave` is called at the end of the program, if the object still exists."""
+    if not _open:
+        # registered again by each first object, so that `leave` runs before MPI's own exit handler
+        atexit.unregister(_leave_all)
+        atexit.register(_leave_all)
+    _open.add(one)
+
+
+def _leave_all() -> None:
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        for one in tuple(_open):
+            with suppress(MPI.Exception):
+                one.leave()
+
+
+def reject_in_children(one: Forkable) -> None:
+    """Register an object whose `forked` is called in each process that is forked from this one."""
+    _mark_rank()
+    _inherited.add(one)
+
+
+def _mark_rank() -> None:
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        mark(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
+
+
+def _after_fork() -> None:
+    for one in tuple(_inherited):
+        one.forked()
+    report = sys.excepthook
+
+    def report_noting_status(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _keep_exit_status(1)
+        report(kind, error, trace)
+
+    watch_exit_status()
+    sys.excepthook = report_noting_status
+    atexit.register(_leave_child)  # runs first, and so instead of all handlers that the parent registered
+
+
+def _leave_child() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(exit_status() & 0xFF)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+_mark_rank()
