@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
 from mpi4py import MPI
@@ -28,6 +28,9 @@ from mpi4py import MPI
 from collectives import trace as traces
 from collectives.errors import explains_itself
 from collectives.launcher import mark
+
+if TYPE_CHECKING:
+    from collectives.communicator.ending import Ending
 
 GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
 OURS = ("collectives", "mpicomp")
@@ -197,46 +200,27 @@ def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
 # Ranks whose program ends, and forked children ------------------------------------------------------------------------
 
 
-class Leaving(Protocol):
-    """Object that may be open when the program ends."""
-
-    def leave(self) -> None:
-        """Notify the other ranks that this one makes no more calls."""
-        ...
+_open: WeakSet[Ending] = WeakSet()
 
 
-class Forkable(Protocol):
-    """Object that must not be used in a forked process."""
+def end_with_process(ending: Ending) -> None:
+    """Let a communicator leave at the end of the program, and reject calls in processes that are forked from this one.
 
-    def forked(self) -> None:
-        """Reject all calls from now on, in the child."""
-        ...
-
-
-_open: WeakSet[Leaving] = WeakSet()
-_inherited: WeakSet[Forkable] = WeakSet()
-
-
-def leave_at_exit(one: Leaving) -> None:
-    """Register an object whose `leave` is called at the end of the program, if the object still exists."""
+    The registration does not keep the communicator alive.
+    """
+    _mark_rank()
     if not _open:
-        # registered again by each first object, so that `leave` runs before MPI's own exit handler
+        # registered again by each first communicator, so that `leave` runs before MPI's own exit handler
         atexit.unregister(_leave_all)
         atexit.register(_leave_all)
-    _open.add(one)
+    _open.add(ending)
 
 
 def _leave_all() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        for one in tuple(_open):
+        for ending in tuple(_open):
             with suppress(MPI.Exception):
-                one.leave()
-
-
-def reject_in_children(one: Forkable) -> None:
-    """Register an object whose `forked` is called in each process that is forked from this one."""
-    _mark_rank()
-    _inherited.add(one)
+                ending.leave()
 
 
 def _mark_rank() -> None:
@@ -245,8 +229,8 @@ def _mark_rank() -> None:
 
 
 def _after_fork() -> None:
-    for one in tuple(_inherited):
-        one.forked()
+    for ending in tuple(_open):
+        ending.forked()
     report = sys.excepthook
 
     def report_noting_status(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

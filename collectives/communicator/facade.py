@@ -30,8 +30,7 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import leave_at_exit, reject_in_children
-from collectives.progress.limits import eager_piece_bytes
+from collectives.process_end import end_with_process
 from collectives.progress.polling import keep_alive, wait
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.trace.recorder import Trace
@@ -152,15 +151,14 @@ class Communicator:
         self.missing = MissingRanks(self.mpi_comm, self.timeout)
         self._verify = verify
         self._hold_parts()
-        reject_in_children(self.ending)
-        leave_at_exit(self.ending)
+        end_with_process(self.ending)
         self.piece_bytes = piece_bytes
         try:
             self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
         except ValueError:
             self.close()
             raise
-        eager_bytes = SHARED_PIECE_BYTES if self.one_node else eager_piece_bytes(self.mpi_comm, self.timeout)
+        eager_bytes = SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
         self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
         self.traffic = Traffic()
         if trace is not None:
@@ -676,7 +674,7 @@ class Communicator:
         part.Free()
         return made
 
-    def grid(self, **shape: int) -> Grid[Communicator]:
+    def grid(self, **shape: int) -> Grid:
         """Arrange the ranks on a Cartesian grid, as in ``comm.grid(replica=2, stage=4)``; collective.
 
         Parameters

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from mpi4py import MPI
 
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
 
 _MOST = 2**31 - 1
-
-
-class Closable(Protocol):
-    """A communicator, as far as `Grid` needs it."""
-
-    def close(self) -> None:
-        """Free it; collective."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-Line = TypeVar("Line", bound=Closable)
 
 
 def split(group: Communicator, color: int | None, key: int) -> MPI.Comm | None:
@@ -68,7 +53,7 @@ def _within(name: str, value: int, least: int) -> int:
     return number
 
 
-class Grid(Generic[Line]):
+class Grid:
     """Ranks on a Cartesian grid, as `Communicator.grid` numbers them, with a communicator along each axis.
 
     Attributes
@@ -79,11 +64,11 @@ class Grid(Generic[Line]):
         Coordinates of this rank.
     """
 
-    def __init__(self, shape: Mapping[str, int], rank: int, along: Mapping[str, Line]) -> None:
+    def __init__(self, shape: Mapping[str, int], rank: int, along: Mapping[str, Communicator]) -> None:
         self.shape, self.coordinates = dict(shape), coordinates_of(shape, rank)
         self._along = dict(along)
 
-    def along(self, axis: str) -> Line:
+    def along(self, axis: str) -> Communicator:
         """Return the communicator of the ranks that differ from this one on this axis alone, in its order."""
         return self._along[axis]
 
@@ -106,7 +91,7 @@ class Grid(Generic[Line]):
         return f"Grid({places})"
 
 
-def arrange(group: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Line | None]) -> Grid[Line]:
+def arrange(group: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Communicator | None]) -> Grid:
     """Return the ranks on a grid; `split` makes the communicator of the ranks of a colour, numbered by a key."""
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     try:
@@ -114,7 +99,7 @@ def arrange(group: Communicator, shape: Mapping[str, int], split: Callable[[int,
     except ValueError as error:
         group.reject(ValueError(f"{group.here}: {error}"), text)
     group.agree(fingerprint(text), lambda: text)
-    along: dict[str, Line] = {}
+    along: dict[str, Communicator] = {}
     stride = group.size
     for axis, length in shape.items():
         stride //= length

@@ -13,12 +13,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
 from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+if TYPE_CHECKING:
+    from collectives.execution.handle import Call
+    from collectives.trace.recorder import Trace
 
 POLLS = 16  # tests of a request in a row if there is no other call to advance
 SPINS = 16  # turns without progress before the core is offered to others
@@ -44,46 +48,6 @@ def keep_alive(*objects: object) -> None:
         _increase_reference_count(one)
 
 
-class Advancing(Protocol):
-    """A call in flight.
-
-    Attributes
-    ----------
-    is_pairwise : bool
-        Only two ranks make the call, which has no place in the order of calls.
-    """
-
-    done: bool
-    is_pairwise: bool
-
-    @property
-    def group(self) -> object:
-        """The communicator."""
-        ...
-
-    def advance(self) -> bool:
-        """Do a small part of the call without waiting; return False if there was nothing to do.
-
-        Errors of the call are not raised here.
-        """
-        ...
-
-
-class Failed(Protocol):
-    """A call in the background that has ended by an error.
-
-    Attributes
-    ----------
-    seen, dropped, detached : bool
-        The caller has seen that the call ended, or has dropped the handle.
-    """
-
-    error: BaseException | None
-    seen: bool
-    dropped: bool
-    detached: bool
-
-
 class _Thread:
     """State of one thread.
 
@@ -93,7 +57,7 @@ class _Thread:
         See `rest_by`.
     in_flight : list
         Calls in flight of the thread, on any communicator; may be edited.
-    mismatch : Failed or None
+    mismatch : Call or None
         The last of the calls in the background in which the ranks differed.
     """
 
@@ -101,8 +65,8 @@ class _Thread:
 
     def __init__(self) -> None:
         self.rest: Callable[[], None] | None = None
-        self.in_flight: list[Advancing] = []
-        self.mismatch: Failed | None = None
+        self.in_flight: list[Call] = []
+        self.mismatch: Call | None = None
 
 
 class _Threads(threading.local):
@@ -111,18 +75,6 @@ class _Threads(threading.local):
 
 
 _threads = _Threads()
-
-
-class WaitRecorder(Protocol):
-    """Trace, as far as waits are recorded there; `collectives.trace.recorder.Trace` is one."""
-
-    def begin(self, kind: str, name: str) -> object:
-        """Start a span."""
-        ...
-
-    def end_wait(self, wait: object) -> None:
-        """End a span of kind "wait"."""
-        ...
 
 
 class Limits(NamedTuple):
@@ -140,10 +92,10 @@ class Limits(NamedTuple):
 
     timeout: float
     given_up: Callable[[], bool] | None = None
-    trace: WaitRecorder | None = None
+    trace: Trace | None = None
 
 
-def calls_of_this_thread() -> list[Advancing]:
+def calls_of_this_thread() -> list[Call]:
     """Return the calls in flight that the calling thread drives; may be edited."""
     return _threads.own.in_flight
 

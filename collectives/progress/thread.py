@@ -14,11 +14,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from collectives.progress import polling
+
+if TYPE_CHECKING:
+    from collectives.execution.handle import Call
 
 SPINS = 8  # turns without progress before the thread sleeps or yields; other threads compute on the same cores
 NAP_S = 0.00005
@@ -29,28 +32,20 @@ AHEAD = 32  # calls of a communicator that are driven at once; thousands may be 
 LOOK_S = 1.0  # period of a waiting thread's checks that this one is alive
 
 
-class Driven(Protocol):
-    """Interface of a call that its completion depends on; `collectives.execution.handle.Call` implements it."""
-
-    def end_by(self, error: BaseException) -> None:
-        """End the call by an error of another origin."""
-        ...
-
-
 class Completion:
     """End of a call that another thread drives.
 
     Parameters
     ----------
-    call : Driven
+    call : Call
     thread : ProgressThread
         Thread that drives the call.
     """
 
     __slots__ = ("_call", "_callbacks", "_ended", "_thread")
 
-    def __init__(self, call: Driven, thread: ProgressThread) -> None:
-        self._call: Driven | None = call
+    def __init__(self, call: Call, thread: ProgressThread) -> None:
+        self._call: Call | None = call
         self._thread = thread
         self._ended = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
@@ -167,7 +162,7 @@ class ProgressThread:
 
     def _drive(self) -> None:
         calls = polling.calls_of_this_thread()
-        driven: list[polling.Advancing] = []
+        driven: list[Call] = []
         chosen = idle_turns = 0
         while True:
             hurries = self._waiting and idle_turns < PATIENT
@@ -195,7 +190,7 @@ class ProgressThread:
             idle_turns = 0 if moved else idle_turns + 1
 
 
-def first_of_each(calls: Sequence[polling.Advancing]) -> list[polling.Advancing]:
+def first_of_each(calls: Sequence[Call]) -> list[Call]:
     """Return all calls of two ranks, and the first `AHEAD` other calls of each communicator.
 
     Calls of a communicator begin in one order on all ranks. So the first call that has not ended everywhere is among

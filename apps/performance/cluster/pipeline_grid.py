@@ -50,9 +50,7 @@ class Way:
         Bytes of the last step that this rank has sent, by `SENT`.
     """
 
-    def __init__(
-        self, comm: Communicator, grid: Grid[Communicator], load: Any, activations: str, gradients: str, seed: int
-    ) -> None:
+    def __init__(self, comm: Communicator, grid: Grid, load: Any, activations: str, gradients: str, seed: int) -> None:
         from apps.performance.pipeline_load import module_and_loss, trainer  # torch, which other jobs can do without
 
         stages, replicas = grid.along("stage"), grid.along("replica")

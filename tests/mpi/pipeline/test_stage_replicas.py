@@ -32,7 +32,7 @@ def batch(replica: int, step: int) -> tuple[Tensor, Tensor]:
 class Replica:
     """A stage of a pipeline, and the optimizer that averages with the same stage of others."""
 
-    def __init__(self, comm: Communicator, grid: Grid[Communicator], compressed: bool = False, **options: Any) -> None:
+    def __init__(self, comm: Communicator, grid: Grid, compressed: bool = False, **options: Any) -> None:
         stages, self.replicas = grid.along("stage"), grid.along("replica")
         self.first, self.last = stages.rank == 0, stages.rank == stages.size - 1
         self.module = layer(stages.rank)

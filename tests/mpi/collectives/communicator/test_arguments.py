@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from collectives.progress.limits import EAGER_LIMIT, HEADROOM, LEAST_BYTES, MOST_BYTES, USUAL_BYTES, eager_piece_bytes
+from collectives.communicator.arguments import (
+    EAGER_LIMIT,
+    HEADROOM,
+    LEAST_EAGER_BYTES,
+    MOST_EAGER_BYTES,
+    USUAL_EAGER_BYTES,
+    eager_piece_bytes,
+)
 
 WORLD = MPI.COMM_WORLD
 
@@ -13,11 +20,11 @@ WORLD = MPI.COMM_WORLD
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        (None, USUAL_BYTES - HEADROOM),
+        (None, USUAL_EAGER_BYTES - HEADROOM),
         ("131072", 131_072 - HEADROOM),
-        ("4000000", MOST_BYTES),
-        ("1", LEAST_BYTES),
-        ("lots", USUAL_BYTES - HEADROOM),
+        ("4000000", MOST_EAGER_BYTES),
+        ("1", LEAST_EAGER_BYTES),
+        ("lots", USUAL_EAGER_BYTES - HEADROOM),
     ],
 )
 def test_pieces_follow_the_limit_that_mpi_was_told(
