@@ -11,7 +11,6 @@ from tests.documents import PROJECT
 TOGETHER = {
     "collectives/annotations.py": "unit/test_imports.py",
     "collectives/arrays": "unit/collectives/arrays/test_device.py",
-    "collectives/children.py": "unit/faults/test_children.py",
     "collectives/communicator": "unit/collectives/communicator/test_facade.py",
     "collectives/compiling.py": "unit/faults/test_cold_cache.py",
     "collectives/errors.py": "unit/test_readme.py",

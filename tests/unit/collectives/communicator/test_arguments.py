@@ -77,4 +77,4 @@ def test_what_is_no_number_of_seconds_is_refused_by_name(value: str, monkeypatch
     with pytest.raises(ValueError, match=f"MPICOMP_ARRIVAL_TIMEOUT is '{value}': it must be a positive number"):
         timeouts(None, None)
     with pytest.raises((TypeError, ValueError), match=r"^timeout is .*: it must be a positive number of seconds"):
-        timeouts(value, 1.0)  # type: ignore[arg-type]
+        timeouts(value, 1.0)
