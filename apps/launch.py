@@ -85,7 +85,9 @@ def run(
     """
     # A file holds the output because a rank that outlives its launcher would keep a pipe open.
     with tempfile.TemporaryFile() as log:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT} if capture else {}
+        streams: dict[str, Any] = (
+            {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT} if capture else {}
+        )
         job = subprocess.Popen(command, cwd=cwd, env=dict(env), **streams)
         try:
             status = job.wait(timeout_s)

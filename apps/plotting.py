@@ -28,7 +28,7 @@ Look = Mapping[str, Any]
 
 
 def new_figure(
-    n_columns: int = 1, n_rows: int = 1, *, size: tuple[float, float], sharey: bool | str = True, **options: Any
+    n_columns: int = 1, n_rows: int = 1, *, size: tuple[float, float], sharey: Any = True, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
     """A figure in which nothing overlaps, and its axes ``[n_rows, n_columns]``."""
     figure, axes = plt.subplots(

@@ -197,8 +197,8 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # first: a signal that still waits is one that `came`
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
+    for first in came[:1]:
+        signal.raise_signal(first)
 
 
 def _alive(namespace: str) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from apps.finetune.examples import LABELS, TEST
 from apps.finetune.methods import DENSE, RATES
-from apps.performance.part import table
+from apps.performance.part import get, table
 from apps.plotting import Curve, draw_curves, legend, new_figure, save
 from apps.records import Record
 
@@ -67,7 +67,7 @@ def markdown(runs: Runs) -> str:
         "name": "method", "rate": "learning rate", "accuracy": "test accuracy, %",
         "difference": "difference to dense, points", "loss": "test loss", "bits": "bits per element",
     }  # fmt: skip
-    text = table([(heading, lambda row, key=key: row[key]) for key, heading in headings.items()], rows)
+    text = table([(heading, get(key)) for key, heading in headings.items()], rows)
     return f"{text}\n\n{distances(ends)}"
 
 

@@ -71,7 +71,7 @@ def _rank(comm: Communicator, run: Run, model: nn.Module, examples: Encoded, hel
         started = time.perf_counter()
         optimizer.zero_grad()
         loss = F.cross_entropy(model(examples.tokens[batch]), examples.labels[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         scheduler.step()
         losses.append(float(loss.detach()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,15 +55,15 @@ def codec_calls(codec: Codec, name: str, n: int, x: Any, out: Any) -> dict[str, 
 
 def merge_calls(n: int) -> dict[str, Callable[[], object]]:
     """Counts added to counts."""
-    codec, random, found = Counts(), np.random.default_rng(0), {}
+    codec, random = Counts(), np.random.default_rng(0)
+    found: dict[str, Callable[[], object]] = {}
     draw = Draw(Stream(0, 0, "benchmark"), 0, 0)
     for incoming_weight, held_weight in MERGES:
         held = random.integers(0, 256, codec.nbytes(n, incoming_weight + held_weight), np.uint8)
         incoming = random.integers(0, 256, codec.nbytes(n, incoming_weight), np.uint8)
         weights = {"held_weight": held_weight, "incoming_weight": incoming_weight}
-        found[f"merge counts of {incoming_weight} into {held_weight}"] = (
-            lambda held=held, incoming=incoming, weights=weights: codec.merge(held, incoming, n, draw=draw, **weights)
-        )
+        name = f"merge counts of {incoming_weight} into {held_weight}"
+        found[name] = partial(codec.merge, held, incoming, n, draw=draw, **weights)
     return found
 
 

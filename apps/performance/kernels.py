@@ -14,9 +14,9 @@ from collectives.communicator.facade import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Sign
 from mpicomp.kernels.cpu.lanes import fold
-from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
+from mpicomp.kernels.cpu.sign import encode, pack, unpack
 from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
-from mpicomp.kernels.streams import GROUP, Stream, source
+from mpicomp.kernels.streams import BLOCK, GROUP, Stream, source
 
 RATIOS = (
     # what, against what, target

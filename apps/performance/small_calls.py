@@ -18,8 +18,8 @@ from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Calls, alternate, summary
 from mpicomp.codecs import Sign
-from mpicomp.kernels.cpu.sign import BLOCK, encode, pack, unpack
-from mpicomp.kernels.streams import GROUP, Stream, source
+from mpicomp.kernels.cpu.sign import encode, pack, unpack
+from mpicomp.kernels.streams import BLOCK, GROUP, Stream, source
 
 COUNTS = (1, 16, 256, 1024, 4096, 16_384, 65_536)
 

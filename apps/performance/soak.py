@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import mpicomp
 from apps.performance.part import Column, Part, Row, get, made
@@ -20,7 +21,8 @@ from mpicomp.algorithms import Algorithm
 
 WIDTH, LAYERS, TAKEN = 64, 12, 0.6
 LOOKS = 10
-METHODS: dict[str, tuple[Algorithm, str]] = {
+Mode = Literal["gradients", "updates"]
+METHODS: dict[str, tuple[Algorithm, Mode]] = {
     "dense, gradients": (mpicomp.Dense(), "gradients"),
     "Marsit, updates": (mpicomp.Marsit(), "updates"),
     "DoubleSqueeze, gradients": (mpicomp.DoubleSqueeze(), "gradients"),
@@ -49,7 +51,7 @@ def measure(steps: int) -> Record | None:
         return None if comm.rank else made(rows, ranks=comm.size, layers=LAYERS, width=WIDTH, taken=TAKEN)
 
 
-def _stepper(comm: Communicator, algorithm: Algorithm, mode: str) -> Callable[[], None]:
+def _stepper(comm: Communicator, algorithm: Algorithm, mode: Mode) -> Callable[[], None]:
     """One training step, with layers that each rank draws for itself."""
     import torch
 

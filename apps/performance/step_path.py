@@ -17,12 +17,13 @@ import numpy as np
 
 import mpicomp
 from apps.launch import PROJECT
+from mpicomp.algorithms import Algorithm
 
 WARM_UPS = 3
 FOLDERS = ("collectives/", "mpicomp/")
 
 
-def called_files(method: mpicomp.Algorithm, comm: mpicomp.Communicator, n: int) -> Counter[str]:
+def called_files(method: Algorithm, comm: mpicomp.Communicator, n: int) -> Counter[str]:
     """Return how many functions of each file a warm step calls, in the order of their first calls."""
     vector = np.random.default_rng(comm.rank).standard_normal(n, np.float32)
     aggregator, out = method.start(comm, n), np.empty(n, np.float32)

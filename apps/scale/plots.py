@@ -14,7 +14,7 @@ from apps.plotting import legend, named_ticks, new_figure, save
 from apps.scale.simulations import LINES, METHODS, TOPOLOGIES, Point
 from collectives import LinkModel
 
-STYLES = dict(zip(METHODS, ("-", "--", "-.", ":"), strict=True))
+STYLES: dict[str, Any] = dict(zip(METHODS, ("-", "--", "-.", ":"), strict=True))
 COLOURS = dict(zip(TOPOLOGIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
 # what is drawn first is wider, so that lines that coincide can be told
 WIDTHS = dict(zip(TOPOLOGIES, (5.0, 3.5, 2.5, 1.8, 1.0), strict=True))

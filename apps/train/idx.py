@@ -9,11 +9,12 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
+Reader = gzip.GzipFile | BufferedReader
 _UINT8 = 8
 _BLOCK_NBYTES = 1 << 20
 # Images are seldom packed to less than a tenth. Small files may be, so that no memory is at stake.
@@ -32,7 +33,7 @@ def read_idx(path: Path, n_dims: int) -> np.ndarray:
             shape = _read_header(path, file, n_dims)
             _check_size(path, shape, packed, header_nbytes=file.tell())
             elements = np.empty(math.prod(shape), np.uint8)
-            n_found = _fill(file, memoryview(elements))
+            n_found = _fill(file, elements.data)
             if n_found < elements.size or file.read(1):
                 raise ValueError(_mismatch(path, shape, str(n_found) if n_found < elements.size else "more"))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -40,7 +41,7 @@ def read_idx(path: Path, n_dims: int) -> np.ndarray:
     return elements.reshape(shape)
 
 
-def _read_header(path: Path, file: BinaryIO, n_dims: int) -> tuple[int, ...]:
+def _read_header(path: Path, file: Reader, n_dims: int) -> tuple[int, ...]:
     """Return the shape that the header announces."""
     header = file.read(4 + 4 * n_dims)
     if len(header) < 4 + 4 * n_dims:
@@ -65,7 +66,7 @@ def _check_size(path: Path, shape: tuple[int, ...], packed: bool, header_nbytes:
         )
 
 
-def _fill(file: BinaryIO, elements: memoryview) -> int:
+def _fill(file: Reader, elements: memoryview) -> int:
     """Read until the elements are there or the file ends; returns how many were read."""
     n_found = 0
     while block := file.read(min(_BLOCK_NBYTES, len(elements) - n_found)):

@@ -112,7 +112,7 @@ class Training:
             self._set_learning_rate()
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images[indices]), labels[indices])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             computed = time.perf_counter()
             optimizer.step()
             self._loss_sum += loss.detach()

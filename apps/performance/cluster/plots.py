@@ -232,22 +232,23 @@ def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
         ("compute_s", "compute alone", "C1", "s"),
         ("both_s", "both: the real call", "black", "D"),
     ):
-        look = {"color": color, "marker": marker, "markersize": 4, "label": label}
-        left.plot(rates, [1e3 * record[name] for record in records], **look)
+        times = [1e3 * record[name] for record in records]
+        left.plot(rates, times, color=color, marker=marker, markersize=4, label=label)
         for record in others:
             left.plot(ratios.payload_rate(record) / MBIT, 1e3 * record[name], color=color, **OTHERS)
-    for made_of, look in (
-        (sum, {"linestyle": "--", "label": "one after the other"}),
-        (max, {"linestyle": ":", "label": "all of the shorter hidden"}),
+    for made_of, style, label in (
+        (sum, "--", "one after the other"),
+        (max, ":", "all of the shorter hidden"),
     ):
-        left.plot(rates, [1e3 * made_of((r["wire_s"], r["compute_s"])) for r in records], color="0.6", **look)
+        times = [1e3 * made_of((r["wire_s"], r["compute_s"])) for r in records]
+        left.plot(rates, times, color="0.6", linestyle=style, label=label)
     left.set_ylabel("ms")
     left.set_ylim(bottom=0)
     right.plot(rates, [100 * record["overlap"] for record in records], color="black", marker="D", markersize=4)
     for record in others:
         right.plot(ratios.payload_rate(record) / MBIT, 100 * record["overlap"], color="black", **OTHERS)
+    more = listed(record["settings"]["nodes"] for record in others)
     if others:
-        more = listed(record["settings"]["nodes"] for record in others)
         left.plot([], [], color="black", label=f"{more} nodes", **OTHERS)
     legend(figure, *left.get_legend_handles_labels(), columns=6)
     right.axhline(0, color="0.6", linewidth=0.8)

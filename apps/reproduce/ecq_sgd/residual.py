@@ -136,8 +136,11 @@ def sizes(results: Results) -> list[Claim]:
     claims = []
     for where, what, n, codec, present, least in cases:
         settings = {"codec": repr(codec), "n": n, "present": present, "format": DATA}
-        ratio = partial(compression, codec, n, present)
-        found = results.get(f"compression-{n}", settings, lambda ratio=ratio: {"ratio": ratio()})["ratio"]
+        found = results.get(f"compression-{n}", settings, partial(_ratio, codec, n, present))["ratio"]
         differs = f"normal values, {100 * present:.0f} % of them not 0; measured message bytes"
         claims.append(Claim(where, what, f"> {least:.0f}x", f"{found:.0f}x", found > least, differs))
     return claims
+
+
+def _ratio(codec: Quantizer, n: int, present: float) -> Record:
+    return {"ratio": compression(codec, n, present)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -25,7 +26,8 @@ MODEL = Perceptron(196, 64, 10)
 RANKS, BATCH, LR, STEPS, LOOKS = 3, 16, 0.03, 10_000, 20
 COUNTED_N, COUNTED_STEPS = 1_000_000, 200
 BITS_OFF = 0.02  # headers, sums of magnitudes, agreement
-Case = tuple[int | None, str]
+Residual = Literal["own", "paper"]
+Case = tuple[int | None, Residual]
 """K and the residual rule."""
 
 
@@ -58,8 +60,9 @@ def expected_bits(period: int | None, steps: int) -> float:
     return 1.0 if period is None else (steps + 31 * -(-steps // period)) / steps
 
 
-def _trained(results: Results, period: int | None, residual: str, steps: int, seed: int) -> Record:
-    options = {"ranks": RANKS, "steps": steps, "batch": BATCH, "lr": LR, "seed": seed, "every": steps // LOOKS}
+def _trained(results: Results, period: int | None, residual: Residual, steps: int, seed: int) -> Record:
+    options: dict[str, Any] = {"ranks": RANKS, "steps": steps, "batch": BATCH, "lr": LR, "seed": seed}
+    options["every"] = steps // LOOKS
     method = Marsit(period, residual=residual)
     settings = {**options, "model": repr(MODEL), "method": repr(method), "images": "Fashion-MNIST, 14 x 14"}
 

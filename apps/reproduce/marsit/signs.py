@@ -42,7 +42,7 @@ def figure_1b(results: Results, seeds: int, full: bool) -> tuple[list[Claim], li
         settings["measured"] = ["rates", "lengths"]
         found = results.get(name, settings, partial(measure, source))
         rates, lengths = found["rates"], found["lengths"]
-        lines = [Curve(method, RANKS, 100 * np.transpose(rates[method])) for method in METHODS]
+        lines = [Curve(method, RANKS, (100 * np.transpose(rates[method])).tolist()) for method in METHODS]
         figures.append(curves(results.folder / f"{name}.png", lines, "ranks M", "signs as those of the exact mean, %"))
         claims.append(_claim(source, {method: 100 * np.mean(of_one, axis=1) for method, of_one in rates.items()}))
         claims.append(_lengths(source, {method: np.mean(of_one, axis=1) for method, of_one in lengths.items()}))

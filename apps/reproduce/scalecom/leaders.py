@@ -20,6 +20,7 @@ from apps.train.training import Training
 from collectives import Communicator
 from mpicomp import ScaleCom
 from mpicomp.diagnostics import contraction, contraction_bound, gather_rows, missed, top_k
+from mpicomp.torch import DistributedOptimizer
 
 CHANCE = 10  # the choice must hit the true largest elements so many times as often as a random one
 LEARNING_RATE, RATE = 0.1, 400
@@ -95,14 +96,17 @@ def choices(method: ScaleCom, task: Task, seed: int, own_options: Sequence[str] 
     found: Record = {key: [] for key in ("step", "missed", "gamma", "best", "bound")}
 
     def watch(comm: Communicator, training: Training) -> None:
-        step, (aggregator,) = training.step - 1, training.optimizer.aggregators
+        optimizer = training.optimizer
+        assert isinstance(optimizer, DistributedOptimizer)
+        step, (aggregator,) = training.step - 1, optimizer.aggregators
         if step % EVERY or step < method.warmup_steps:
             return
         # With beta 1, the residuals are what the ranks would have averaged, except for the chosen elements. These are 0
         # in the residuals, and the gradients hold their mean.
-        parameters, (names,) = dict(training.model.named_parameters()), training.optimizer.buckets
+        parameters, (names,) = dict(training.model.named_parameters()), optimizer.buckets
         result = torch.cat([parameters[name].grad.reshape(-1) for name in names]).numpy()  # type: ignore[union-attr]
-        exact = gather_rows(comm, aggregator.residual).mean(axis=0, dtype=np.float64) + result  # type: ignore[attr-defined]
+        assert aggregator.residual is not None
+        exact = gather_rows(comm, aggregator.residual).mean(axis=0, dtype=np.float64) + result
         if comm.rank == 0:
             chosen = np.flatnonzero(result)
             true = top_k(exact, chosen.size)

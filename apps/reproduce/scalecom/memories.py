@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def similarity(results: Results, seeds: int, full: bool) -> tuple[list[Claim], l
 
 
 def _distances(
-    results: Results, runs: dict[str, tuple[Algorithm, int, float]], seeds: int, epochs: int
+    results: Results, runs: Mapping[str, tuple[Algorithm, int, float]], seeds: int, epochs: int
 ) -> dict[str, list[Record]]:
     def make(name: str, seed: int) -> Run:
         method, ranks, lr = runs[name]
@@ -119,7 +119,9 @@ def distances(method: Algorithm, task: Task, seed: int, own_options: Sequence[st
     def watch(comm: Communicator, training: Training) -> None:
         if training.step % EVERY:
             return
-        rows = gather_rows(comm, training.optimizer.aggregators[0].residual)  # type: ignore[attr-defined]
+        residual = training.optimizer.aggregators[0].residual
+        assert residual is not None
+        rows = gather_rows(comm, residual)
         if comm.rank == 0:
             steps.append(training.step)
             found.append(mean_cosine_distance(rows))
