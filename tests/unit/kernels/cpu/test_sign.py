@@ -1,4 +1,4 @@
-"""The fused encoding passes: the reference's bits, residuals and sums, whatever the length, type and cut."""
+"""Signs to bits and back, with and without a residual, and the steps that follow magnitudes: the reference's bits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.kernels.cpu.sign import add_and_clear, encode, subtract_result
+from collectives.arrays.elements import widen
+from mpicomp.aggregator.nonfinite import all_finite_result
+from mpicomp.kernels.cpu.shared_selection import unpack_pair
+from mpicomp.kernels.cpu.sign import (
+    add_and_clear,
+    add_up,
+    all_finite,
+    encode,
+    follow,
+    pack,
+    set_steps,
+    subtract_result,
+    unpack,
+)
+from tests.contracts import guarded
 from tests.reference import signs as reference
 
-LENGTHS = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)
 DTYPES = (np.float32, np.float64)
 MODES = ("plain", "own", "paper")
 STEP, LIMIT, PREVIOUS = 0.75, 0.5, 0.3
@@ -189,3 +202,157 @@ def test_settling_subtracts_the_last_result(dtype: Any) -> None:
         want = reference.settle(given.residual, given.bits, dtype(PREVIOUS))
         subtract_result(given.residual, given.bits, dtype(PREVIOUS))
         np.testing.assert_array_equal(given.residual, want)
+
+
+LENGTHS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 4097, 3 * 4096 + 65, 100_003)
+FLOATS = (np.float32, np.float64)
+WIDTHS = (np.uint16, np.uint32, np.uint64)
+
+
+def values(n: int, dtype: Any, offset: int = 1) -> NDArray[Any]:
+    """Normal values from `offset` elements off any alignment on; some zeros of both signs."""
+    x = np.empty(n + offset, dtype)[offset:]
+    x[:] = np.random.default_rng(n).standard_normal(n)
+    x[::5], x[1::5] = 0.0, -0.0
+    return x
+
+
+def packed(x: NDArray[Any], odd_positive: bool = False) -> tuple[NDArray[np.uint64], bool]:
+    bits, kind = np.full(-(-x.size // 64), 77, np.uint64), x.dtype.type
+    return bits, pack(x, bits, odd_positive, kind(0), np.nextafter(kind(0), kind(1)))
+
+
+def unpacked(votes: list[NDArray[np.uint64]], n: int, width: Any, streaming: bool, offset: int = 0) -> NDArray[Any]:
+    """What is made of the votes in guarded memory, `offset` elements behind a multiple of 32 bytes."""
+    with guarded(n, width, offset) as out:
+        if len(votes) == 1:
+            unpack(*votes, width(40_000), width(3), streaming, out)
+        else:
+            unpack_pair(*votes, width(40_000), width(0), width(3), streaming, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bits_equal_the_reference(dtype: Any) -> None:
+    for n in LENGTHS:
+        for odd_positive in (False, True):
+            for offset in (0, 1, 3):
+                x = values(n, dtype, offset)
+                bits, finite = packed(x, odd_positive)
+                np.testing.assert_array_equal(bits, reference.pack_bits(reference.signs(x, odd_positive)))
+                assert finite
+
+
+@pytest.mark.parametrize("n", [5, 64, 133, 4 * 64 + 21])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_and_infinity_are_found_in_every_position(dtype: Any, n: int) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        for position in range(n):
+            x = values(n, dtype)
+            assert all_finite(x)
+            x[position] = bad
+            assert not packed(x)[1]
+            assert not all_finite(x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_infinities_of_both_signs_do_not_cancel(dtype: Any) -> None:
+    for n in (20, 4 * 64):
+        x = values(n, dtype)
+        x[0], x[16] = np.inf, -np.inf
+        assert not packed(x)[1]
+        assert not all_finite(x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_largest_numbers_are_finite(dtype: Any) -> None:
+    for n in (20, 300):
+        x = np.full(n, np.finfo(dtype).max)
+        assert packed(x)[1]
+        assert all_finite(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_of_16_bit_results_all_that_are_no_numbers_are_found(dtype: str) -> None:
+    every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    wide = np.empty(every.size, np.float32)
+    widen(every if dtype == "bfloat16" else every.view(dtype), dtype, wide)
+    finite = every[np.isfinite(wide)]
+    assert all_finite_result(finite, dtype)
+    for bits in every[~np.isfinite(wide)]:
+        finite[77] = bits
+        assert not all_finite_result(finite, dtype), hex(bits)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_unpacking_writes_the_votes_mean_and_nothing_else(width: Any, count: int) -> None:
+    for n in LENGTHS:
+        votes = list(np.random.default_rng(n).integers(0, 2**64, (count, -(-n // 64)), np.uint64))
+        positive = [reference.unpack_bits(bits, n) for bits in votes]
+        want = np.where(np.all(positive, axis=0), 40_000, np.where(np.any(positive, axis=0), 0, 3))
+        for offset in (0, 1, 3):
+            np.testing.assert_array_equal(unpacked(votes, n, width, False, offset), want)
+        np.testing.assert_array_equal(unpacked(votes, n, width, True), want)
+
+
+COUNTS = np.array([10.0, 4.0])
+# clipped elements, then sums of |u| of two segments, of three ranks
+GATHERED = np.array([[1.0, 20.0, 2.0], [0.0, 30.0, 4.0], [4.0, 10.0, 6.0]])
+
+
+def test_a_report_adds_up_each_segment_s_blocks_in_order() -> None:
+    """2^53 swallows a 1 that comes after it."""
+    sums = np.array([1.0, 2.0, 2.0**53, 1.0, 1.0, 1.0, 1.0, 2.0**53])
+    report = np.full(5, np.nan)
+    add_up(sums, np.array([0, 2, 5, 7]), 12, report)
+    np.testing.assert_array_equal(report, [12, 3, 2.0**53, 2, 2.0**53])
+
+
+def test_the_first_magnitudes_are_the_means() -> None:
+    running = np.full(2, np.nan)
+    assert follow(GATHERED, COUNTS, 0.9, running) == 5
+    np.testing.assert_array_equal(running, [6, 3])
+
+
+def test_later_ones_move_a_tenth_of_the_way() -> None:
+    running = np.array([1.0, 13.0])
+    follow(GATHERED, COUNTS, 0.9, running)
+    np.testing.assert_allclose(running, [0.9 * 1 + 0.1 * 6, 0.9 * 13 + 0.1 * 3], rtol=1e-15)
+
+
+def test_sums_are_taken_in_rank_order() -> None:
+    """In another order, 1 would be lost beside 2^53."""
+    ranks = np.array([[0, 1.0], [0, 2.0**53], [0, -(2.0**53)]])
+    running = np.full(1, np.nan)
+    follow(ranks, np.ones(1), 0.9, running)
+    assert running[0] == 0
+    follow(ranks[[1, 2, 0]], np.ones(1), 0.0, running)
+    assert running[0] == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [(0, 1), (2, 2)])
+def test_a_sum_that_is_not_finite_is_told_and_leaves_the_magnitudes_alone(bad: float, place: tuple[int, int]) -> None:
+    gathered, running = GATHERED.copy(), np.array([1.0, 2.0])
+    gathered[place] = bad
+    assert np.isnan(follow(gathered, COUNTS, 0.9, running))
+    np.testing.assert_array_equal(running, [1, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_steps_are_rounded_once(dtype: type) -> None:
+    running = np.array([0.1, 3.0, 0.0])
+    positive, negative, limits = np.empty((3, 3), dtype)
+    assert set_steps(running, 3.0, 1.5, positive, negative, limits)
+    np.testing.assert_array_equal(positive, (3.0 * running).astype(dtype))
+    np.testing.assert_array_equal(negative, -positive)
+    np.testing.assert_array_equal(limits, positive * dtype(1.5))
+
+
+@pytest.mark.parametrize(("dtype", "magnitude"), [(np.float32, 1e38), (np.float64, 1e308), (np.float32, np.nan)])
+def test_steps_that_are_not_finite_are_told(dtype: type, magnitude: float) -> None:
+    for place in range(3):
+        running = np.ones(3)
+        running[place] = magnitude
+        assert not set_steps(running, 4.0, 1.0, *np.empty((3, 3), dtype))

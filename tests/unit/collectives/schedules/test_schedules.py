@@ -1,18 +1,57 @@
-"""Bytes, messages and rounds are the textbook's."""
+"""Every topology is an all-reduce without deadlock, costs what the textbook says, and merges every rank fairly."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from math import ceil, log2
 
 import pytest
 
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TOPOLOGIES
 from collectives.schedules.ring import Ring
-from collectives.schedules.star import Star
+from collectives.schedules.star import Direct, Star
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree
-from collectives.schedules.verify import all_plans, prove
+from collectives.schedules.verify import all_plans, deliveries, prove
+
+SIZES = range(1, 34)
+SEGMENTED = (
+    *(Ring(2), Ring(5), Tree(1), Tree(3), DoubleTree(1), DoubleTree(5), Star(segments=1), Star(segments=3)),
+    *(Direct(1), Direct(4)),
+)
+CASES: list[tuple[Topology, Sequence[int]]] = [
+    *((topology, SIZES) for topology in (*(make() for make in TOPOLOGIES.values()), *SEGMENTED)),
+    *((Torus(rows, cols), [rows * cols]) for rows in SIZES for cols in range(1, 33 // rows + 1)),
+    *((Star(root), [size for size in (1, 2, 5, 8) if root < size]) for root in range(8)),
+    *((tree, (63, 64, 65, 100, 127, 128, 129)) for tree in (HalvingDoubling(), DoubleTree(2), Tree(2))),
+]
+
+
+@pytest.mark.parametrize(("topology", "sizes"), CASES, ids=lambda value: repr(value))
+def test_every_topology_is_proved(topology: Topology, sizes: Sequence[int]) -> None:
+    for size in sizes:
+        prove(all_plans(topology, size))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_a_lone_rank_has_nothing_to_do(name: str) -> None:
+    assert TOPOLOGIES[name]().plan(0, 1).steps == ()
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_no_chunk_is_merged_into_after_it_was_passed_on(name: str) -> None:
+    """What was sent may then stay where it is until the complete chunk overwrites it."""
+    for size in (2, 5, 8, 12):
+        for plan in all_plans(TOPOLOGIES[name](), size):
+            passed_on: set[int] = set()
+            for step in plan.steps:
+                merged = {chunk for recv in step.recvs if recv.held_weight for chunk in recv.chunks}
+                assert not merged & passed_on
+                passed_on |= {chunk for send in step.sends for chunk in send.chunks}
+
 
 SHAPES = [(1, 1), (1, 5), (5, 1), (2, 2), (2, 3), (3, 2), (4, 8), (5, 6), (3, 11)]
 # where all ranks send equally much: rounds, and messages a round
@@ -127,3 +166,31 @@ def test_a_plan_of_thousands_of_ranks_is_cheap_to_hold() -> None:
     assert len(Ring().plan(17, 4096).steps) == 8190
     assert len(Torus().plan(17, 4096).steps) == 252
     assert len(HalvingDoubling().plan(17, 4096).steps) == 24
+
+
+def winners(topology: Topology, size: int) -> list[list[list[Fraction]]]:
+    """The probability that the bit a rank ends up with in a chunk is that of each rank: [rank][chunk][of rank]."""
+    plans = all_plans(topology, size)
+    chance = [[[Fraction(of == rank) for of in range(size)] for _ in range(plans[0].n_chunks)] for rank in range(size)]
+    for message in deliveries(plans):
+        incoming_wins = Fraction(message.weight, message.weight + message.held_weight)
+        for chunk in message.chunks:
+            incoming, held = chance[message.source][chunk], chance[message.destination][chunk]
+            chance[message.destination][chunk] = [
+                incoming_wins * a + (1 - incoming_wins) * b for a, b in zip(incoming, held, strict=True)
+            ]
+    return chance
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 12, 13])
+def test_every_rank_wins_equally_often(name: str, size: int) -> None:
+    for rank in winners(TOPOLOGIES[name](), size):
+        for chunk in rank:
+            assert chunk == [Fraction(1, size)] * size
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 2), (2, 3), (3, 2), (4, 3)])
+def test_every_rank_of_a_torus_wins_equally_often(rows: int, cols: int) -> None:
+    size = rows * cols
+    assert winners(Torus(rows, cols), size) == [[[Fraction(1, size)] * size] * size] * size
