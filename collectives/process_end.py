@@ -184,7 +184,7 @@ def status_code(status: object) -> int:
 
 def _noting_exit(status: object = None, /) -> NoReturn:
     error = SystemExit() if status is None else SystemExit(status)
-    error._ending = _Ending(status_code(status))  # type: ignore[attr-defined]
+    error.__dict__["_ending"] = _Ending(status_code(status))
     try:
         raise error
     finally:

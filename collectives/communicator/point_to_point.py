@@ -32,102 +32,101 @@ _FIRST_TAG = 2 * FIXED_TAGS
 _DESCRIPTION_BYTES = 96
 
 
-def send(group: Communicator, x: Array, to: int, tag: int, verify: bool) -> None:
+def send(comm: Communicator, x: Array, to: int, tag: int, verify: bool) -> None:
     """Send an array to another rank, and wait for it."""
-    vector, name = _validated(group, "send", x, "to", to, tag)
-    with group.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
-        group.run(*_sending(group, name, vector, to, tag, verify))
+    vector, name = _validated(comm, "send", x, "to", to, tag)
+    with comm.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
+        comm.run(*_sending(comm, name, vector, to, tag, verify))
 
 
-def begin_send(group: Communicator, x: Array, to: int, tag: int, verify: bool) -> Handle:
+def begin_send(comm: Communicator, x: Array, to: int, tag: int, verify: bool) -> Handle:
     """Begin to send an array to another rank."""
-    vector, name = _validated(group, "isend", x, "to", to, tag)
-    return group.begin(*_sending(group, name, vector, to, tag, verify))
+    vector, name = _validated(comm, "isend", x, "to", to, tag)
+    return comm.begin(*_sending(comm, name, vector, to, tag, verify))
 
 
-def receive(group: Communicator, out: Array, source: int, tag: int, verify: bool) -> Array:
+def receive(comm: Communicator, out: Array, source: int, tag: int, verify: bool) -> Array:
     """Overwrite `out` with the array that another rank sends, and return it."""
-    vector, name = _validated(group, "recv", out, "from", source, tag)
-    with group.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
-        return group.run(*_receiving(group, name, vector, out, source, tag, verify))
+    vector, name = _validated(comm, "recv", out, "from", source, tag)
+    with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
+        return comm.run(*_receiving(comm, name, vector, out, source, tag, verify))
 
 
-def begin_receive(group: Communicator, out: Array, source: int, tag: int, verify: bool) -> Handle:
+def begin_receive(comm: Communicator, out: Array, source: int, tag: int, verify: bool) -> Handle:
     """Begin to overwrite `out` with the array that another rank sends."""
-    vector, name = _validated(group, "irecv", out, "from", source, tag)
-    return group.begin(*_receiving(group, name, vector, out, source, tag, verify))
+    vector, name = _validated(comm, "irecv", out, "from", source, tag)
+    return comm.begin(*_receiving(comm, name, vector, out, source, tag, verify))
 
 
-def _sending(group: Communicator, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
-    call = _call(group, name, lambda: f"{group.here}: rank {to} does not receive; {name}")
+def _sending(comm: Communicator, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
+    call = _call(comm, name, lambda: f"{comm.here}: rank {to} does not receive; {name}")
     copied = None if vector.staging is None else vector.staging.fetch()
     if copied is not None:  # before the next message of this tag can begin
-        waiting = f"{group.here}: the device does not come to a copy; {name}"
-        wait(copied, group.arrival_timeout, lambda: waiting)
-    return call, _send(group, call, vector, to, _FIRST_TAG + 2 * tag, verify)
+        waiting = f"{comm.here}: the device does not come to a copy; {name}"
+        wait(copied, comm.arrival_timeout, lambda: waiting)
+    return call, _send(comm, call, vector, to, _FIRST_TAG + 2 * tag, verify)
 
 
 def _receiving(
-    group: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
+    comm: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
 ) -> tuple[Call, Steps]:
-    call = _call(group, name, lambda: f"{group.here}: nothing from rank {source}; {name}")
+    call = _call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
     call.result = out
-    steps = _receive(group, call, vector, source, _FIRST_TAG + 2 * tag, verify)
+    steps = _receive(comm, call, vector, source, _FIRST_TAG + 2 * tag, verify)
     return call, staged(call, steps, None, vector.staging)
 
 
-def _validated(group: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
+def _validated(comm: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
     """Return the vector of an array, and the call in words."""
     try:
         vector = flat(x, COPIED)
-        if index(peer) not in range(group.size):
+        if index(peer) not in range(comm.size):
             raise ValueError(f"there is no rank {peer}")
         if index(tag) not in range(LARGEST_TAG + 1):
             raise ValueError(f"the tag must lie in 0 .. {LARGEST_TAG}, not {tag}")
         if preposition == "from" and is_read_only(vector, x):
             raise ValueError("the array is read-only: pass one that can be written")
     except (TypeError, ValueError, MemoryError) as error:
-        raise type(error)(f"{group.here}, {call}: {error}") from None
+        raise type(error)(f"{comm.here}, {call}: {error}") from None
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 
-def _call(group: Communicator, name: str, describe: Callable[[], str]) -> Call:
-    call = Call(group, lambda: name)
+def _call(comm: Communicator, name: str, describe: Callable[[], str]) -> Call:
+    call = Call(comm, lambda: name)
     call.is_pairwise, call.describe = True, describe
     call.arrival = 0  # the other rank may have yet to come, however long that takes it
     return call
 
 
-def _send(group: Communicator, call: Call, vector: Flat, to: int, tag: int, verify: bool) -> Steps:
+def _send(comm: Communicator, call: Call, vector: Flat, to: int, tag: int, verify: bool) -> Steps:
     requests = []
     if verify:
-        requests.append(group.mpi_comm.Isend(_header(vector), to, tag))
-    requests.append(group.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1))
+        requests.append(comm.mpi_comm.Isend(_header(vector), to, tag))
+    requests.append(comm.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1))
     call.owners = (vector, *requests)
     for request in requests:
-        yield from group.await_request(call, request, call.describe)
+        yield from comm.await_request(call, request, call.describe)
 
 
-def _receive(group: Communicator, call: Call, vector: Flat, source: int, tag: int, verify: bool) -> Steps:
+def _receive(comm: Communicator, call: Call, vector: Flat, source: int, tag: int, verify: bool) -> Steps:
     header = np.zeros(_DESCRIPTION_BYTES, np.uint8)
-    heading = group.mpi_comm.Irecv(header, source, tag) if verify else None
-    request = group.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)
+    heading = comm.mpi_comm.Irecv(header, source, tag) if verify else None
+    request = comm.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)
     call.owners = (vector, header, heading, request)
     theirs = mine = description(vector)
     if heading is not None:
-        yield from group.await_request(call, heading, call.describe)
+        yield from comm.await_request(call, heading, call.describe)
         call.arrival = None  # from now on both ranks are there
         theirs = bytes(header).rstrip(b"\0").decode()
     try:
-        yield from group.await_request(call, request, call.describe)
+        yield from comm.await_request(call, request, call.describe)
     except MPI.Exception as error:
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             raise
         theirs = f"more than {vector.values.nbytes} bytes" if theirs == mine else theirs
     if theirs != mine:
         raise CollectiveMismatch(
-            f"{group.here}: {call.name()}, but rank {source} sends {theirs}: let both pass arrays of one dtype and "
-            "shape"
+            f"{comm.here}: {call.name()}, but rank {source} sends {theirs}: let both pass arrays of one dtype and shape"
         )
 
 

@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 _MOST = 2**31 - 1
 
 
-def split(group: Communicator, color: int | None, key: int) -> MPI.Comm | None:
+def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     """Return MPI's communicator of the ranks with this colour; None for no colour."""
     name = "split()"
     try:
         chosen = MPI.UNDEFINED if color is None else _within("color", color, 0)
         place = _within("key", key, -_MOST)
     except (TypeError, ValueError) as error:
-        group.reject(type(error)(f"{group.here}, {name}: {error}"), name)
-    call = Call(group, lambda: name)
-    with group.span("split"):
-        part: MPI.Comm = group.run(call, _steps(group, call, group.check(call, fingerprint(name)), chosen, place))
+        comm.reject(type(error)(f"{comm.here}, {name}: {error}"), name)
+    call = Call(comm, lambda: name)
+    with comm.span("split"):
+        part: MPI.Comm = comm.run(call, _steps(comm, call, comm.check(call, fingerprint(name)), chosen, place))
     return None if color is None else part
 
 
-def _steps(group: Communicator, call: Call, check: Steps, color: int, key: int) -> Steps:
+def _steps(comm: Communicator, call: Call, check: Steps, color: int, key: int) -> Steps:
     yield from check
-    yield from group.turn_of(call)
+    yield from comm.turn_of(call)
     # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come
-    missing = f"{group.here}: not all ranks come to split the communicator"
-    yield from group.await_request(call, group.mpi_comm.Ibarrier(), lambda: missing)
-    call.result = group.mpi_comm.Split(color, key)
+    missing = f"{comm.here}: not all ranks come to split the communicator"
+    yield from comm.await_request(call, comm.mpi_comm.Ibarrier(), lambda: missing)
+    call.result = comm.mpi_comm.Split(color, key)
 
 
 def _within(name: str, value: int, least: int) -> int:
@@ -91,23 +91,23 @@ class Grid:
         return f"Grid({places})"
 
 
-def arrange(group: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Communicator | None]) -> Grid:
+def arrange(comm: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Communicator | None]) -> Grid:
     """Return the ranks on a grid; `split` makes the communicator of the ranks of a colour, numbered by a key."""
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     try:
-        require_shape(shape, group.size)
+        require_shape(shape, comm.size)
     except ValueError as error:
-        group.reject(ValueError(f"{group.here}: {error}"), text)
-    group.agree(fingerprint(text), lambda: text)
+        comm.reject(ValueError(f"{comm.here}: {error}"), text)
+    comm.agree(fingerprint(text), lambda: text)
     along: dict[str, Communicator] = {}
-    stride = group.size
+    stride = comm.size
     for axis, length in shape.items():
         stride //= length
-        place = group.rank // stride % length
-        line = split(group.rank - place * stride, place)
+        place = comm.rank // stride % length
+        line = split(comm.rank - place * stride, place)
         assert line is not None  # as every rank gives a colour
         along[axis] = line
-    return Grid(shape, group.rank, along)
+    return Grid(shape, comm.rank, along)
 
 
 def coordinates_of(shape: Mapping[str, int], rank: int) -> dict[str, int]:

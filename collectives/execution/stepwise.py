@@ -7,6 +7,7 @@ round start together and end together, and all of them are merged before the nex
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from mpi4py import MPI
@@ -88,7 +89,7 @@ class StepwiseExecution:
         try:
             for request, message in under_way:
                 if not request.Test():
-                    call.describe = lambda message=message: self._describe(message)  # type: ignore[misc]
+                    call.describe = partial(self._describe, message)
                     yield from until(request, call)
                 self._last = self._last if message.is_send else message
         except MPI.Exception as error:
