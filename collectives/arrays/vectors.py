@@ -45,6 +45,18 @@ class Flat(NamedTuple):
         """Staging buffer between `values` and an array on a device."""
         return self.place if isinstance(self.place, Staging) else None
 
+    def overlaps(self, other: Flat) -> bool:
+        """Return True if the two arrays share memory, on any device."""
+        if self.place is None and other.place is None:
+            return bool(np.may_share_memory(self.values, other.values))
+        return self.place is not None and other.place is not None and self.place.overlaps(other.place)
+
+    def begins_with(self, other: Flat) -> bool:
+        """Return True if the two arrays, which share memory, begin in the same place."""
+        if self.place is None or other.place is None:
+            return self.values.ctypes.data == other.values.ctypes.data
+        return self.place.is_same(other.place)
+
 
 def flat(array: Array, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) -> Flat:
     """View an array as a vector, without copying.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Array
@@ -58,23 +57,9 @@ def operands(comm: Communicator, x: Array, op: str, out: Array) -> tuple[Flat, F
         _refuse(comm, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
     if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):
         _refuse(comm, call, "out is read-only: pass an array that can be written")
-    if overlap(source, target) and not in_place(source, target):
+    if source.overlaps(target) and not source.begins_with(target):
         _refuse(comm, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
     return source, target, result
-
-
-def overlap(one: Flat, other: Flat) -> bool:
-    """Return True if two arrays share memory, on any device."""
-    if one.place is None and other.place is None:
-        return bool(np.may_share_memory(one.values, other.values))
-    return one.place is not None and other.place is not None and one.place.overlaps(other.place)
-
-
-def in_place(source: Flat, target: Flat) -> bool:
-    """Return True if two arrays of one length begin in the same place."""
-    if source.place is None or target.place is None:
-        return source.values.ctypes.data == target.values.ctypes.data
-    return source.place.is_same(target.place)
 
 
 def like_operand(comm: Communicator, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:

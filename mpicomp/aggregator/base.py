@@ -15,7 +15,6 @@ from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array
 from collectives.arrays import named
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
-from collectives.communicator.operands import overlap
 from collectives.communicator.routes import VERSION
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
@@ -181,7 +180,7 @@ class Aggregator:
             target = self._view(result)
             if is_read_only(target, result):
                 raise ValueError("out is read-only: pass an array that can be written")
-            if overlap(source, target):
+            if source.overlaps(target):
                 raise ValueError("out shares memory with the vector: pass another array")
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             here = f"{comm.here}, vector {self.vector_id}: {error}"
