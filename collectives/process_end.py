@@ -66,15 +66,15 @@ def install_abort_hook() -> None:
             _abort(status, reason)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with _at_once():
-            previous(kind, error, _shortened(error, trace))
+        with _print_at_once():
+            previous(kind, error, _shorten_traceback(error, trace))
         end_job()
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
-            trace = _shortened(args.exc_value, args.exc_traceback)
+            trace = _shorten_traceback(args.exc_value, args.exc_traceback)
             args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
-        with _at_once():
+        with _print_at_once():
             previous_thread(args)
         if not isinstance(args.exc_value, SystemExit):
             end_job()
@@ -99,7 +99,7 @@ def install_unless_attended() -> None:
 
 
 @contextmanager
-def _at_once() -> Iterator[None]:
+def _print_at_once() -> Iterator[None]:
     """Collect all output to stderr and print it at once, so that lines of several ranks do not mix."""
     # torch.distributed's hook, installed later, captures the output of this one and would show it afterwards
     kept = isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
@@ -112,7 +112,7 @@ def _at_once() -> Iterator[None]:
         print(text.getvalue(), end="", file=stream, flush=True)
 
 
-def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+def _shorten_traceback(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback to print, and set it on the error: the caller's lines alone if the error explains itself."""
     if not explains_itself(error) or os.environ.get("MPICOMP_TRACEBACK") == "full":
         return trace
@@ -133,7 +133,7 @@ def _abort(status: int, reason: str) -> None:
         return
     sys.stdout.flush()
     traces.flush()
-    with _at_once():
+    with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
     MPI.COMM_WORLD.Abort(status)
 

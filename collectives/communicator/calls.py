@@ -143,7 +143,7 @@ class Calls:
         call.background = True
         trace = call.group.trace
         if trace is not None and call.wait_name is not None:
-            steps = _recorded(call, trace, steps)
+            steps = _trace_flight(call, trace, steps)
         driver = self._flights.driver
         if driver is not None:
             call.completion = Completion(call, driver)
@@ -197,7 +197,7 @@ class Calls:
         return () if call.is_pairwise else takewhile(lambda one: one is not call, self._ordered)
 
     def drop(self, call: Call) -> None:
-        """Keep a call whose caller will never know how it ended; of several calls the last one."""
+        """Keep a call whose handle was dropped before the call ended; of several calls the last one."""
         self._flights.dropped = call
 
     def end(self, call: Call) -> None:
@@ -226,13 +226,13 @@ def await_request(call: Call, request: Testable, describe: Callable[[], str], wa
     call.wait_name = ""
 
 
-def _recorded(call: Call, trace: Trace, steps: Steps) -> Steps:
+def _trace_flight(call: Call, trace: Trace, steps: Steps) -> Steps:
     """Record a call in the background from its first step to its last."""
     with trace.span("flight", call.name()):
         yield from steps
 
 
-def traced_check(call: Call, trace: Trace, steps: Steps, values: AnyArray | None) -> Steps:
+def trace_check(call: Call, trace: Trace, steps: Steps, values: AnyArray | None) -> Steps:
     """Record the check of a call, which may sum `values` on the way."""
     if call.background:  # its spans would overlap those of other calls
         yield from steps

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.consistency.call_check import CallCheck, fingerprint
-from collectives.consistency.missing_ranks import MissingRanks, named
+from collectives.consistency.missing_ranks import MissingRanks, list_ranks
 from collectives.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -78,7 +78,7 @@ class Ending:
     raised : bool
         The failure was raised to the caller.
     unseen_mismatch : Call or None
-        A call in the background that ended by a mismatch, which its caller may not know yet.
+        A call in the background that ended by a mismatch, which its caller may not have seen yet.
     kept : tuple
         Owners of memory that MPI may use until it is finalized, if the communicator ends by an error.
     trace : Trace or None
@@ -112,7 +112,7 @@ class Ending:
         raise self.closed()
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
-        """Note that a call has failed, and return the error to raise."""
+        """End a call that has failed, and the communicator if need be; return the error to raise."""
         if self.failure is not None:
             keep_alive(call)
             return error  # the communicator was given up before, and the missing ranks were found then
@@ -135,7 +135,7 @@ class Ending:
         """Return True if this rank could go on with the communicator after a mismatch in this call.
 
         A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
-        call in the background raises, nobody knows which calls the ranks have begun since.
+        call in the background raises, the ranks may have begun different calls since.
         """
         return call.is_pairwise or not call.background or self._flights.ordered == [call]
 
@@ -151,12 +151,12 @@ class Ending:
         keep_alive(self, *alive)
         if isinstance(error, CollectiveTimeout) and first:
             missing = self._missing.find()
-            answers = f"no answer from {named(missing)}" if missing else "all ranks answer"
+            answers = f"no answer from {list_ranks(missing)}" if missing else "all ranks answer"
             error = CollectiveTimeout(f"{error}; {answers}")
         elif isinstance(error, MPI.Exception | PeerFailure):
             dead = self._missing.dead()
             text = str(error) if isinstance(error, PeerFailure) else f"{self._here}: MPI says {error}"
-            known = f"; MPI knows that {named(dead)} failed" if dead else ""
+            known = f"; MPI knows that {list_ranks(dead)} failed" if dead else ""
             cause = error
             error = PeerFailure(text + known)
             error.__cause__ = cause
@@ -201,7 +201,7 @@ class Ending:
         if self._flights.ordered or self._flights.pairwise:
             keep_alive(self)
         if self._size > 1 and not self.broken:
-            self._missing.leave(getattr(sys, "last_value", None))  # of an exception that nobody has caught
+            self._missing.leave(getattr(sys, "last_value", None))  # of an uncaught exception
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the communicator of a ``with`` block that an exception has left; the other ranks are notified."""
@@ -221,7 +221,7 @@ class Ending:
         self._flights.driver = None  # it stays with the parent
 
     def mark_raised(self) -> None:
-        """Note that an error was raised to the caller: later calls then raise CommunicatorClosed."""
+        """Record that an error was raised to the caller: later calls then raise CommunicatorClosed."""
         self.raised = self.failure is not None
 
     def raise_failure(self) -> NoReturn:
@@ -274,7 +274,7 @@ def close(
         closing.wait_name = None  # traces are of the caller's own calls
         comm.run(closing, _agree_on_closing(closing, call_check))
     if flights.pairwise:
-        # other ranks need not know of these calls, whose requests stay with MPI
+        # these calls do not concern all ranks, and their requests stay with MPI
         flights.where_driven(ending.end_by_closing)
         return
     if comm.trace is not None:

@@ -93,10 +93,10 @@ def broadcast_object(comm: Communicator, obj: object, root: int) -> object:
     require_root(comm, root, f"broadcast_object(root={root})")
     name = f"broadcast_object(root={root})"
     with comm.span("broadcast_object", root=root):
-        payload = _pickled(comm, obj, name) if comm.rank == root else np.empty(0, np.uint8)
+        payload = _pickle(comm, obj, name) if comm.rank == root else np.empty(0, np.uint8)
         call = Call(comm, lambda: name)
         landed = comm.run(call, _broadcast(call, comm.check(call, fingerprint(name)), payload, root))
-        objects = _unpickled(comm, [] if comm.rank == root else [landed], name)
+        objects = _unpickle(comm, [] if comm.rank == root else [landed], name)
     return objects[0] if objects else obj
 
 
@@ -104,10 +104,10 @@ def all_gather_object(comm: Communicator, obj: object) -> list[Any]:
     """Return every rank's object, in rank order."""
     name = "allgather_object()"
     with comm.span("allgather_object"):
-        payload = _pickled(comm, obj, name)
+        payload = _pickle(comm, obj, name)
         call = Call(comm, lambda: name)
         steps = _all_gather(call, comm.check(call, fingerprint(name)), payload)
-        return _unpickled(comm, comm.run(call, steps), name)
+        return _unpickle(comm, comm.run(call, steps), name)
 
 
 def _broadcast(call: Call, check: Steps, payload: Bytes, root: int) -> Steps:
@@ -126,7 +126,7 @@ def _all_gather(call: Call, check: Steps, payload: Bytes) -> Steps:
     call.result = np.split(landing, np.cumsum(sizes)[:-1])
 
 
-def _pickled(comm: Communicator, obj: object, name: str) -> Bytes:
+def _pickle(comm: Communicator, obj: object, name: str) -> Bytes:
     """Return the object's bytes, read-only; raises on every rank if it cannot be pickled."""
     try:
         return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
@@ -135,7 +135,7 @@ def _pickled(comm: Communicator, obj: object, name: str) -> Bytes:
         comm.reject(TypeError(f"{comm.here}, {name}: {problem}; send plain data that it can be made of"), name)
 
 
-def _unpickled(comm: Communicator, payloads: list[Bytes], name: str) -> list[Any]:
+def _unpickle(comm: Communicator, payloads: list[Bytes], name: str) -> list[Any]:
     """Return the objects; raises on every rank if one rank cannot make them."""
     read = f"{name}, unpickled"
     try:
@@ -156,13 +156,13 @@ def allreduce_number(comm: Communicator, number: object, op: str, out: object, t
     name = f"allreduce({op})"
     if out is not None:
         comm.reject(TypeError(f"{comm.here}, {name}: a number is returned, not written to out"), name)
-    kind = _kind(number)
+    kind = _kind_of_number(number)
     if kind is None:
         problem = f"cannot reduce {type(number).__name__}: pass a bool, an int or a float"
         comm.reject(TypeError(f"{comm.here}, {name}: {problem}"), name)
     given: Any = number
     text = f"{name} of a number of type {kind.__name__}"
-    values = np.array([float(given)]) if kind is float else _integer(comm, int(given), op, name)
+    values = np.array([float(given)]) if kind is float else _pack_integer(comm, int(given), op, name)
     call, result = Call(comm, lambda: text, traffic.clock), values.copy()
     with comm.span("allreduce", op=op):
         comm.run(call, comm.check(call, fingerprint(text), traffic, values, result, combine=COMBINE[op]))
@@ -172,7 +172,7 @@ def allreduce_number(comm: Communicator, number: object, op: str, out: object, t
     return int(result.item()) if op == "sum" and kind is bool else kind(result.item())
 
 
-def _kind(number: object) -> type[bool] | type[int] | type[float] | None:
+def _kind_of_number(number: object) -> type[bool] | type[int] | type[float] | None:
     """Return Python's type of Python's and NumPy's numbers; None for other scalars of NumPy."""
     if isinstance(number, bool | np.bool_):
         return bool
@@ -181,7 +181,7 @@ def _kind(number: object) -> type[bool] | type[int] | type[float] | None:
     return float if isinstance(number, float | np.floating) else None
 
 
-def _integer(comm: Communicator, number: int, op: str, name: str) -> Indices:
+def _pack_integer(comm: Communicator, number: int, op: str, name: str) -> Indices:
     """Return an integer as it travels, in 64 bits; rejects one whose sum may have more."""
     most = _MOST // comm.size if op in ("sum", "mean") else _MOST
     if abs(number) > most:

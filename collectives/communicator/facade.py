@@ -14,7 +14,7 @@ from collectives.annotations import AnyArray, Array
 from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting
-from collectives.communicator.calls import Calls, Users, await_request, traced_check
+from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, Flights, close
 from collectives.communicator.exchanges import NUMBERS
 from collectives.communicator.operands import operands, operation
@@ -202,7 +202,7 @@ class Communicator:
             self.ending.leave_block(error)
 
     def __del__(self) -> None:
-        # MPI goes on writing to the buffers of a call under way, though nobody waits for it any more.
+        # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.
         flights = getattr(self, "_flights", None)
         if flights is not None and flights.ordered:
             keep_alive(self)
@@ -293,7 +293,7 @@ class Communicator:
         if trace is not None and meanwhile is not None:
             meanwhile = trace.around("prepare", meanwhile)
         steps = self._call_check.steps(call, mark, traffic, values, sums, meanwhile, combine)
-        return steps if trace is None else traced_check(call, trace, steps, values)
+        return steps if trace is None else trace_check(call, trace, steps, values)
 
     def enter(self, call: Call) -> None:
         """Give a call its number now, before the ranks begin to compare it."""
@@ -606,7 +606,7 @@ class Communicator:
             See `isend`.
         CollectiveMismatch
             By ``wait()``: the sender has sent an array of another dtype or shape. `out` is then undefined,
-            the message is lost, and the communicator can be used further. The sender does not learn of it.
+            the message is lost, and the communicator can be used further. The sender gets no error.
         CollectiveTimeout
             By ``wait()``: the other rank has not come within the `arrival_timeout`, or the message has not moved for
             the `timeout`. The communicator can be used no longer.
@@ -695,4 +695,4 @@ class Communicator:
         CollectiveMismatch
             The ranks pass different grids.
         """
-        return splitting.arrange(self, shape, self.split)
+        return splitting.make_grid(self, shape, self.split)

@@ -34,32 +34,32 @@ _DESCRIPTION_BYTES = 96
 
 def send(comm: Communicator, x: Array, to: int, tag: int, verify: bool) -> None:
     """Send an array to another rank, and wait for it."""
-    vector, name = _validated(comm, "send", x, "to", to, tag)
+    vector, name = _validate(comm, "send", x, "to", to, tag)
     with comm.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
-        comm.run(*_sending(comm, name, vector, to, tag, verify))
+        comm.run(*_make_send(comm, name, vector, to, tag, verify))
 
 
 def begin_send(comm: Communicator, x: Array, to: int, tag: int, verify: bool) -> Handle:
     """Begin to send an array to another rank."""
-    vector, name = _validated(comm, "isend", x, "to", to, tag)
-    return comm.begin(*_sending(comm, name, vector, to, tag, verify))
+    vector, name = _validate(comm, "isend", x, "to", to, tag)
+    return comm.begin(*_make_send(comm, name, vector, to, tag, verify))
 
 
 def receive(comm: Communicator, out: Array, source: int, tag: int, verify: bool) -> Array:
     """Overwrite `out` with the array that another rank sends, and return it."""
-    vector, name = _validated(comm, "recv", out, "from", source, tag)
+    vector, name = _validate(comm, "recv", out, "from", source, tag)
     with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
-        return comm.run(*_receiving(comm, name, vector, out, source, tag, verify))
+        return comm.run(*_make_receive(comm, name, vector, out, source, tag, verify))
 
 
 def begin_receive(comm: Communicator, out: Array, source: int, tag: int, verify: bool) -> Handle:
     """Begin to overwrite `out` with the array that another rank sends."""
-    vector, name = _validated(comm, "irecv", out, "from", source, tag)
-    return comm.begin(*_receiving(comm, name, vector, out, source, tag, verify))
+    vector, name = _validate(comm, "irecv", out, "from", source, tag)
+    return comm.begin(*_make_receive(comm, name, vector, out, source, tag, verify))
 
 
-def _sending(comm: Communicator, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
-    call = _call(comm, name, lambda: f"{comm.here}: rank {to} does not receive; {name}")
+def _make_send(comm: Communicator, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
+    call = _make_call(comm, name, lambda: f"{comm.here}: rank {to} does not receive; {name}")
     copied = None if vector.staging is None else vector.staging.fetch()
     if copied is not None:  # before the next message of this tag can begin
         waiting = f"{comm.here}: the device does not come to a copy; {name}"
@@ -67,16 +67,16 @@ def _sending(comm: Communicator, name: str, vector: Flat, to: int, tag: int, ver
     return call, _send(comm, call, vector, to, _FIRST_TAG + 2 * tag, verify)
 
 
-def _receiving(
+def _make_receive(
     comm: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
 ) -> tuple[Call, Steps]:
-    call = _call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
+    call = _make_call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
     call.result = out
     steps = _receive(comm, call, vector, source, _FIRST_TAG + 2 * tag, verify)
     return call, staged(call, steps, None, vector.staging)
 
 
-def _validated(comm: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
+def _validate(comm: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
     """Return the vector of an array, and the call in words."""
     try:
         vector = flat(x, COPIED)
@@ -91,7 +91,7 @@ def _validated(comm: Communicator, call: str, x: Array, preposition: str, peer: 
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 
-def _call(comm: Communicator, name: str, describe: Callable[[], str]) -> Call:
+def _make_call(comm: Communicator, name: str, describe: Callable[[], str]) -> Call:
     call = Call(comm, lambda: name)
     call.is_pairwise, call.describe = True, describe
     call.arrival = 0  # the other rank may have yet to come, however long that takes it

@@ -23,8 +23,8 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     """Return MPI's communicator of the ranks with this colour; None for no colour."""
     name = "split()"
     try:
-        chosen = MPI.UNDEFINED if color is None else _within("color", color, 0)
-        place = _within("key", key, -_MOST)
+        chosen = MPI.UNDEFINED if color is None else _validate_integer("color", color, 0)
+        place = _validate_integer("key", key, -_MOST)
     except (TypeError, ValueError) as error:
         comm.reject(type(error)(f"{comm.here}, {name}: {error}"), name)
     call = Call(comm, lambda: name)
@@ -42,7 +42,7 @@ def _steps(comm: Communicator, call: Call, check: Steps, color: int, key: int) -
     call.result = comm.mpi_comm.Split(color, key)
 
 
-def _within(name: str, value: int, least: int) -> int:
+def _validate_integer(name: str, value: int, least: int) -> int:
     """Return an argument, which must be an integer from `least` to 2^31 - 1."""
     try:
         number = index(value)
@@ -91,7 +91,7 @@ class Grid:
         return f"Grid({places})"
 
 
-def arrange(comm: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Communicator | None]) -> Grid:
+def make_grid(comm: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Communicator | None]) -> Grid:
     """Return the ranks on a grid; `split` makes the communicator of the ranks of a colour, numbered by a key."""
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     try:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes
 from collectives.arrays.elements import Combine, add
-from collectives.consistency.missing_ranks import MissingRanks, named
+from collectives.consistency.missing_ranks import MissingRanks, list_ranks
 from collectives.consistency.recursive_doubling import DIFFERENT, TAG, RecursiveDoubling
 from collectives.errors import CollectiveMismatch, CollectiveTimeout
 from collectives.execution.handle import Call, Steps
@@ -196,7 +196,7 @@ class CallCheck:
         for rank in others:
             while not comm.Iprobe(rank, tag, status):
                 if self._missing.has_left(rank) and not comm.Iprobe(rank, tag):
-                    raise CollectiveMismatch(f"{call.describe()}: {named([rank])} left before", closes=True)
+                    raise CollectiveMismatch(f"{call.describe()}: {list_ranks([rank])} left before", closes=True)
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)
@@ -233,7 +233,7 @@ def _listed(texts: Mapping[int, str]) -> str:
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts.items():
         ranks_of.setdefault(text, []).append(rank)
-    return "; ".join(f"{named(ranks)}: {text}" for text, ranks in ranks_of.items())
+    return "; ".join(f"{list_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
 
 
 def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
@@ -271,14 +271,14 @@ def assemble(parent: MPI.Comm, timeout_s: float) -> None:
 
     def waiting() -> str:
         missing = [int(rank) for rank in np.flatnonzero(came == 0) if rank != parent.rank]
-        nothing = f", nothing from {named(missing)} (look for one that stopped or took another branch)"
+        nothing = f", nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
         return f"{here}: not all ranks make a communicator{nothing if missing else ''}"
 
     wait(request, timeout_s, waiting)
     refusing = [int(rank) for rank in np.flatnonzero(came == _REFUSES)]
     if refusing:
         raise CollectiveMismatch(
-            f"{here}: {named(refusing)} made no communicator, because of an argument; the error there names it"
+            f"{here}: {list_ranks(refusing)} made no communicator, because of an argument; the error there names it"
         )
 
 

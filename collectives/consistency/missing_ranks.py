@@ -57,13 +57,13 @@ class MissingRanks:
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         # By rank: the number of calls that it had come to when it last sent one, and when it left; and the number that
         # this rank last sent to it.
-        self._here: dict[int, int] = {}
+        self._calls_of: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self._answered: dict[int, int] = {}
         self._mismatches: dict[int, str] = {}  # by rank that left or gave up because of one: its text
         self._gave_up: set[int] = set()
-        self._announced = self._stopped = self._has_asked = False
-        self._asked_by_lower = 0
+        self._announced = self._stopped = self._sent_question = False
+        self._question_of_lower = 0
         self._requests: list[MPI.Request] = []  # tested and never waited for, since a stopped rank receives nothing
         self._receiving, self._sending = threading.Lock(), threading.RLock()  # a progress thread may drive the calls
 
@@ -89,10 +89,10 @@ class MissingRanks:
         elif kind == _LEAVING:
             self._left[rank] = calls
         else:
-            self._here[rank] = calls
+            self._calls_of[rank] = calls
             if kind == _QUESTION:
                 if rank < self._comm.rank:
-                    self._asked_by_lower = calls
+                    self._question_of_lower = calls
                 if self._answered.get(rank, 0) < self.calls and not self._stopped:
                     self._send(_ANSWER, [rank])
 
@@ -113,21 +113,21 @@ class MissingRanks:
 
         Returns the seconds after which to call `describe_late`.
         """
-        self._has_asked = self._asked_by_lower < call
-        self._asked_by_lower = 0  # this rank sends the next question if the lower rank stops waiting
-        if self._has_asked:
+        self._sent_question = self._question_of_lower < call
+        self._question_of_lower = 0  # this rank sends the next question if the lower rank stops waiting
+        if self._sent_question:
             self._send(_QUESTION, self._others)
         return self._patience_s
 
     def describe_late(self, call: int) -> str | None:
         """Return a part of a warning with the ranks that have not come to a call; None: a lower rank warns."""
-        late = [rank for rank in self._others if self._here.get(rank, 0) < call]
-        return None if not self._has_asked else f", nothing from {named(late)}" if late else ""
+        late = [rank for rank in self._others if self._calls_of.get(rank, 0) < call]
+        return None if not self._sent_question else f", nothing from {list_ranks(late)}" if late else ""
 
     def describe_gone(self, call: int) -> str:
         """Return a text with the ranks that have left before a call; empty if all may come."""
         gone = [rank for rank, calls in sorted(self._left.items()) if calls < call]
-        return f"{named(gone)} left by an exception or at the end of the program" if gone else ""
+        return f"{list_ranks(gone)} left by an exception or at the end of the program" if gone else ""
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank makes no more calls, as far as this one has received."""
@@ -181,7 +181,7 @@ class MissingRanks:
             return []
 
 
-def named(ranks: list[int]) -> str:
+def list_ranks(ranks: list[int]) -> str:
     """Return "ranks 0-2, 5" for 0, 1, 2, 5."""
     runs: list[list[int]] = []
     for rank in ranks:

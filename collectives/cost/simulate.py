@@ -67,16 +67,16 @@ def _batches(topology: Topology, size: int, longest: int) -> Iterator[_MessageBa
             or arrivals.get(m.source, m.source_step) < m.source_step
             or len(batch) * len(m.chunks) >= longest
         ):
-            yield _packed(batch)
+            yield _pack(batch)
             batch, sources, arrivals = [], set(), {}
         batch.append(m)
         sources.add(m.source)
         arrivals[m.destination] = m.destination_step
     if batch:
-        yield _packed(batch)
+        yield _pack(batch)
 
 
-def _packed(batch: list[PlannedMessage]) -> _MessageBatch:
+def _pack(batch: list[PlannedMessage]) -> _MessageBatch:
     sources, destinations, first_chunks, weights = np.array(
         [(m.source, m.destination, m.chunks.start, m.weight) for m in batch]
     ).T

@@ -162,12 +162,12 @@ class Call(Backoff):
         return min((one.stalled_s for one in moving), default=math.inf)
 
     def mark_raised(self) -> None:
-        """Note that an error was raised: of this call, or the one for which the communicator was given up."""
+        """Record that an error was raised: of this call, or the one for which the communicator was given up."""
         super().mark_raised()
         self.group.ending.mark_raised()
 
     def mark_seen(self) -> None:
-        """Note that the caller has seen that the call ended."""
+        """Record that the caller has seen that the call ended."""
         self.seen = True
 
     def end_by(self, error: BaseException) -> None:

@@ -29,7 +29,7 @@ from collectives.execution.payload import (
 )
 from collectives.execution.program import Message, Program
 from collectives.execution.stepwise import StepwiseExecution
-from collectives.execution.tracing import traced_run
+from collectives.execution.tracing import trace_run
 from collectives.execution.workers import Jobs
 from collectives.trace.traffic import Traffic
 
@@ -118,7 +118,7 @@ def execute(
         # programs of calls in the background get numbers that all ranks know: above those of all calls in the
         # foreground, and different for each program of a call
         trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
-        payload, requests = traced_run(trace, program, payload, requests)
+        payload, requests = trace_run(trace, program, payload, requests)
     execution = kind(program, payload, requests, traffic, encoded)
     call.owners = (*call.owners, execution)
     return execution.steps(call)

@@ -137,7 +137,7 @@ def compile_plan(plan: Plan, n: int, alignment: int, piece_elements: int) -> Pro
                         merges[piece] += not is_send and transfer.held_weight > 0
         steps.append((sends[before[0] :], recvs[before[1] :]))
     encode_order = (*first_use, *(piece for piece in range(len(cut)) if piece not in first_use))
-    return _laid_out(plan, cut, chains, sends, recvs, encode_order, steps)
+    return _lay_out(plan, cut, chains, sends, recvs, encode_order, steps)
 
 
 def gather_program(rank: int, size: int, cuts: Sequence[range]) -> Program:
@@ -162,10 +162,10 @@ def gather_program(rank: int, size: int, cuts: Sequence[range]) -> Program:
     for message in recvs + sends:  # a piece comes in before it goes on
         chains[message.piece].append(message)
     encode_order = range(rank * count, (rank + 1) * count)
-    return _laid_out(AllGather().plan(rank, size), (*cuts,) * size, chains, sends, recvs, encode_order, steps)
+    return _lay_out(AllGather().plan(rank, size), (*cuts,) * size, chains, sends, recvs, encode_order, steps)
 
 
-def _laid_out(
+def _lay_out(
     plan: Plan,
     cuts: Sequence[range],
     chains: list[list[Message]],

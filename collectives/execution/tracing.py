@@ -22,7 +22,7 @@ class Labels(NamedTuple):
     receives: list[dict[str, int]]
 
 
-def labels_of(program: Program, known: dict[int, Labels]) -> Labels:
+def find_labels(program: Program, known: dict[int, Labels]) -> Labels:
     """Return a program's labels, which are kept as long as the program lives.
 
     The messages between two ranks are numbered, and both ranks number them in the same order.
@@ -53,16 +53,16 @@ class TracedPayload:
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
         self.receive_buffers, self.brief = payload.receive_buffers, payload.brief
         self.outgoing, self.replacing = payload.outgoing, payload.replacing
-        self.encode = _recording(trace, "encode", payload.encode, labels.pieces)
-        self.finish = _recording(trace, "decode", payload.finish, labels.pieces)
+        self.encode = _record(trace, "encode", payload.encode, labels.pieces)
+        self.finish = _record(trace, "decode", payload.finish, labels.pieces)
         if payload.receive_buffers:
             merged, index = cast(MergedPayload, payload), attrgetter("index")
             self.incoming = merged.incoming
-            self.prepare = _recording(trace, "prepare", merged.prepare, labels.receives, index)
-            self.merge = _recording(trace, "merge", merged.merge, labels.receives, index)
+            self.prepare = _record(trace, "prepare", merged.prepare, labels.receives, index)
+            self.merge = _record(trace, "merge", merged.merge, labels.receives, index)
 
 
-def _recording(
+def _record(
     trace: Trace, kind: str, work: PieceWork, labels: list[dict[str, int]], number: Callable[[Any], int] = int
 ) -> PieceWork:
     """Return a function that does this work on a piece or a message, and records it with the label of that number."""
@@ -120,9 +120,9 @@ class TracedRequests(MessageStarter):
         return event
 
 
-def traced_run(
+def trace_run(
     trace: Trace, program: Program, payload: Payload, requests: MessageStarter
 ) -> tuple[TracedPayload, TracedRequests]:
     """Wrap payload and requests of one run of a program so that they are recorded."""
-    labels = labels_of(program, trace.labels)
+    labels = find_labels(program, trace.labels)
     return TracedPayload(trace, labels, payload), TracedRequests(trace, labels, requests)

@@ -167,7 +167,7 @@ class Backoff:
     mismatch = ""
     polls = 1
     since = waited_s = 0.0
-    idle_turns, _asked = 0, False
+    idle_turns, _question_sent = 0, False
     _looked = _stalled_s = _notice_s = 0.0
     _wait: object = None
 
@@ -182,7 +182,7 @@ class Backoff:
         """End the current stall."""
         if self.idle_turns:
             self.waited_s += self._clock() - self.since
-            self.idle_turns, self._asked = 0, False
+            self.idle_turns, self._question_sent = 0, False
             if self._wait is not None:
                 self.group.trace.end_wait(self._wait)
                 self._wait = None
@@ -270,7 +270,7 @@ class Backoff:
             self._notice(stalled_s, limit_s)
 
     def mark_raised(self) -> None:
-        """Note that an error was raised to the caller; later calls do not raise an earlier mismatch of another one."""
+        """Record that an error was raised to the caller; later calls raise no earlier mismatch of another call."""
         (self.caller or self.thread).mismatch = None
 
     def _mismatch_elsewhere(self) -> str:
@@ -293,11 +293,11 @@ class Backoff:
         late: str | None = ""
         if self.arrival:
             missing = self.group.missing
-            if not self._asked:
-                self._asked = True
+            if not self._question_sent:
+                self._question_sent = True
                 self._notice_s = stalled_s + missing.send_question(self.arrival)
                 return
-            self._asked, late = False, missing.describe_late(self.arrival)
+            self._question_sent, late = False, missing.describe_late(self.arrival)
         self._notice_s = 2 * stalled_s
         if late is not None:
             _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _rounded(stalled_s), late, limit_s)

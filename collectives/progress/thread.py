@@ -183,14 +183,14 @@ class ProgressThread:
             driven = [call for call in driven if not call.done]
             # chosen again in time, so that no communicator runs out of calls to drive
             if tasks or chosen - len(driven) >= AHEAD // 2:
-                driven = first_of_each(calls)
+                driven = select_first_calls(calls)
                 chosen = len(driven)
             for call in driven:
                 moved |= call.advance()
             idle_turns = 0 if moved else idle_turns + 1
 
 
-def first_of_each(calls: Sequence[Call]) -> list[Call]:
+def select_first_calls(calls: Sequence[Call]) -> list[Call]:
     """Return all calls of two ranks, and the first `AHEAD` other calls of each communicator.
 
     Calls of a communicator begin in one order on all ranks. So the first call that has not ended everywhere is among

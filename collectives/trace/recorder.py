@@ -11,12 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.progress.polling import wait
+
+if TYPE_CHECKING:
+    from collectives.execution.tracing import Labels
 
 TAG = 32_001  # no other messages have this tag
 ROUNDS = 48
@@ -122,7 +125,7 @@ class Trace:
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.add = self._events.append
         self.program = self._programs = 0  # number of the program that starts; equal on all ranks
-        self.labels: dict[int, Any] = {}  # labels of programs by identity; see `collectives.execution.tracing`
+        self.labels: dict[int, Labels] = {}  # of programs, by identity
         self.over: Event = None  # the last message that was found complete
         self.readings = [Reading(0.0, 0.0, 0.0)]  # comparisons with rank 0's clock
         self.driven_since = math.inf  # time from which the progress thread makes the calls

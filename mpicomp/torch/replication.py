@@ -13,7 +13,7 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
-from collectives.consistency.missing_ranks import named
+from collectives.consistency.missing_ranks import list_ranks
 from collectives.errors import CollectiveMismatch
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.buckets import NamedParameter
@@ -181,7 +181,7 @@ def require_same_values(named_tensors: Mapping[str, Tensor], comm: Communicator)
     ranks: dict[int, list[int]] = {}
     for rank, crc in enumerate(tensors[:, first].tolist()):
         ranks.setdefault(crc, []).append(rank)
-    listed = ", ".join(f"checksum {crc:x} on {named(of_sum)}" for crc, of_sum in ranks.items())
+    listed = ", ".join(f"checksum {crc:x} on {list_ranks(of_sum)}" for crc, of_sum in ranks.items())
     raise CollectiveMismatch(
         f"the ranks' models differ in {int(differs.sum())} of {len(sums)} tensors, the first of which is "
         f"{list(named_tensors)[first]!r} ({listed}): broadcast_parameters(model, comm) makes them equal"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.call_check import fingerprint
-from collectives.consistency.missing_ranks import named
+from collectives.consistency.missing_ranks import list_ranks
 from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
@@ -244,8 +244,9 @@ def _difference(ranks: Sequence[RankDescription], sampled: str) -> str:
     if dropping:
         others = [rank for rank in range(len(ranks)) if rank not in dropping]
         return (
-            f"{named(dropping)} dropped the gradients of this step by zero_grad(), while {named(others)} made it: "
-            "make the same decision on all ranks, for instance by comm.allreduce(bad) where bad is a bool of each rank"
+            f"{list_ranks(dropping)} dropped the gradients of this step by zero_grad(), while {list_ranks(others)} "
+            "made it: make the same decision on all ranks, for instance by comm.allreduce(bad) where bad is a bool of "
+            "each rank"
         )
     compared = [of_rank["compared"] for of_rank in ranks]
     for key in dict.fromkeys(key for described in compared for key in described):
@@ -253,7 +254,7 @@ def _difference(ranks: Sequence[RankDescription], sampled: str) -> str:
         for rank, described in enumerate(compared):
             values.setdefault(described.get(key, "missing"), []).append(rank)
         if len(values) > 1:
-            listed = ", ".join(f"{value} on {named(of_value)}" for value, of_value in values.items())
+            listed = ", ".join(f"{value} on {list_ranks(of_value)}" for value, of_value in values.items())
             return _WORDS.get(key, _OPTION).format(key=key, listed=listed, sampled=sampled)
     return "the ranks' optimizers differ"
 

@@ -19,7 +19,7 @@ from torch.distributed.constants import default_pg_timeout
 from collectives import CollectiveTimeout, Communicator
 from collectives.communicator.arguments import require_rank
 from collectives.consistency.call_check import fingerprint
-from collectives.consistency.missing_ranks import named
+from collectives.consistency.missing_ranks import list_ranks
 
 CONNECT_SECONDS = 3.0  # for one address of rank 0
 ADDRESSES_BYTES = 1024
@@ -141,7 +141,7 @@ def communicator_of(store: Store, rank: int, size: int, timeout: timedelta, name
         missing = [one for one, key in enumerate(keys) if not store.check([key])]
         raise CollectiveTimeout(
             f"rank {rank} of {size}: not all ranks make this process group after {timeout.total_seconds():g} s; "
-            f"nothing from {named(missing)} (look for one that stopped or took another branch)"
+            f"nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
         ) from error
     ranks = [int(store.get(key)) for key in keys]
     if len(set(ranks)) < size:

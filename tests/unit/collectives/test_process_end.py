@@ -51,7 +51,7 @@ def test_where_somebody_goes_on_after_an_exception_the_hook_is_not_installed_una
 
 def shown(error: BaseException) -> list[str]:
     """Lines that the hook would print."""
-    trace = process_end._shortened(error, error.__traceback__)
+    trace = process_end._shorten_traceback(error, error.__traceback__)
     return "".join(traceback.format_exception(type(error), error, trace)).splitlines()
 
 

@@ -47,9 +47,9 @@ def test_the_lowest_rank_asks_for_all_and_the_others_answer(comm: Communicator) 
         missing.send_question(6)
     comm.mpi_comm.Barrier()
     deadline = time.monotonic() + TIMEOUT_S
-    while (comm.rank or len(missing._here) < comm.size - 1) and time.monotonic() < deadline:
+    while (comm.rank or len(missing._calls_of) < comm.size - 1) and time.monotonic() < deadline:
         missing.receive_messages()
-        if comm.rank and missing._asked_by_lower:
+        if comm.rank and missing._question_of_lower:
             break
     others = "ranks 1" if comm.size > 2 else "rank 1"
     if comm.rank:

@@ -159,7 +159,7 @@ def test_without_a_trace_nothing_is_recorded(comm: Communicator, monkeypatch: py
 
     for name in ("begin", "span", "around", "phases", "__init__"):
         monkeypatch.setattr(Trace, name, never)
-    monkeypatch.setattr("collectives.execution.pipelined.traced_run", never)
+    monkeypatch.setattr("collectives.execution.pipelined.trace_run", never)
     assert type(comm) is Communicator
     Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))
     comm.iallreduce(np.ones(100)).wait()
