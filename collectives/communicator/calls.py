@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from weakref import ref
 
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Testable
-from collectives.communicator.ending import Ending, Flights
+from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed, NonFiniteGradient
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.pipelined import Cache, free_all
 from collectives.progress.polling import until
-from collectives.progress.thread import AHEAD, Completion, is_supported, shared
+from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
 from collectives.trace.recorder import Trace
 
 FIXED_TAGS = 16_000  # long-lived users have the tags below, and single calls as many from there on
@@ -94,14 +94,42 @@ class Users:
 class Calls:
     """Calls of one communicator, in the order in which all ranks begin them.
 
-    `here` is ``"rank 3 of 8"``, for messages.
+    Attributes
+    ----------
+    here : str
+        ``"rank 3 of 8"``, for messages.
+    ordered : list of Call
+        Calls in flight, in the order in which all ranks begin them.
+    pairwise : list of Call
+        Calls in flight that only two ranks make, outside that order.
+    dropped : Call or None
+        The last call whose handle was dropped before the call ended.
+    driver : ProgressThread or None
+        Thread that drives all calls; None: the caller does.
+    broken : str
+        Reason why no more calls begin; empty while they do.
+    failure : BaseException or None
+        The error for which the communicator was given up.
+    unseen_mismatch : Call or None
+        A call in the background that ended by a mismatch, which its caller may not have seen yet.
     """
 
-    def __init__(self, mpi_comm: MPI.Comm, here: str, flights: Flights, ending: Ending, users: Users) -> None:
-        self._mpi_comm, self._here, self._flights = mpi_comm, here, flights
-        self._ending, self._users, self._ordered = ending, users, flights.ordered
+    def __init__(self, mpi_comm: MPI.Comm, here: str, users: Users) -> None:
+        self._mpi_comm, self.here, self._users = mpi_comm, here, users
+        self.ordered: list[Call] = []
+        self.pairwise: list[Call] = []
+        self.dropped: Call | None = None
+        self.driver: ProgressThread | None = None
+        self.broken = ""
+        self.failure: BaseException | None = None
+        self.unseen_mismatch: Call | None = None
+        self._failure_was_raised = False
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         self._tag = 0
+
+    def in_flight(self) -> tuple[Call, ...]:
+        """Return all calls in flight."""
+        return (*self.ordered, *self.pairwise)
 
     def open(self, call: Call, steps: Steps) -> None:
         """Accept a call, in the order in which all ranks begin their calls.
@@ -112,26 +140,41 @@ class Calls:
         RuntimeError
             Another thread is in a call of this communicator.
         """
-        ending, users = self._ending, self._users
-        if ending.unseen_mismatch is not None:
-            ending.raise_unseen_mismatch()
-        if ending.broken:
-            ending.raise_broken(call)
-        if users.gone:
-            users.free_unused()
-        thread = threading.get_ident()
-        if self._ordered and self._thread != thread:
+        if self.unseen_mismatch is not None:
+            self._raise_unseen_mismatch()
+        if self.broken:
+            self._raise_broken(call)
+        if self._users.gone:
+            self._users.free_unused()
+        thread, ordered = threading.get_ident(), self.ordered
+        if ordered and self._thread != thread:
             raise RuntimeError(
-                f"{self._here}: two threads use one communicator at once, for {call.name()} and "
-                f"{self._ordered[0].name()}: give each thread a communicator of its own"
+                f"{self.here}: two threads use one communicator at once, for {call.name()} and "
+                f"{ordered[0].name()}: give each thread a communicator of its own"
             )
         self._thread = thread
         call.steps = steps
         if call.is_pairwise:
-            self._flights.pairwise.append(call)
+            self.pairwise.append(call)
         else:
             call.tag = self.next_tag()
-            self._ordered.append(call)
+            ordered.append(call)
+
+    def _raise_unseen_mismatch(self) -> None:
+        """Raise the mismatch of a call in the background unless its caller has seen it.
+
+        The other ranks may have raised it, and not make the call that is about to begin.
+        """
+        call, self.unseen_mismatch = self.unseen_mismatch, None
+        if call is not None and not call.seen:
+            raise CollectiveMismatch(str(call.error)) from call.error
+
+    def _raise_broken(self, call: Call) -> NoReturn:
+        """Raise the error of a call that begins too late: the failure if it was never raised, else closed."""
+        if self.failure is not None and not self._failure_was_raised:
+            call.mark_raised()
+            self.raise_failure()
+        raise self.closed()
 
     def next_tag(self) -> int:
         """Return a tag for one call."""
@@ -144,7 +187,7 @@ class Calls:
         trace = call.group.trace
         if trace is not None and call.wait_name is not None:
             steps = _trace_flight(call, trace, steps)
-        driver = self._flights.driver
+        driver = self.driver
         if driver is not None:
             call.completion = Completion(call, driver)
             driver.submit(partial(self._begin_there, call, steps))
@@ -167,55 +210,81 @@ class Calls:
 
     def start_progress_thread(self, trace: Trace | None) -> bool:
         """Let a thread drive all calls from now on; False: MPI does not support it."""
-        flights = self._flights
-        if flights.driver is None and is_supported(self._mpi_comm):
-            if self._ordered:
-                raise RuntimeError(f"{self._here}: {self._ordered[0].name()} is in flight; wait for it before")
-            flights.driver = shared()
+        if self.driver is None and is_supported(self._mpi_comm):
+            if self.ordered:
+                raise RuntimeError(f"{self.here}: {self.ordered[0].name()} is in flight; wait for it before")
+            self.driver = shared()
             if trace is not None:
                 trace.driven_since = trace.clock()
-        return flights.driver is not None
+        return self.driver is not None
 
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
         return isinstance(self._mpi_comm, MPI.Comm) and not is_supported(self._mpi_comm)
 
+    def where_driven(self, task: Callable[[], object]) -> None:
+        """Run `task` in the thread that drives the calls, and wait until it is done."""
+        if self.driver is None:
+            task()
+        else:
+            self.driver.submit(task)
+            self.driver.flush()
+
     def advance(self) -> None:
         """Advance every call in flight of this thread, without waiting; no-op if a progress thread does so."""
-        if self._flights.driver is None:
-            for call in tuple(self._ordered):
+        if self.driver is None:
+            for call in tuple(self.ordered):
                 call.advance()
 
     def turn_of(self, call: Call) -> Steps:
         """Wait until all calls that were begun before have ended."""
-        while self._ordered[0] is not call:
+        while self.ordered[0] is not call:
             yield False
 
     def before(self, call: Call) -> Iterable[Call]:
         """Return the calls in flight that were begun before this one."""
-        return () if call.is_pairwise else takewhile(lambda one: one is not call, self._ordered)
-
-    def drop(self, call: Call) -> None:
-        """Keep a call whose handle was dropped before the call ended; of several calls the last one."""
-        self._flights.dropped = call
+        return () if call.is_pairwise else takewhile(lambda one: one is not call, self.ordered)
 
     def end(self, call: Call) -> None:
         """Remove a call that has ended."""
-        calls = self._ordered
+        calls = self.ordered
         if call.is_pairwise:
-            if call in self._flights.pairwise:
-                self._flights.pairwise.remove(call)
+            if call in self.pairwise:
+                self.pairwise.remove(call)
         elif calls and calls[-1] is call:
             calls.pop()
         elif call in calls:
             at = calls.index(call)
             del calls[at]
             # a progress thread has driven only the first ones, so the others have not waited
-            for later in calls[at:] if self._flights.driver is None else calls[at : at + AHEAD]:
+            for later in calls[at:] if self.driver is None else calls[at : at + AHEAD]:
                 later.excuse()
         if call.background and call in call.thread.in_flight:
             call.thread.in_flight.remove(call)
+
+    def mark_raised(self) -> None:
+        """Record that an error was raised to the caller: later calls then raise CommunicatorClosed."""
+        self._failure_was_raised = self.failure is not None
+
+    def raise_failure(self) -> NoReturn:
+        """Raise the error for which the communicator was given up, in another call than the one that failed."""
+        raise self.failure_of_another()
+
+    def failure_of_another(self) -> BaseException:
+        """Return the error by which calls end that did not fail themselves."""
+        failure = self.failure
+        if isinstance(failure, CollectiveError) and type(failure) is not NonFiniteGradient:
+            again = type(failure)(str(failure))
+            again.__cause__ = failure
+            return again
+        return self.closed()
+
+    def closed(self) -> CommunicatorClosed:
+        """Return the error of a call on a communicator that has ended."""
+        return CommunicatorClosed(
+            f"{self.here}: this communicator cannot be used, {self.broken or 'the program ends'}; make a new one"
+        )
 
 
 def await_request(call: Call, request: Testable, describe: Callable[[], str], wait_name: str = "wait") -> Steps:

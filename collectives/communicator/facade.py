@@ -15,7 +15,7 @@ from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
-from collectives.communicator.ending import Ending, Flights, close
+from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS
 from collectives.communicator.operands import operands, operation
 from collectives.communicator.routes import Routes
@@ -150,7 +150,10 @@ class Communicator:
         self.trace: Trace | None = None
         self.missing = MissingRanks(self.mpi_comm, self.timeout)
         self._verify = verify
-        self._hold_parts()
+        self._users, self._sums = Users(), DenseSums()
+        self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
+        self.calls = Calls(self.mpi_comm, self.here, self._users)
+        self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self._sums)
         end_with_process(self.ending)
         self.piece_bytes = piece_bytes
         try:
@@ -165,13 +168,6 @@ class Communicator:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
             self.ending.trace = self.trace
 
-    def _hold_parts(self) -> None:
-        self._flights, self._users, self._sums = Flights(), Users(), DenseSums()
-        self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
-        kept = self.mpi_comm, self._call_check, self._users, self._sums
-        self.ending = Ending(self._flights, self.missing, self.here, self.size, self.workers, *kept)
-        self.calls = Calls(self.mpi_comm, self.here, self._flights, self.ending, self._users)
-
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
 
@@ -183,12 +179,12 @@ class Communicator:
     @property
     def calls_in_flight(self) -> int:
         """Number of calls that have begun and not ended."""
-        return len(self._flights.ordered)
+        return len(self.calls.ordered)
 
     @property
     def failure(self) -> BaseException | None:
         """The error for which the communicator was given up."""
-        return self.ending.failure
+        return self.calls.failure
 
     def __enter__(self) -> Self:
         return self
@@ -203,8 +199,8 @@ class Communicator:
 
     def __del__(self) -> None:
         # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.
-        flights = getattr(self, "_flights", None)
-        if flights is not None and flights.ordered:
+        calls = getattr(self, "calls", None)
+        if calls is not None and calls.ordered:
             keep_alive(self)
 
     def close(self) -> None:
@@ -220,7 +216,7 @@ class Communicator:
             The trace cannot be written.
         """
         free = self._sums.free, self._users.free_all, self._call_check.free, self.mpi_comm.Free
-        close(self, self._flights, self.ending, self._call_check if self._verify else None, free)
+        close(self, self.ending, self._call_check if self._verify else None, free)
 
     def start_progress_thread(self) -> bool:
         """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
@@ -256,7 +252,7 @@ class Communicator:
         RuntimeError
             Another thread is in a call of this communicator.
         """
-        driver = self._flights.driver
+        driver = self.calls.driver
         if driver is not None:
             driver.reject_waiting(call.name)
             return self.begin(call, steps).wait()

@@ -123,7 +123,7 @@ class Call(Backoff):
         if self.completion is not None:
             self.completion.wait()
             if self.completion.lost:
-                self.group.ending.raise_failure()
+                self.group.calls.raise_failure()
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
@@ -138,7 +138,7 @@ class Call(Backoff):
                     else:
                         self.idle()
                         if group.failure is not None:
-                            group.ending.raise_failure()
+                            group.calls.raise_failure()
                 self.owners = ()
                 self._release()
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -164,7 +164,7 @@ class Call(Backoff):
     def mark_raised(self) -> None:
         """Record that an error was raised: of this call, or the one for which the communicator was given up."""
         super().mark_raised()
-        self.group.ending.mark_raised()
+        self.group.calls.mark_raised()
 
     def mark_seen(self) -> None:
         """Record that the caller has seen that the call ended."""
@@ -226,7 +226,7 @@ class Handle:
         if call.completion is None:
             call.advance_all()
         elif call.completion.lost:
-            call.group.ending.raise_failure()
+            call.group.calls.raise_failure()
         if call.done:
             call.mark_seen()
         if call.error is not None:
@@ -274,4 +274,4 @@ class Handle:
         call = self._call
         if not (call.seen or call.detached):
             call.dropped = True
-            call.group.calls.drop(call)
+            call.group.calls.dropped = call

@@ -102,14 +102,14 @@ class ProgressThread:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._tasks: deque[Callable[[], object]] = deque()
         self._stopping = False
         self._waiting: list[None] = []  # an entry per waiting thread; changed by single operations, without a lock
         self._thread = threading.Thread(target=self._drive, name="mpicomp progress", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # before mpi4py ends MPI, which waits for exit handlers of Python
 
-    def submit(self, task: Callable[[], None]) -> None:
+    def submit(self, task: Callable[[], object]) -> None:
         """Submit a task that the thread runs between two turns, in the order of submission."""
         with self._changed:
             self._tasks.append(task)
@@ -207,7 +207,7 @@ def select_first_calls(calls: Sequence[Call]) -> list[Call]:
     return chosen
 
 
-def _report_errors(task: Callable[[], None]) -> None:
+def _report_errors(task: Callable[[], object]) -> None:
     """Run a task; its errors end neither the thread nor the calls that it drives."""
     try:
         task()
