@@ -73,7 +73,7 @@ class Codes(Feedback):
         self._results.begin(None)
 
     def _part(self, cut: range) -> Array:
-        """Return a piece of this rank's vector."""
+        """Return the elements to encode: a piece of this rank's vector, unless a subclass alters it."""
         return self._values[cut.start : cut.stop]
 
     @override

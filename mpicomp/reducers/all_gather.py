@@ -40,10 +40,14 @@ def all_gather(
     rule: ErrorRule | None,
     seed: int = 0,
     driver: CodesDriver = StepDriver,
+    feedback: Callable[..., GatheredCodes] = GatheredCodes,
 ) -> Parts:
-    """Return feedback x codec x all-gather; over a star feedback x codec x two passes, the second in full precision."""
+    """Return feedback x codec x all-gather; over a star feedback x codec x two passes, the second in full precision.
+
+    A method with a `feedback` class of its own is gathered round the ring over a star, too.
+    """
     stream = Stream(seed, spec.vector_id, "code")
-    if isinstance(comm.topology, Star):
+    if isinstance(comm.topology, Star) and feedback is GatheredCodes:
         back = FullPrecision(spec.dtype)
         return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), driver)
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
@@ -52,9 +56,9 @@ def all_gather(
     encoder = FeedbackEncoder(device, codec, rule, spec.n, spec.compute.type, program.longest_piece, stream, comm.rank)
     payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
     results = Results(device, spec.dtype, program.longest_piece)
-    feedback = GatheredCodes(device, {"residual": encoder}, cuts, payloads, results)
+    codes = feedback(device, {"residual": encoder}, cuts, payloads, results)
     reducer = AllGatherReducer(comm, program, codec, payloads, len(cuts))
-    return Parts(feedback, codec, driver(comm, feedback, reducer))
+    return Parts(codes, codec, driver(comm, codes, reducer))
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
