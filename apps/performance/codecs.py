@@ -89,7 +89,7 @@ def measure(n: int, repeats: int) -> Record:
 
 
 COLUMNS = (
-    ("what", get("what")),
+    ("operation", get("what")),
     ("ms", in_unit("min_s", MS)),
     ("against", get("reference")),
     ("ms", in_unit("reference_s", MS)),

@@ -72,7 +72,7 @@ def target(name: str) -> str:
 
 
 COLUMNS = (
-    ("what", get("what")),
+    ("operation", get("what")),
     ("ms", in_unit("min_s", MS)),
     ("median, ms", in_unit("median_s", MS)),
     ("copy, ms", in_unit("reference_s", MS)),

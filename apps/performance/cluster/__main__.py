@@ -49,7 +49,7 @@ CAPTIONS = {
     "cluster-stages": "Where the time goes",
     "cluster-overlap": "Wire, computing and both",
     "cluster-methods": "Time of an iteration by method",
-    "cluster-backward": "Communication beside backward, and what of it is exposed",
+    "cluster-backward": "Communication during backward, and its exposed part",
 }
 PARTS = ("grid", "overlap", "methods", "backward", "steps", "pipeline", "pipeline-grid", "training", "tables")
 

@@ -55,7 +55,7 @@ class Row:
 
 
 COLUMNS: Sequence[Column] = (
-    ("what", lambda row: row.what),
+    ("quantity", lambda row: row.what),
     ("measured", lambda row: row.measured),
     ("target", lambda row: row.target),
     ("", lambda row: "reached" if row.reached else "**missed**"),
