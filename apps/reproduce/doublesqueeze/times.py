@@ -61,8 +61,8 @@ def compare(results: Results) -> list[Claim]:
             f"off by {100 * min(off.values()):+.2f} % to {100 * max(off.values()):+.2f} % "
             f"({max(off, key=off.__getitem__)}); the busiest rank sends, {sent}",
             max(map(abs, off.values())) <= BYTES_OFF,
-            f"counted over MPI, {MODEL} elements, with padding and the words by which ranks tell each other whether "
-            f"their step is finite; judged: within {BYTES_OFF:.0%}",
+            f"counted over MPI, {MODEL} elements, with padding and the words by which ranks report whether their "
+            f"step is finite; judged: within {BYTES_OFF:.0%}",
         ),
     ]
 

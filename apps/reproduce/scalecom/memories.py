@@ -49,7 +49,7 @@ def similarity(results: Results, seeds: int, full: bool) -> tuple[list[Claim], l
     return [
         Claim(
             "Fig. 2a",
-            "memories grow alike within 90 iterations, whatever the number of workers",
+            "memories become similar within 90 iterations, for any number of workers",
             "falls fast, then stays; the same for all",
             f"local top-k 1000x: 4 ranks from {np.mean(first):.2f} by {falls}; at the end {spread}",
             bool(falls.below and max(means[w] for w in workers) < 1.5 * min(means[w] for w in workers)),
@@ -57,7 +57,7 @@ def similarity(results: Results, seeds: int, full: bool) -> tuple[list[Claim], l
         ),
         Claim(
             "Fig. 2c",
-            "at 100 times the learning rate memories are less alike",
+            "at 100 times the learning rate memories are less similar",
             "much larger distance",
             f"{means[names[2]]:.2f} at {SCALED:g}, {means[names[0]]:.2f} at {BASE:g}: {grown}",
             grown.above,
@@ -65,7 +65,7 @@ def similarity(results: Results, seeds: int, full: bool) -> tuple[list[Claim], l
         ),
         Claim(
             "Fig. 2c",
-            "at 100 times the learning rate beta 0.1 makes them more alike than beta 1",
+            "at 100 times the learning rate beta 0.1 makes them more similar than beta 1",
             "curve well below",
             f"{means[names[3]]:.2f} against {means[names[2]]:.2f}: {filtered}",
             filtered.below,
