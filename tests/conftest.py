@@ -1,4 +1,4 @@
-"""What holds for all tests: examples that are drawn alike, Triton's interpreter where there is no GPU, and extras.
+"""Set-up of all tests: the same examples in every run, Triton's interpreter without a GPU, and skips without extras.
 
 Tests that need a package of an extra, such as PyTorch, are skipped where that is not installed.
 """
@@ -43,7 +43,7 @@ def missing_extra(error: BaseException | None) -> str:
 
 
 class Module(pytest.Module):
-    """A file of tests, skipped where what it imports needs an extra."""
+    """A file of tests, skipped where one of its imports needs an extra."""
 
     def _getobj(self) -> Any:
         try:

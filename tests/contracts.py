@@ -1,4 +1,4 @@
-"""What every codec promises, as tests: a codec's own test file subclasses `CodecContract` and names the codec."""
+"""Promises of every codec, as tests: a codec's own test file subclasses `CodecContract` and names the codec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw_at(step: int = 3, rank: int = 1, ordinal: int = 0, offset: int = 0, *, 
 
 
 def gaussian(n: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
-    """`n` normally distributed values, none of them zero."""
+    """Return `n` normally distributed values other than zero."""
     return np.random.default_rng((seed, n)).standard_normal(n).astype(dtype)
 
 
@@ -223,7 +223,7 @@ class CodecContract(ABC):
 
 
 class SignContract(CodecContract):
-    """Of codecs of which one rank's payload decodes to the signs."""
+    """Contract of codecs whose payload of one rank decodes to the signs."""
 
     dtypes = (np.float32, np.float64)
 
@@ -232,7 +232,7 @@ class SignContract(CodecContract):
 
 
 class CompressorContract(CodecContract):
-    """Of the codecs that methods with error feedback take: what comes back is what the definition says."""
+    """Contract of the codecs that methods with error feedback take: decoded values are those of the definition."""
 
     dtypes = (np.float32, np.float64)
 

@@ -41,7 +41,7 @@ def _cells(table: str) -> list[list[str]]:
 
 
 def tables(document: Path) -> dict[str, list[list[str]]]:
-    """The rows of all tables without their heads, by what stands first in the head."""
+    """Return the rows of all tables without their heads, by the first cell of the head."""
     found: dict[str, list[list[str]]] = {}
     for block in re.findall(r"(?:^\|.*\n)+", prose(document) + "\n", re.MULTILINE):
         head, _, *body = _cells(block)
@@ -50,7 +50,7 @@ def tables(document: Path) -> dict[str, list[list[str]]]:
 
 
 def pieces(document: Path) -> Iterator[str | list[list[str]]]:
-    """What a reader may write: Python code, of a diff what it leads to; rows of tables with "here" as second head."""
+    """Return a reader's code: Python blocks, the new lines of a diff, and rows of tables with "here" as second head."""
     for language, code, table in _PIECE.findall(document.read_text()):
         if language == "python":
             yield code
@@ -63,7 +63,7 @@ def pieces(document: Path) -> Iterator[str | list[list[str]]]:
 
 
 def inline_code(text: str) -> list[str]:
-    """What stands between backquotes."""
+    """Return the texts between backquotes."""
     return re.findall(r"`([^`\n]+)`", text)
 
 

@@ -103,7 +103,7 @@ class Trial:
         return results, second.state_dict()
 
     def check(self, topology: Topology | None, results: Vectors, states: Sequence[dict[str, Any]]) -> None:
-        """Compare what the ranks got, and every rank's last state, with one process."""
+        """Compare the ranks' results, and every rank's last state, with one process."""
         expected, kept, shares = simulated(self, topology, len(states))
         where = f"{self}, {topology}, {len(states)} ranks"
         for step, (result, want) in enumerate(zip(results, expected, strict=True)):
@@ -122,7 +122,7 @@ Trials = Sequence[tuple[Trial, Topology | None]]
 def simulated(
     trial: Trial, topology: Topology | None, size: int
 ) -> tuple[Vectors, list[dict[str, Vectors]], dict[str, Vectors]]:
-    """Return every step's result, every rank's last state, and what the ranks keep together, as one process has it."""
+    """Return every step's result, every rank's last state, and the ranks' common state, as one process has them."""
     of = simulation(trial.options, topology, size, trial.n, trial.kind, trial.lengths, trial.vector_id)
     rows = (np.stack([trial.gradient(rank, step) for rank in range(size)]) for step in range(trial.steps))
     results = np.array([of.step(vectors) for vectors in rows])

@@ -1,4 +1,4 @@
-"""Every method in the forms that differ in what they keep, send or draw: for tests of what all methods promise."""
+"""Every method in the forms that differ in their state, traffic or draws, for tests of promises of all methods."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ METHODS: dict[str, Any] = {
 
 
 def must_be_restored(method: Any, step: int) -> bool:
-    """Whether NaN at a step spoils what the method keeps, so that it asks for an earlier state.
+    """Return whether NaN at a step spoils the method's state, so that an earlier state has to be loaded.
 
     Where the very first step is one-bit, the ranks measure before they touch anything.
     """

@@ -1,4 +1,4 @@
-"""pytest under mpirun: every rank runs every test, and all ranks agree on what came of it.
+"""pytest under mpirun: every rank runs every test, and all ranks agree on its outcome.
 
 Rank 0 prints for all; the other ranks are silent. Without this, the rank that fails leaves the test, the others wait
 for it in the next collective, and the launcher's output shows a hang instead of the cause.

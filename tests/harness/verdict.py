@@ -1,4 +1,4 @@
-"""What one rank has to say about one test, and how all ranks come to one answer."""
+"""Verdict of one rank on one test, and the agreement of all ranks on one verdict."""
 
 from __future__ import annotations
 

@@ -71,5 +71,5 @@ class Watchdog:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             lines += [line.rstrip() for line in file if not any(name in line for name in UNINTERESTING)]
-        # One write, so that the launcher keeps the ranks' texts apart.
+        # A single write keeps the launcher from mixing the ranks' texts.
         os.write(2, "".join(f"\n[{self._who}] {line}" for line in lines).encode() + b"\n")

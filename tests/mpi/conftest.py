@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.harness.plugin import RankAgreement
 
-# A test that deadlocks ends in seconds, for every communicator that is not told otherwise.
+# A test that deadlocks ends in seconds, for every communicator without a limit of its own.
 os.environ["MPICOMP_ARRIVAL_TIMEOUT"] = str(TIMEOUT_S)
 
 PLUGIN = "rank_agreement"
@@ -80,7 +80,7 @@ def _fits(item: pytest.Item, size: int) -> bool:
 
 @pytest.fixture
 def mpi_comm(request: pytest.FixtureRequest) -> MPI.Intracomm:
-    """Return a fresh communicator of all ranks, or of as many of the first as the indirect parameter says."""
+    """Return a fresh communicator of all ranks, or of the first ones, as many as the indirect parameter."""
     plugin: RankAgreement = request.config.pluginmanager.get_plugin(PLUGIN)
     return plugin.lend(getattr(request, "param", plugin.size))
 
@@ -140,7 +140,7 @@ def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture(params=["at once", "in parts"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give the name of a way that vectors go: short ones at once, long ones in parts and beside other work."""
+    """Give the name of a way of vectors: short ones at once, long ones in parts with other work between them."""
     if request.param == "in parts":
         go_in_parts(monkeypatch)
     found: str = request.param
@@ -159,7 +159,7 @@ def go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _variables_of_torchrun() -> Iterator[None]:
-    """Take away what `register_backend` sets, also in examples: other tests start programs of their own."""
+    """Remove the variables that `register_backend` sets, also in examples: other tests start programs of their own."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     before = {name: os.environ.get(name) for name in names}
     yield

@@ -1,4 +1,4 @@
-"""Trying what a page has its reader write: its blocks of code, and the code in tables with a column "here"."""
+"""Examples of a page: its blocks of code, and the code in tables with a column "here"."""
 
 from __future__ import annotations
 

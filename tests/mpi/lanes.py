@@ -1,4 +1,4 @@
-"""How many ranks a test runs on, the topologies it runs over, and whether the ranks agree."""
+"""Numbers of ranks and topologies that a test runs on, and agreement of the ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def topologies(size: int) -> list[Topology]:
 
 
 def same_everywhere(comm: Communicator, result: NDArray[Any]) -> bool:
-    """Whether all ranks have the same bytes."""
+    """Return whether all ranks have the same bytes."""
     return len(set(comm.mpi_comm.allgather(hashlib.sha256(result).digest()))) == 1
 
 
@@ -65,7 +65,7 @@ def mean_of_ranks(comm: Communicator, x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def same_text_on(comm: Communicator, error: BaseException, ranks: range) -> str:
-    """What the error says, which must be the same on these ranks."""
+    """Return the error's text, which must be the same on these ranks."""
     texts = comm.mpi_comm.allgather(str(error))
     assert len({texts[rank] for rank in ranks}) == 1, texts
     return texts[ranks[0]]

@@ -1,4 +1,4 @@
-"""Results, states and traffic are what they were, to the bit; states from before are gone on from.
+"""Results, states and traffic equal the recorded ones to the bit; recorded states load and go on.
 
 A part of the record in `tests/fixtures`; ``make fixtures`` compares with all of it.
 """
@@ -13,7 +13,7 @@ from tests.fixtures import record
 from tests.fixtures.cases import SIZES, STATE_LENGTH, STATE_RANKS, STATES, Case, cases
 from tests.mpi.lanes import lane_size
 
-# Dense sums by MPI itself are the library's, so there are none of them here.
+# MPI's own dense sums are left out: their bits are the library's.
 PLACES = ("ring/float32", "torus/bfloat16", "star/float16", "auto/float64")
 METHODS = ("allreduce", *ALGORITHMS)
 OPTIONS = (
@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def compared(mpi_comm: MPI.Intracomm, chosen: list[Case]) -> list[str]:
-    """Return what differs from the record, in sentences."""
+    """Return the differences from the record, in sentences."""
     recorded = record.read(mpi_comm.size)
     return [
         sentence

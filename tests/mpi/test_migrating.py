@@ -1,4 +1,4 @@
-"""What the page for users of Horovod, DeepSpeed and DDP's hooks has them write does what it says, row by row."""
+"""The code of the page for users of Horovod, DeepSpeed and DDP's hooks has the described results, row by row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 PAGE = PROJECT / "docs" / "migrating.md"
 STEPS = 3
 
-# What the code of a row leads to, in the names of the page; `it` is its value, and x is rank + 1 everywhere.
+# Expected results of a row's code, in the names of the page; `it` is its value, and x is rank + 1 everywhere.
 MEANING = {
     "(cross.rank, cross.size)": "it == (comm.rank // comm.local_size, comm.size // comm.local_size)",
     "len(set(comm.allgather_object(comm.local_size))) == 1": "it is True",
@@ -72,7 +72,7 @@ def require_one_model(model: nn.Module, comm: Communicator) -> None:
 
 
 def try_out(code: str, value: Any, names: Names) -> None:
-    """Train with what a row made, and see that the ranks share one model; or see that its value is right."""
+    """Train with a row's objects and check that the ranks share one model; or check that its value is right."""
     model = names.get("model")
     if isinstance(value, DistributedOptimizer | OneBitAdam):
         module = model.module if isinstance(model, DistributedDataParallel) else model

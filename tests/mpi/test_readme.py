@@ -26,7 +26,7 @@ OTHERS = [document for document in DOCUMENTS if document not in APART and blocks
 
 @pytest.fixture(autouse=True)
 def examples_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back what install_abort_hook wraps
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # restores the hook that install_abort_hook wraps
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Calls in flight: begun in one order, ended in any, and what each kind of failure leaves behind."""
+"""Calls in flight: begun in one order, ended in any, and the state after each kind of failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GATHERED = ("dense", "marsit", "marsit, rounds", "marsit, one winner", "majority
 
 
 def states(aggregators: list[Aggregator]) -> list[dict[str, Any]]:
-    """What the aggregators keep, in a form that can be compared."""
+    """Return the states of aggregators in a form that can be compared."""
     return [
         {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in one.state_dict().items()}
         for one in aggregators
@@ -68,7 +68,7 @@ def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
     ],
 )
 def test_calls_in_flight_on_part_of_the_ranks_give_these_bits_too(name: str, topology: str, mpi_comm: MPI.Comm) -> None:
-    """One form of each kind of traffic: sums, signs, counts and codes along a plan, and what is gathered."""
+    """One form of each kind of traffic: sums, signs, counts and codes along a plan, and gathered payloads."""
     require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
 
 
@@ -138,7 +138,7 @@ def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(
     assert f"NaN or infinity in vector 0, step 1, from rank {comm.size - 1};" in str(raised.value)
     assert same_everywhere(comm, fine.wait())
     if name.startswith("marsit") and not getattr(FORMS[name], "transactional", False):
-        return  # spoiled, which its next call says
+        return  # spoiled: its next call raises an error
     assert states([harmed]) == before
     assert same_everywhere(comm, harmed.aggregate(x))
 

@@ -28,7 +28,7 @@ def restored(comm: Communicator, change: dict[str, Any]) -> Any:
     return aggregator
 
 
-# What the last rank starts while the others start Marsit(100) for float32[1000], and how that is told.
+# The last rank's call while the others start Marsit(100) for float32[1000], and its description in the error.
 DIFFERENT: dict[str, tuple[Start, str]] = {
     "K": (lambda c: Marsit(full_precision_every=50).start(c, N), "full_precision_every=50"),
     "seed": (lambda c: Marsit(seed=1).start(c, N), "seed=1"),
@@ -65,7 +65,7 @@ def test_every_rank_is_told_who_differs_in_what(comm: Communicator, what: str) -
     assert (comm.allreduce(np.ones(3)) == comm.size).all()
 
 
-# What the last rank passes, and what it is told.
+# The last rank's argument, and its description in the error.
 UNFIT: dict[str, tuple[Any, type[Exception], str]] = {
     "integers": (np.ones(N, np.int64), TypeError, "type int64"),
     "non-contiguous": (np.ones(2 * N, np.float32)[::2], ValueError, "not contiguous"),

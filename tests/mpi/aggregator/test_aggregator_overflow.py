@@ -68,7 +68,7 @@ def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(comm: Communica
 
 
 def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:
-    """The result, or what every rank should be told."""
+    """Return the result, or the error expected on every rank."""
     try:
         return aggregator.aggregate(vector), None
     except NonFiniteGradient as error:
@@ -76,7 +76,7 @@ def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:
 
 
 def require_told(comm: Communicator, tried: Any, vector: NDArray[Any]) -> None:
-    """That the step is one error on all ranks, of nobody's numbers, and has changed nothing."""
+    """Check that the step is one error on all ranks which blames no rank's numbers, and has changed no state."""
     before = tried.state_dict()
     _, error = outcome(tried, vector)
     assert error is not None
@@ -87,7 +87,7 @@ def require_told(comm: Communicator, tried: Any, vector: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize("codec", ["one-bit:bucket=64", "quantize:bucket=64", "top-k:rate=7", "clip:bits=11"])
 def test_overflow_at_one_owner_is_told_by_all(comm: Communicator, codec: str) -> None:
-    """What the ranks sent is finite, and so are owners' errors; their sum is not, on the owner of the last elements."""
+    """Sent values and owners' errors are finite; their sum is not, on the owner of the last elements."""
     tried = DoubleSqueeze(codec).start(comm, N)
     pending = np.where(np.arange(N) < N - 8, 0, 3.3e38).astype(np.float32)
     tried.load_state_dict(tried.state_dict() | {"owner_error": pending})
@@ -99,7 +99,7 @@ def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by
     tried = ECQSGD(alpha=1e-3, bucket=64).start(comm, N)
     mine = np.full(N, 3.4e38 if comm.rank == comm.size - 1 else 0, np.float32)
     tried.load_state_dict(tried.state_dict() | {"residual": mine})
-    # of an l2 norm most are far above what they stand for, and the rest is 0: nothing of it is sent
+    # of an l2 norm most values are far above their share, and the rest is 0: nothing of it is sent
     vector = np.zeros(N, np.float32)
     vector[::64] = 3.3e38
     vector[1::64] = 1e37
@@ -110,6 +110,6 @@ def test_a_residual_that_overflows_though_all_that_was_sent_is_finite_is_told_by
 @pytest.mark.communicator(piece_bytes=512)
 @pytest.mark.parametrize("method", [QSGD(bucket=64), MemSGD("quantize:bucket=64")], ids=str)
 def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(comm: Communicator, method: Any) -> None:
-    """What each rank sends is finite, and so are all later pieces."""
+    """The values that each rank sends are finite, and so are all later pieces."""
     vector = np.where(np.arange(5000) < 64, 3.3e38, 1).astype(np.float32)
     require_told(comm, method.start(comm, 5000), vector)

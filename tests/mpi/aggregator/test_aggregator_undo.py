@@ -1,4 +1,4 @@
-"""A step that is taken back leaves no trace in what follows."""
+"""A step that is taken back leaves no trace in later steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector given as what its tensors were and what they have become: the results are those of the vector itself."""
+"""A vector given as tensors before and after a step: the results are those of the vector itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 5
 
 
 class Model:
-    """Tensors, and room for what they move by."""
+    """Tensors, and room for their differences."""
 
     def __init__(self, in_place: bool, turned: bool) -> None:
         rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""NaN and infinity on some ranks: every rank hears whose they are, nothing has changed, and the run goes on."""
+"""NaN and infinity on some ranks: every rank's error names those ranks, no state has changed, and the run goes on."""
 
 from __future__ import annotations
 

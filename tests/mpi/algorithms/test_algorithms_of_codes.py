@@ -1,4 +1,4 @@
-"""Methods with codecs: what they send, and that no coordinate drifts."""
+"""Methods with codecs: bytes on the wire, and coordinates that do not drift."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METHODS: tuple[Any, ...] = (
 def test_a_coordinate_that_is_always_zero_swings_by_one_scale_of_each_pass_at_most(
     comm: Communicator, method: Any
 ) -> None:
-    """Zeros go out as signs; what that adds is taken back at a later step, so no coordinate drifts."""
+    """Zeros go out as signs; a later step takes their values back, so no coordinate drifts."""
     n, steps = 2000, 10
     aggregator, codec = method.start(comm, n), getattr(method, "compressor", None) or codec_of(method)
     moved, workers, owners, farthest = np.zeros(n), np.zeros(n), np.zeros(n), 0.0

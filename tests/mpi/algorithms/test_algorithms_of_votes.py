@@ -1,4 +1,4 @@
-"""What the methods that travel as counts promise, and what they send."""
+"""Promises and bytes of the methods that travel as counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.reference.statistics import assert_binomial
 
 N = 5 * 4096 + 75
 
-# What the methods promise --------------------------------------------------------------------------------------------
+# Promises of the methods ---------------------------------------------------------------------------------------------
 
 
 def test_ties_fall_evenly_and_majorities_win(mpi_comm: MPI.Intracomm) -> None:
@@ -84,7 +84,7 @@ def test_ssdm_is_unbiased_and_ranks_draw_for_themselves(comm: Communicator) -> N
     for i, value in enumerate(values):
         assert_binomial(ups[i], steps * repeats * comm.size, 0.5 + float(value) / (2 * norm), f"value {i}")
     if comm.size > 1:
-        # ranks that drew alike would always agree on elements that are 0
+        # ranks with equal draws would always agree on elements that are 0
         one = np.zeros(10_001, np.float32)
         one[0] = 1
         agreed = np.abs(SSDM().start(comm, one.size).aggregate(one)[1:]) > 0.999
@@ -106,7 +106,7 @@ def test_ssdm_errs_by_as_much_as_its_variance_says(comm: Communicator) -> None:
     assert error == pytest.approx(expected, rel=6 * np.sqrt(2 / (n * steps)))
 
 
-# What they send ------------------------------------------------------------------------------------------------------
+# Bytes on the wire ---------------------------------------------------------------------------------------------------
 
 
 def sent(mpi_comm: MPI.Intracomm, options: Any, topology: Topology, n: int, extra: int) -> int:

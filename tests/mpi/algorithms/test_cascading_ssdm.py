@@ -35,7 +35,7 @@ def test_signs_match_no_better_than_a_coin_and_amplitudes_explode(comm: Communic
     result = CascadingSSDM().start(comm, n).aggregate(every[comm.rank]).astype(np.float64)
     exact = every.astype(np.float64).mean(axis=0)
     assert 0.48 < ((result >= 0) == (exact >= 0)).mean() <= 0.52
-    # a hop sends +-N, N the norm of what it holds, and so multiplies the norm by the square root of the length
+    # a hop sends +-N, N the norm of its sum, and so multiplies the norm by the square root of the length
     expected = math.sqrt(chunk) * chunk ** ((size - 1) / 2) / size
     amplitude = np.abs(result).reshape(size, chunk)
     assert (amplitude == amplitude[:, :1]).all(), "one magnitude per chunk"
@@ -45,7 +45,7 @@ def test_signs_match_no_better_than_a_coin_and_amplitudes_explode(comm: Communic
 
 @pytest.mark.parametrize("comm", ["ring", "double-tree", "star"], indirect=True)
 def test_hops_on_devices_have_the_bits_of_hops_on_the_host(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other rank has a device, and NaN on one that has one is told on all."""
+    """Every second rank has a device, and NaN on one of them is an error on all ranks."""
     pytest.importorskip("triton", reason="kernels for GPUs need Triton, or its interpreter")
     device, n, there = FakeDevice(0), 4096 + 700, comm.rank % 2 == 0
     monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: device)

@@ -1,4 +1,4 @@
-"""Dense in 16 bits: what it sends, and what ranks are told of numbers that float16 does not hold."""
+"""Dense in 16 bits: bytes on the wire, and errors for numbers that float16 does not hold."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_all_ranks_are_told_whose_numbers_float16_does_not_hold_and_what_to_do(c
     assert caught.value.ranks == ()
     assert np.isfinite(brain.aggregate(vector)).all()
     if comm.rank == 0:
-        vector[0] = np.nan  # which is worse than what is too large
+        vector[0] = np.nan  # reported before numbers that are too large
     with pytest.raises(NonFiniteGradient, match="NaN or infinity in vector 0, step 0, from rank 0;") as caught:
         half.aggregate(vector)
     assert caught.value.ranks == (0,)

@@ -1,4 +1,4 @@
-"""What Marsit conserves, what it sends, and that replicas stay together."""
+"""Conserved quantities and traffic of Marsit, and replicas that stay together."""
 
 from __future__ import annotations
 

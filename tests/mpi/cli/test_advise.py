@@ -1,4 +1,4 @@
-"""Ranks find out what their network is like, and all of them go by it."""
+"""Ranks measure their network, and all of them use the same figures."""
 
 from __future__ import annotations
 

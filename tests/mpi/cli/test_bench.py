@@ -1,4 +1,4 @@
-"""`mpicomp bench` under mpirun: one report, one status, and checks that notice what is wrong."""
+"""`mpicomp bench` under mpirun: one report, one status, and checks that notice wrong results."""
 
 from __future__ import annotations
 

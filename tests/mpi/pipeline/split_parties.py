@@ -18,7 +18,7 @@ Party = SplitClient | SplitServer
 
 
 class Layer(nn.Module):
-    """A layer that fails, or returns something else, when it is told to."""
+    """A layer that fails, or returns another value, on request."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def one_step(party: Party, client: int = 0, **changed: Any) -> float | None:
 
 
 def prediction(party: Party, client: int, inputs: Tensor) -> Tensor | None:
-    """What the client is told, in a turn of its own; None on other ranks."""
+    """Return the client's error in a turn of its own; None on other ranks."""
     with party.turn(client) as takes_part:
         if isinstance(party, SplitServer):
             assert not party.serve()
@@ -108,12 +108,12 @@ def prediction(party: Party, client: int, inputs: Tensor) -> Tensor | None:
 
 
 def visits(party: Party) -> dict[tuple[int, int], list[int]]:
-    """How often the examples of each client's cuts have passed."""
+    """Return the number of passes of the examples of each client's cuts."""
     cuts = party.state_dict()["cuts"]
     stores = {(client, cut): both[cut]["activations"]["store"] for client, both in cuts.items() for cut in range(2)}
     return {place: [] if store is None else store["stamps"].tolist() for place, store in stores.items()}
 
 
 def in_turn(party: Party) -> bool:
-    """Whether this rank takes part in the turns of client 0."""
+    """Return whether this rank takes part in the turns of client 0."""
     return isinstance(party, SplitServer) or party.has(0)

@@ -1,4 +1,4 @@
-"""What tests of pipelines share: small stages and their batch."""
+"""Small stages and their batch, for tests of pipelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split learning on real ranks: the same weights as one process, whoever is where, and errors on both ends."""
+"""Split learning on real ranks: the weights of one process for any placement of clients, and errors on both ends."""
 
 from __future__ import annotations
 

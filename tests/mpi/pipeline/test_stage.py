@@ -1,4 +1,4 @@
-"""Stages on real ranks: the same gradients as one process, and messages that both ends keep alike."""
+"""Stages on real ranks: the gradients of one process, and equal messages on both ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on one stage is told on all, and what can be repeated is."""
+"""A failure of one stage is an error on all, and a step that can be repeated is repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ several = pytest.mark.mpi(min_size=2, max_size=3)
 
 
 class Fails(nn.Module):
-    """A layer that fails when it is told to."""
+    """A layer that fails on request."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Fails(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.mpi(max_size=4)  # the first of four hears of it through the second
+@pytest.mark.mpi(max_size=4)  # the first of four receives the error through the second
 @pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_stage_that_fails_is_named_on_all_and_the_step_can_be_repeated(

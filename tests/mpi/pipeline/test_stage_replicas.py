@@ -1,4 +1,4 @@
-"""Pipelines side by side whose gradients are averaged: what they learn, and what a failure in one of them does."""
+"""Pipelines side by side whose gradients are averaged: their models, and a failure in one of them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def replica(comm: Communicator, **options: Any) -> Iterator[Replica]:
 
 
 def expected_weights(stages: int, stage: int) -> Tensor:
-    """Of a stage, after the steps of one process that has all stages and both batches."""
+    """Return a stage's weights after the steps of one process that has all stages and both batches."""
     model = nn.Sequential(*(layer(number) for number in range(stages)))
     for step in range(STEPS):
         sums = []

@@ -1,4 +1,4 @@
-"""What ScaleCom, random-k and true top-k promise: means, sums, bytes; and what they do with means that overflow."""
+"""Promises of ScaleCom, random-k and true top-k: means, sums, bytes, and means that overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marsit with shared selection sends what its formula says, and unanimous signs stay."""
+"""Marsit with shared selection sends the bytes of its formula, and unanimous signs stay."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.reference.statistics import assert_binomial, assert_chi_square
 pytestmark = every_size
 
 N = 16 * 4096
-# Elements this far apart: neighbours, in one word, in the next word, in the next groups, in the next chunks.
+# Distances of elements: neighbours, in one word, in the next word, in the next groups, in the next chunks.
 LAGS = (1, 2, 4, 8, 31, 32, 64, 128, 512, 2048, 4096, N // 8)
 STATELESS = Marsit(full_precision_every=None, global_step=1.0, compensation=False)
 

@@ -1,4 +1,4 @@
-"""A failure on one rank is a failure of all, told in one sentence."""
+"""A failure on one rank is a failure of all, with one sentence."""
 
 from __future__ import annotations
 

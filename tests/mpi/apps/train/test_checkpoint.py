@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and every damage is told on every rank."""
+"""Checkpoints are whole or absent, and damage is one error on every rank."""
 
 from __future__ import annotations
 

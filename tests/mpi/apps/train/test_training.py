@@ -1,4 +1,4 @@
-"""Runs of the training program: what they reach, record, resume and refuse."""
+"""Runs of the training program: results, records, resumed runs and refused arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveError
 from tests.mpi.lanes import up_to_two_ranks
 
-# Steps that are few, batches that are large: what these tests look at is not accuracy.
+# Few steps and large batches: these tests do not look at accuracy.
 SHORT = ("--batch", "64", "--hidden", "16", "--epochs", "4")
 RESNET = ("--model", "resnet20", "--width", "4", "--batch", "64", "--epochs", "2")
 

@@ -1,4 +1,4 @@
-"""Objects that are pickled: they arrive whole, and what cannot travel is told on every rank."""
+"""Pickled objects arrive whole, and an object that cannot travel is an error on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that cannot be used as they are: told on every rank before anything is sent."""
+"""Arrays that cannot be used: an error on every rank before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between two ranks: what arrives, in which order, beside collectives; and what is refused, and how."""
+"""Messages between two ranks: content, order, collectives meanwhile, and errors."""
 
 from __future__ import annotations
 

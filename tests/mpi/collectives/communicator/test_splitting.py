@@ -1,4 +1,4 @@
-"""Groups by colour and on grids: their ranks, what they inherit, and groups that cannot be made."""
+"""Groups by colour and on grids: their ranks, inherited options, and groups that cannot be made."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def others(size: int) -> str:
     return {2: "rank 0", 3: "ranks 0-1"}.get(size, f"ranks 0-{size - 2}")
 
 
-# What the last rank does while the others sum float32[2, 3], and how that is told.
+# The last rank's call while the others sum float32[2, 3], and its description in the error.
 DIFFERENT: dict[str, tuple[Call, str]] = {
     "shape": (lambda c: c.allreduce(np.ones((3, 2), np.float32)), "allreduce(sum) of float32[3, 2]"),
     "length": (lambda c: c.allreduce(np.ones(7, np.float32)), "allreduce(sum) of float32[7]"),
@@ -67,7 +67,7 @@ def test_broadcasts_from_two_roots_are_a_mismatch(comm: Communicator) -> None:
     assert_usable(comm)
 
 
-# What the last rank passes, and what it is told.
+# The last rank's argument, and its description in the error.
 UNFIT: dict[str, tuple[Call, type[Exception], str]] = {
     "non-contiguous": (lambda c: c.allreduce(np.ones((3, 2)).T), ValueError, "not contiguous.*pass a contiguous copy"),
     "requires grad": (lambda c: c.allreduce(torch.ones(3, requires_grad=True)), TypeError, r"pass tensor\.detach\(\)"),

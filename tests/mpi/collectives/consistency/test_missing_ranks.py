@@ -1,4 +1,4 @@
-"""Ranks that come late, and ranks that never come: who waits for how long, and what the others are told."""
+"""Ranks that come late or never: the other ranks' limits, warnings and errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_lowest_rank_asks_for_all_and_the_others_answer(comm: Communicator) 
         assert missing.describe_late(5) == ""
     else:
         assert missing.describe_late(6) is None
-        missing.send_question(6)  # nobody lower has asked since
+        missing.send_question(6)  # no lower rank has sent one since
         assert missing.describe_late(6) is not None
 
 

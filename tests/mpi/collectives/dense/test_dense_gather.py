@@ -1,4 +1,4 @@
-"""`allgather`: rows of all ranks in rank order, whatever their number, element type and library."""
+"""`allgather`: rows of all ranks in rank order, of any number, element type and library."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_bits_are_those_of_the_host_though_ranks_differ(
 def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
     comm: Communicator, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the progress thread is told so: another one's current device is the program's business."""
+    """Only the progress thread sets it: the current device of another thread is the program's business."""
     monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     monkeypatch.setattr(verdict.verdict, "outcome", Outcome(works=True, said="was faked"))
     x = FakeArray(np.ones(N, np.float32))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.communicator(piece_bytes=1024)
 
 
 def total(size: int, k: int) -> float:
-    """Sum over ranks of what rank r contributes to collective k: (r + 1) (k + 1)."""
+    """Return the sum of the ranks' contributions to collective k, (r + 1) (k + 1) from rank r."""
     return (k + 1) * size * (size + 1) / 2
 
 
@@ -54,14 +54,14 @@ def test_testing_alone_brings_a_handle_to_its_end(comm: Communicator) -> None:
 
 def test_a_handle_holds_on_to_its_buffers(comm: Communicator) -> None:
     handles = [comm.iallreduce(start(comm, k)) for k in range(3)]
-    litter = [np.full(700, np.nan) for _ in range(50)]  # takes the place of whatever was freed
+    litter = [np.full(700, np.nan) for _ in range(50)]  # takes the place of any freed memory
     assert [float(handle.wait().max()) for handle in handles] == [total(comm.size, k) for k in range(3)]
     assert len(litter) == 50
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_mismatch_is_told_to_whoever_waits_at_once(mpi_comm: MPI.Intracomm) -> None:
-    """A rank that waits for another call does not wait for ranks which have heard of the mismatch and gone."""
+    """A rank that waits for another call does not wait for ranks that have raised the mismatch and gone."""
     comm = Communicator(mpi_comm, "ring", TIMEOUT_S)
     bad = comm.iallreduce(np.ones(5 + (comm.rank == 1)))
     began = time.monotonic()

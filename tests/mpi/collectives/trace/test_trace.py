@@ -1,4 +1,4 @@
-"""What a trace tells is complete, true and aligned, and recording it changes no result."""
+"""A trace is complete, true and aligned, and recording it changes no result."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def lies_in(span: dict[str, Any], outer: list[dict[str, Any]]) -> bool:
 
 
 def slow_down(driver: Any) -> None:
-    """Let all computing of a method take long enough to be told from what surrounds it."""
+    """Lengthen all computing of a method, so that it stands out from the work around it."""
 
     def slow(method: Callable[..., None]) -> Callable[..., None]:
         def slower(*args: Any) -> None:

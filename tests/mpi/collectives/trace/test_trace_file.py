@@ -1,4 +1,4 @@
-"""A trace is there however a run ends, takes bounded memory, and nobody has one who asked for none."""
+"""A trace is there after any end of a run, takes bounded memory, and is written only on request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_is_for_one_communicator(mpi_comm: MPI.Intracomm, folder: Path)
         Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder)
     first.close()
     assert len(everyones(mpi_comm, folder)) == mpi_comm.size
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:  # now it may be used anew
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:  # now it may be used again
         comm.barrier()
     assert len(everyones(mpi_comm, folder)) == mpi_comm.size
 
@@ -67,14 +67,14 @@ def test_a_call_that_does_not_end_can_be_looked_at(
             comm.allreduce(np.ones(100))
     mpi_comm.Barrier()  # until the others have given up
     if comm.rank == comm.size - 1:
-        flush()  # what atexit would do
+        flush()  # stands for atexit
     trace = everyones(mpi_comm, folder)[comm.rank]
     unfinished = [event for event in trace["traceEvents"] if event.get("args", {}).get("finished") is False]
     if comm.rank < comm.size - 1:
         assert {"call", "wait"} < {event["cat"] for event in unfinished}
         (stuck,) = [event for event in unfinished if event["cat"] == "wait"]
         assert stuck["dur"] > 0.3e6
-        # nothing comes from the left; what goes to the right may be stuck as well
+        # nothing comes from the left; messages to the right may be stuck as well
         messages = {(event["cat"], event["args"]["peer"]) for event in unfinished if event["ph"] == "b"}
         assert messages <= {("receive", (comm.rank - 1) % comm.size), ("send", (comm.rank + 1) % comm.size)}
     else:

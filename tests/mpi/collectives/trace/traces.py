@@ -1,4 +1,4 @@
-"""What the tests of traces read them with."""
+"""Readers of traces for tests."""
 
 from __future__ import annotations
 

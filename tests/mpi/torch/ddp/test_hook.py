@@ -1,4 +1,4 @@
-"""The communication hook for DistributedDataParallel: what it averages, and from when on."""
+"""The communication hook for DistributedDataParallel: its averages, and the steps from which it takes part."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_hook_equals_distributed_optimizer_bit_for_bit(
 ) -> None:
     model, state = hooked(make_model(dtype=dtype), FORMS[form], comm, **options)
     optimizer = sgd(model)
-    train(model, optimizer, comm, range(1))  # in full precision: DDP has not grouped its buckets anew
+    train(model, optimizer, comm, range(1))  # in full precision: DDP has not grouped its buckets again
     assert not state.aggregators
     other = make_model(dtype=dtype)
     other.load_state_dict(model.module.state_dict())
@@ -135,7 +135,7 @@ def test_gradients_may_have_any_order_in_memory(options: dict[str, Any], comm: C
             if step == 0:
                 torch.testing.assert_close(found, expected.grad)  # three ranks round in their sum
             else:
-                assert (found * expected.grad > 0).all()  # which signs alone tell
+                assert (found * expected.grad > 0).all()  # equal signs
 
 
 def test_the_first_iterations_touch_no_residual(comm: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""What the hook for DistributedDataParallel refuses, and how errors in backward reach all ranks."""
+"""Models and options that the hook for DistributedDataParallel refuses, and errors in backward on all ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ needs_group = pytest.mark.usefixtures("group")
 
 
 def refused(comm: Communicator, told: str, act: Callable[[], object], error: type[Exception] = ValueError) -> None:
-    """Expect `error` on the last rank, and on the others what quotes it."""
+    """Expect `error` on the last rank, and on the others an error that quotes it."""
     with pytest.raises(error if comm.rank == comm.size - 1 else CollectiveMismatch, match=told):
         act()
 

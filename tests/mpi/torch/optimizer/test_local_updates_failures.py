@@ -1,4 +1,4 @@
-"""What is left behind by a round that fails, and by gradients that are not finite, under "updates"."""
+"""State after a round that fails, and after gradients that are not finite, under "updates"."""
 
 from __future__ import annotations
 
