@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 2 * END_S)
 
 
 def compare(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """The record of one small cell, and what was printed."""
+    """Return the record of one small cell, and the printed text."""
     arguments = ["--sizes", "400kB", "--budget-s", "3", "--no-mpich", "--only", "grid,tables", *options]
     with subprocess.Popen(
         [sys.executable, "-m", "apps.performance.cluster", "--json-dir", str(folder), *arguments],

@@ -95,7 +95,7 @@ def test_mpich_sums_over_hosts_of_its_own() -> None:
 
 @with_mpich
 def test_each_mpi_is_told_from_the_other() -> None:
-    """By their launchers as they are; a stand-in says the same in the unit tests."""
+    """Start ranks by the real launchers; a stand-in reports the same in the unit tests."""
     for python, mpi in ((sys.executable, "mpich"), (str(MPICH), "openmpi")):
         status, _, errors = run("--mpi", mpi, "--", "sleep", "0.3", python=python)
         assert status == 1
@@ -119,7 +119,7 @@ def test_advice_goes_by_the_rate_of_the_links(tmp_path: Path) -> None:
     assert "\nCompress with marsit " in output, output  # 33 ms dense, 3 packed
 
 
-# Listens on one host, connects from the other, and tells what both ends send by.
+# Listens on one host, connects from the other, and prints the addresses that both ends send by.
 TELL = "print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
 LISTEN = f"""
 import socket

@@ -1,4 +1,4 @@
-"""Models made equal, and told when they are not."""
+"""Models made equal, and errors for models that are not."""
 
 from __future__ import annotations
 

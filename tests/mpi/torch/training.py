@@ -65,6 +65,6 @@ def on_all_ranks(vector: Tensor, comm: Communicator) -> list[Tensor]:
 
 
 def same_on_all_ranks(model: nn.Module, comm: Communicator) -> bool:
-    """Whether all ranks have the same finite parameters."""
+    """Return whether all ranks have the same finite parameters."""
     mine = parameters_of(model)
     return bool(mine.isfinite().all()) and all(torch.equal(other, mine) for other in on_all_ranks(mine, comm))

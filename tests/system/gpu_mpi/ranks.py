@@ -1,4 +1,4 @@
-"""One rank under a CUDA-aware Open MPI: sums arrays of a GPU, or of a fake device where there is none."""
+"""One rank under a CUDA-aware Open MPI, which sums arrays of a GPU, or of a fake device without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 def main() -> None:
-    """Print what the library says, what the probe saw, and whether all sums have the host's bits."""
+    """Print the library's claim, the probe's findings, and whether all sums have the host's bits."""
     device_sum.STAGED_BYTES = 0
     fake = FakeDevice()
     if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def sums_are_the_hosts(comm: Communicator, dtype: str, op: Any) -> bool:
-    """Whether arrays on devices have the sum that arrays in the host's memory have."""
+    """Return whether arrays on devices have the sum of the same arrays in the host's memory."""
     x = torch.from_numpy(np.random.default_rng(comm.rank).standard_normal(N)).to(getattr(torch, dtype))
     expected = comm.allreduce(x, op).view(torch.uint8)
     if torch.cuda.is_available():

@@ -17,7 +17,7 @@ import torch
 
 PREFIX = Path(os.environ.get("MPICOMP_CUDA_MPI", ""))
 PROJECT = Path(__file__).resolve().parents[3]
-# What slurm/env.sh says of the usual Open MPI, whose transports have other names, and cannot read a GPU.
+# Settings of slurm/env.sh for the usual Open MPI, whose transports have other names, and cannot read a GPU.
 OF_ANOTHER = ("OMPI_MCA_pml", "OMPI_MCA_btl", "PRTE_", "PMIX_", "OMPI_COMM_")
 
 pytestmark = [

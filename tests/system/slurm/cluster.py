@@ -1,4 +1,4 @@
-"""Debian's Slurm as a cluster of two nodes on this machine, for as long as a test session lasts.
+"""Debian's Slurm as a cluster of two nodes on this machine, for the duration of a test session.
 
 Everything runs in a process namespace of its own, whose end the kernel makes the end of every daemon, job step and rank
 in it, and which itself ends with the process that made it. Each node is a ``slurmd`` with a hostname of its own. What
@@ -87,7 +87,7 @@ done
 
 
 def missing() -> str | None:
-    """Say why there can be no Slurm here, and the cure; None if there can."""
+    """Return the reason why there can be no Slurm here, with the cure; None if there can."""
     if os.geteuid():
         return "Slurm's daemons and namespaces need root: run this with sudo"
     absent = [name for name in (*DAEMONS, "sbatch", "srun", "scontrol", "scancel") if not _found(name)]
@@ -122,7 +122,7 @@ class SlurmCluster:
         return done.stdout.strip()
 
     def refusal(self, *command: str) -> str | None:
-        """Run a command in an allocation of its own; what it says if it fails, None if it works."""
+        """Run a command in an allocation of its own; return its output if it fails, None if it works."""
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=WAIT_S, check=False)
         return done.stderr.strip() if done.returncode else None
 
@@ -141,7 +141,7 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def crashed(self, node: str) -> Iterator[None]:
-        """Let a node be dead: everything on it is killed, and its ``slurmd`` starts anew when the block ends."""
+        """Stop a node: all its processes are killed, and its ``slurmd`` starts again when the block ends."""
         daemon = next(pid for pid in processes() if self._is_daemon(pid, node))
         uts = link(daemon, "ns/uts")
         down = self._folder / f"down-{node}"

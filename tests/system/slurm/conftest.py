@@ -11,7 +11,7 @@ from tests.system.slurm.cluster import SlurmCluster, missing, open_cluster
 
 @pytest.fixture(scope="session")
 def possible() -> None:
-    """The tests are skipped, which the summary says, where there can be no Slurm."""
+    """Skip the tests, with the reason in the summary, where there can be no Slurm."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)

@@ -14,14 +14,14 @@ from tests.system.slurm.processes import arguments, link, processes
 if TYPE_CHECKING:
     from tests.system.slurm.cluster import SlurmCluster
 
-# What a test waits for at most: far more than anything here takes on a busy machine.
+# Longest wait of a test: far more than anything here takes on a busy machine.
 WAIT_S = 600.0
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What ``scontrol show job`` tells."""
+    """Return the fields of ``scontrol show job``."""
 
     state: str  # as RUNNING, COMPLETED
     exit_code: str  # exit status and signal of the batch script, as 0:0
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the script, the launcher and all ranks have printed so far."""
+        """Return the output so far of the script, the launcher and all ranks."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     @property
@@ -84,7 +84,7 @@ class Job:
         return here and program.endswith("python") and f"runs/{self.folder.name}" in rest
 
     def end(self) -> JobRecord:
-        """Wait until the job has ended for good, in whatever state."""
+        """Wait until the job has ended for good, in any state."""
         unfinished = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED"}
         self.wait_for(lambda: self.record.state not in unfinished, "ended")
         # State is final before the nodes are free again and the last output written.

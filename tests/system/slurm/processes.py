@@ -1,4 +1,4 @@
-"""What the tests do to processes, which they see although these are in namespaces of their own."""
+"""Processes of the tests, which see them although these are in namespaces of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arguments(pid: int) -> list[str]:
 
 
 def link(pid: int, name: str) -> str:
-    """Where a link of a process leads, empty if it has ended."""
+    """Return the target of a link of a process, empty if it has ended."""
     try:
         return str(Path(f"/proc/{pid}/{name}").readlink())
     except OSError:
@@ -31,6 +31,6 @@ def link(pid: int, name: str) -> str:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends, in whatever way."""
+    """Have the kernel kill this process when the one that started it ends, in any way."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl")

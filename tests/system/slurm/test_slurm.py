@@ -1,4 +1,4 @@
-"""The batch scripts, in jobs of a real Slurm on two nodes: what they leave when all goes well, and when it does not."""
+"""The batch scripts, in jobs of a real Slurm on two nodes: their results when all goes well, and after failures."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def lines(job: Job) -> list[dict[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[int]:
-    """Steps of the whole checkpoints; a folder without its manifest is none."""
+    """Return the steps of the complete checkpoints: a folder without its manifest is not complete."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json"))
 
 
 def learned(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What does not depend on how fast a run was, nor on when it was interrupted."""
+    """Return the parts of a record that depend neither on the speed of a run nor on the time of an interruption."""
     fields = ("kind", "epoch", "ranks", "loss", "accuracy", "test_loss", "parameters_sha256", "bytes_so_far_per_rank")
     return [tuple(record.get(field) for field in fields) for record in records]
 
@@ -48,13 +48,13 @@ def in_training(job: Job) -> Job:
 
 
 def require_resumed(later: Job, job: Job, step: int) -> None:
-    """That another job goes on from a checkpoint, to its end."""
+    """Check that another job goes on from a checkpoint, to its end."""
     assert later.end().state == "COMPLETED", later.output
     assert f"resumed from runs/{job.folder.name}/step-{step:08d}" in later.output
 
 
 def require_went_on(job: Job, uninterrupted: Job) -> None:
-    """That a job which was requeued has learned what one that was not interrupted has."""
+    """Check that a requeued job has learned the model of a job without an interruption."""
     record = job.end()
     assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
     assert job.output.count("resumed from") == 1
@@ -139,7 +139,7 @@ def test_a_cancelled_job_stays_cancelled_and_another_goes_on_from_its_newest_che
     assert before
     cluster.run("scancel", job.id)
     record = job.end()
-    # the script ends by itself, with whatever mpirun makes of it; the step that is mpirun's daemon by SIGTERM
+    # the script ends by itself, with any exit status of mpirun; the step that is mpirun's daemon by SIGTERM
     assert (record.state, record.steps, record.restarts) == ("CANCELLED", "0:15", 0), job.output
     assert record.exit_code in ("0:0", "1:0"), job.output
     after = checkpoints(job.folder)

@@ -40,7 +40,7 @@ COMM = MPI.COMM_WORLD
 
 
 class Options:
-    """What tests set of the options of a group of Gloo."""
+    """Options of a group of Gloo that tests set."""
 
     def __init__(self) -> None:
         self._timeout: Any = timedelta(seconds=50)
@@ -95,7 +95,7 @@ def names(source: Path) -> list[str]:
 
 
 def run(name: str, folder: Path) -> None:
-    """Run one test on this rank, if it takes part; raises what the test raises."""
+    """Run one test on this rank, if it takes part; raise the test's error."""
     file, kind, method = name.split(".")
     case: Any = getattr(sys.modules[file], kind)(method)
     several = isinstance(case, MultiProcessTestCase)

@@ -1,4 +1,4 @@
-"""Memory beside vector, result and residual: two bits per element, and nothing that grows from call to call."""
+"""Memory besides vector, result and residual: two bits per element, and no growth from call to call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONE_BIT = {
 
 @pytest.fixture(params=["gathered", "travelling"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm: Communicator) -> Communicator:
-    """By either way that the bits can go."""
+    """Give a communicator whose bits take either way."""
     monkeypatch.setattr(Communicator, "gathers", lambda self, payload_bytes: request.param == "gathered")
     return comm
 

@@ -109,7 +109,7 @@ def test_a_state_of_another_method_is_refused(comm: Communicator) -> None:
 
 
 def damaged(name: str, value: Any) -> Iterator[tuple[Any, str]]:
-    """What an entry of a state must not be, and what is said of it."""
+    """Wrong value of an entry of a state, and the error's words on it."""
     match name:
         case "method":
             yield from ((wrong, "is not one of") for wrong in ("Methodless", "", None, 3, "\ud800\n" * 1000, [value]))

@@ -1,4 +1,4 @@
-"""What every method does with a vector: which it takes, what it gives back, and what it refuses."""
+"""Vectors in every method: accepted forms, results, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_float_type_and_length_comes_back_finite_and_the_vector_is_left_al
 
 @every_method
 def test_however_a_vector_is_given_the_bits_are_the_same(method: Any, comm: Communicator) -> None:
-    """As a tensor, in another shape, with memory for the result, and read-only."""
+    """Pass a tensor, another shape, memory for the result, and a read-only vector."""
     plain, of_tensors, shaped, placed, read_only = (start(method, comm) for _ in range(5))
     memory = np.zeros(N + 3, np.float32)
     for step, out in enumerate((np.empty(N, np.float32), memory[3:], memory[:N])):

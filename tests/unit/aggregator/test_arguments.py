@@ -1,4 +1,4 @@
-"""What `start` takes, and what it says of what it does not."""
+"""Arguments of `start`, and errors for unusable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinity: an error that says where, or a step skipped, and never a result."""
+"""NaN and infinity: an error with their place, or a skipped step, and never a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods by name, and options that are refused with a sentence that says what would do."""
+"""Methods by name, and options that are refused with the values that would do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mpicomp.algorithms import (
 from mpicomp.codecs import COMPRESSORS, Clipping, OneBit, Quantizer, Ternary
 from mpicomp.codecs.top_k import RandomSparsification, TopK
 
-# Every option of every method and codec, and what its type says that it may not be.
+# Every option of every method and codec, with values that its type excludes.
 OPTIONS = [
     pytest.param(made, field.name, str(field.type), id=f"{name} {field.name}")
     for name, made in (*ALGORITHMS.items(), *COMPRESSORS.items())
@@ -83,7 +83,7 @@ def test_options_are_frozen_and_hashable(name: str) -> None:
 
 INTEGER, SCALE = "an integer of 1 to 2^32", "a finite number above 0"
 CHUNK = "None or a multiple of 50, up to 2^32"
-# Values that are out of range though they are of the right type, and what the options must be.
+# Values that are out of range though they are of the right type, and the condition on the options.
 RANGES: list[tuple[Any, str, str, tuple[Any, ...]]] = [
     (Dense, "wire", "None or 'float16' or 'bfloat16'", ("fp16", "float32", 16)),
     (Marsit, "full_precision_every", "an integer of 1 or more, or None", (0, -1, 2.0, "auto")),

@@ -1,4 +1,4 @@
-"""Vectors that are finite, but whose sums, norms or float32 forms are not: nobody is said to have NaN."""
+"""Vectors that are finite, but whose sums, norms or float32 forms are not: no error blames NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense: what its option changes beside the result."""
+"""Effects of the option of Dense other than the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record says of the machine."""
+"""Description of the machine in a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Auto by a clock of the test's own: what is chosen when, what results are then, and that nothing pending is lost."""
+"""Auto by a clock of the test's own: its choices, its results, and residuals that are not lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMPRESSING: tuple[Any, ...] = (
 
 
 class Clock:
-    """Tells what calls take, and what goes on behind them."""
+    """Clock that gives calls, and the work behind them, a set duration."""
 
     def __init__(self, dense_s: float, compressed_s: float, behind_s: float = 0.0) -> None:
         self.now, self.behind_s = 0.0, behind_s
@@ -70,7 +70,7 @@ class Clock:
         self.now += seconds
 
     def step(self, aggregator: Aggregator, vector: Any) -> Any:
-        """Take a step, as long as what is behind it takes at least."""
+        """Take a step, at least as long as the work behind it."""
         start = self.now
         result = aggregator.aggregate(vector)
         self.now = max(self.now, start + self.behind_s)
@@ -223,7 +223,7 @@ def test_a_settled_step_sends_what_the_chosen_one_sends_and_measures_nothing(
         go(clock, comm, auto, BRIEF + 1)
         alone.aggregate(gradient(comm.rank, 0, N))
         reducer: Any = auto.reducer
-        reducer._watch = reducer._channel = None  # whatever used them would fail
+        reducer._watch = reducer._channel = None  # any use of them would fail
         for one in (auto, alone):
             one.aggregate(gradient(comm.rank, 1, N))
         costs = [(one.traffic.last.messages, one.traffic.last.bytes_sent) for one in (auto, alone)]

@@ -1,4 +1,4 @@
-"""Which side is chosen by which times, and what counts as the time of a call and of a training step."""
+"""Choice of a side by times, and the times that count for a call and a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States on other numbers of ranks and over other topologies: what is pending is kept, whoever owned it."""
+"""States on other numbers of ranks and over other topologies: pending residuals are kept, whichever rank owned them."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
 
 
 def pending(states: list[State], kinds: dict[str, str]) -> NDArray[np.float64]:
-    """What the ranks have yet to give."""
+    """Return the residuals that the ranks have yet to give."""
     total = np.zeros(N)
     for key, kind in kinds.items():
         if kind in ("mean", "owner") and np.size(states[0].get(key, ())):
@@ -234,7 +234,7 @@ def pending(states: list[State], kinds: dict[str, str]) -> NDArray[np.float64]:
 
 
 def require_kept(old: list[State], new: list[State], kinds: dict[str, str], precision: float) -> None:
-    """What was pending, counted and owned on the old ranks is so on the new ones."""
+    """Check that the new ranks have pending, counted and owned values of the old ones."""
     for key, kind in kinds.items():
         if kind == "shared":
             for state in new:
@@ -295,7 +295,7 @@ RUNS: dict[str, tuple[list[tuple[Any, int, Any]], bool]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("runs", "lossless"), RUNS.values(), ids=RUNS)
 def test_what_is_pending_is_kept(runs: Any, lossless: bool, dtype: str) -> None:
-    """And where the method's law says so, what was given and not received is pending."""
+    """Check also, where the method has such a law, that values given and not received are pending."""
     steps, precision = 5, 2.0**-23 if dtype == "float32" else 2.0**-52
     missing, left, largest = resumed(runs, steps, dtype, precision)
     if lossless or isinstance(runs[0][0], Marsit):

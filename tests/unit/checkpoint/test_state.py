@@ -1,4 +1,4 @@
-"""States on disk: what is saved comes back; other files are told in one line, in no more memory than they are long."""
+"""States on disk: saved states come back; other files end in one line, in no more memory than their length."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def rejected(path: Path, cause: str = "") -> None:
 
 
 def told(path: Path, state: Any = None) -> bool:
-    """Whether one line says that the file holds no state; else it holds a dict, and the same state if one is given."""
+    """Return whether one line rejects the file; else it holds a dict, and the same state if one is given."""
     try:
         found = load_state(path)
     except ValueError as error:
@@ -148,7 +148,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert isinstance(one, np.generic) or type(one) is type(other)
 
 
-# What is saved --------------------------------------------------------------------------------------------------------
+# Contents of states --------------------------------------------------------------------------------------------------
 
 
 def test_a_state_comes_back_as_it_was(path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_truncated_file_is_told_at_any_length(path: Path) -> None:
 
 
 def test_a_flipped_bit_is_told_or_changes_nothing(path: Path) -> None:
-    """In a date, say."""
+    """The text stands in a date, for example."""
     save_state(path, STATE)
     whole, count = path.read_bytes(), 0
     for at in range(len(whole)):

@@ -1,4 +1,4 @@
-"""What `mpicomp advise` makes of networks and speeds, and of arguments that cannot be used."""
+"""Advice of `mpicomp advise` for networks and speeds, and errors for unusable arguments."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def told(*rows: tuple[str, str, float], mpi_s: float | None = None, compute_s: f
     ("marsit_s", "compute_s", "advised"),
     [
         (0.2, 0.0, "marsit"),  # faster, and learns better
-        (0.28, 0.0, "marsit"),  # alike: predictions of 0.24 and 0.28 cannot be told apart
+        (0.28, 0.0, "marsit"),  # a tie: predictions of 0.24 and 0.28 are too close
         (0.31, 0.0, "ef-signsgd"),
-        (0.31, 2.0, "marsit"),  # alike: steps of 2.24 and 2.31
+        (0.31, 2.0, "marsit"),  # a tie: steps of 2.24 and 2.31
     ],
 )
 def test_of_ways_that_are_about_as_fast_the_one_that_learns_better_is_advised(

@@ -1,4 +1,4 @@
-"""`mpicomp bench`: what its arguments mean and what its columns count."""
+"""Arguments and columns of `mpicomp bench`."""
 
 from __future__ import annotations
 

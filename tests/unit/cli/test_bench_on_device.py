@@ -1,4 +1,4 @@
-"""`mpicomp bench --device cuda`, on a device that is none."""
+"""`mpicomp bench --device cuda`, on a fake device."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_staged_call_ends_when_its_result_is_on_the_device(made: dict[int, Fak
     vectors.fill(0, 0)
     other = baseline("mpi", comm, vectors)
     assert other is not None
-    vectors.x[:] = 0  # it is fetched anew
+    vectors.x[:] = 0  # it is fetched again
     other.call(vectors.given, vectors.target)
     np.testing.assert_array_equal(vectors.target.there, vectors.given.there)
     assert made[0].copied == [400, 400, 400]

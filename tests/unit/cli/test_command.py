@@ -1,4 +1,4 @@
-"""How commands tell how far they have come: a bar where a person looks on, and lines elsewhere."""
+"""Progress of commands: a bar on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mpicomp doctor` finds, and what it says can still run."""
+"""Findings of `mpicomp doctor`, and its verdict on the parts that can run."""
 
 from __future__ import annotations
 

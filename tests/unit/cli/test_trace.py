@@ -1,4 +1,4 @@
-"""``mpicomp trace``: what it makes of files, and of files that it cannot use."""
+"""``mpicomp trace``: its table of traces, and errors for files that it cannot use."""
 
 from __future__ import annotations
 

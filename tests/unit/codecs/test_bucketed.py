@@ -117,7 +117,7 @@ def test_few_codes_that_are_not_zero_take_250_times_less_than_float32() -> None:
 
 
 def test_codes_of_normal_values_take_90_times_less_than_float32() -> None:
-    """80 times is what the paper claims; 92.8 times is what their entropy allows."""
+    """The paper claims 80 times; the entropy of the symbols allows 92.8 times."""
     codec, n = Quantizer(bucket=4096, levels=4, norm="l2", coding="entropy"), 1 << 18
     payload, found = encoded(codec, gaussian(n)), np.empty(n, np.float32)
     assert 4 * n / codec.used(payload, n) > 90
@@ -127,7 +127,7 @@ def test_codes_of_normal_values_take_90_times_less_than_float32() -> None:
 
 @pytest.mark.parametrize(("n", "length_bytes"), [(1, 1), (508, 1), (509, 2), (100_000, 2), (200_000, 3)])
 def test_the_length_of_a_message_takes_the_bytes_that_the_longest_needs(n: int, length_bytes: int) -> None:
-    """With 9 levels a byte has 2 symbols; 1 byte says how the message is coded."""
+    """With 9 levels a byte has 2 symbols; 1 byte names the coding of the message."""
     codec = Quantizer(bucket=1 << 20, coding="entropy")
     most = 4 + length_bytes + 1 + -(-n // 2)
     assert codec.nbytes(n) == -(-most // 8) * 8

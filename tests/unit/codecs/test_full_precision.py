@@ -69,7 +69,7 @@ def test_payloads_cut_off_or_too_long_are_refused_and_write_nothing(dtype: str) 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_any_bytes_of_16_bits_are_numbers_or_none(dtype: str) -> None:
-    """All 65536, and nothing beside the vector is written."""
+    """Check all 65536 numbers, and that only the vector is written."""
     every = np.arange(1 << 16, dtype=np.uint16)
     expected = torch.from_numpy(every.view(np.int16)).view(getattr(torch, dtype)).float().numpy()
     with guarded(every.size, np.float32) as values:

@@ -1,4 +1,4 @@
-"""Entropy coding: what comes back, how long it is, and that damage does no harm."""
+"""Entropy coding: decoded symbols, lengths, and damage that does no harm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def entropy_of(symbols: NDArray[np.uint8]) -> float:
 
 
 def coded(symbols: NDArray[np.uint8], levels: int) -> NDArray[np.uint8]:
-    """The message; checks that nothing beside the payload is written."""
+    """Return the message; checks that only the payload is written."""
     most = entropy.most_bytes(symbols.size, levels)
     with guarded(most, np.uint8) as payload:
         used = entropy.encode(symbols, levels, payload)
@@ -151,7 +151,7 @@ def test_frequencies_by_symbols_that_leave_out_what_occurs_are_not_taken(monkeyp
 
 
 def test_rare_neighbours_first_or_last_do_not_spoil_a_message() -> None:
-    """What was coded last, when the coder began, may take more bytes than it had."""
+    """The last symbols, which the coder begins with, may take more bytes than it had."""
     for part in (slice(0, 3000), slice(-3000, None)):
         symbols = np.zeros(100_000, np.uint8)
         symbols[part] = np.random.default_rng(3).integers(0, 9, 3000)
@@ -195,7 +195,7 @@ def test_what_cannot_be_coded_is_refused() -> None:
 
 
 def harmless(payload: NDArray[np.uint8], levels: int, n: int) -> bool:
-    """Whether a payload was refused; `decoded` checks the rest."""
+    """Return whether a payload was refused; `decoded` checks the rest."""
     try:
         decoded(payload, levels, n)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Rows of few bits: sizes, two ends that stay equal, zeros, scales, unbiasedness, damage, and what is refused."""
+"""Rows of few bits: sizes, two equal ends, zeros, scales, unbiasedness, damage, and refused values."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def drawn(codec: SharedSelection, n: int, step: int = STEP, first: int = 0, stre
 
 
 def payloads_of(codec: SharedSelection, selection: Any, winners: Winners, packed: list[Words], stride: int) -> Words:
-    """What all ranks send, `stride` words apart."""
+    """Return the payloads of all ranks, `stride` words apart from each other."""
     words = codec.nbytes(winners.n) // 8
     with guarded(stride * codec.ranks, np.uint64) as payloads:
         for rank, bits in enumerate(packed):

@@ -1,4 +1,4 @@
-"""TopK and RandomSparsification: the codec contract, what is kept, and what damage does."""
+"""TopK and RandomSparsification: the codec contract, kept values, and damage."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ N = 200_000
 
 
 def majority(counts: NDArray[Any], weight: int, step: int = 3, first: int = 0, seed: int = 11) -> NDArray[np.bool_]:
-    """Of elements from `first` on, as `MajorityVotes` decides them in the place of the first plane."""
+    """Return elements from `first` on, as `MajorityVotes` decides them in the place of the first plane."""
     planes = reference.planes(counts, planes_of(weight))
     codec = MajorityVotes(HOST_DEVICE, [range(counts.size)], [planes], "float32", weight, Stream(seed, 0, "test"))
     nothing = np.empty(0, np.float32)

@@ -1,4 +1,4 @@
-"""OneBitAdam against torch's Adam, a simulation of all ranks, and what freezing v must do."""
+"""OneBitAdam against torch's Adam and a simulation of all ranks, and the effects of freezing v."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_first_steps_are_adams_on_the_mean_gradient(comm: Communicator, deco
     adam = torch.optim.Adam(in_groups(alone), decoupled_weight_decay=decoupled, foreach=True)
     exact = DistributedOptimizer(adam, Dense(), comm, bucket_mb=0.001)
     for step in range(6):
-        gradient = (64 * random_vector(comm.rank, step)).round() / 64  # so that sums are exact, in whatever order
+        gradient = (64 * random_vector(comm.rank, step)).round() / 64  # so that sums are exact, in any order
         for one in (ours, alone):
             set_gradients(one, gradient)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""OneBitAdam: what it refuses, what a step that fails leaves behind, and states."""
+"""OneBitAdam: refused options, the state after a step that fails, and saved states."""
 
 from __future__ import annotations
 

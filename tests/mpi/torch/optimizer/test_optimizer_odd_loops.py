@@ -1,4 +1,4 @@
-"""Loops that do things in another order than most, or go wrong: ranks stay alike, and errors name the cure."""
+"""Loops in an unusual order, or with mistakes: ranks stay equal, and errors name the cure."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_step_of_the_optimizer_that_fails_leaves_the_common_model_where_it_was
         patch.setattr(optimizer.optimizer, "step", fail)
         with pytest.raises(ArithmeticError):
             train(model, optimizer, comm, range(2, 3))
-    if overlap:  # the step ended before it came to what had failed during backward
+    if overlap:  # the step ended before it came to the failure during backward
         with pytest.raises(ArithmeticError):
             optimizer.step()
     for one, (place, values) in zip(model.parameters(), before, strict=True):

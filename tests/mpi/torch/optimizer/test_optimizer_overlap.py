@@ -317,7 +317,7 @@ def test_algorithms_by_pattern_and_by_function_have_buckets_of_their_own(comm: C
     by_pattern = wrap(make_model(), {"*.bias": Dense(), "*": Marsit(5)}, comm)
     by_function = wrap(make_model(), lambda name, p: Dense() if p.ndim == 1 else Marsit(5), comm)
     for optimizer in by_pattern, by_function:
-        assert optimizer.mode == "updates"  # what Marsit prefers
+        assert optimizer.mode == "updates"  # Marsit's preference
         optimizer.step()
         state = optimizer.state_dict()["mpicomp"]
         chosen = {

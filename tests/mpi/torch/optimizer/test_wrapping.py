@@ -1,4 +1,4 @@
-"""What DistributedOptimizer takes, what it refuses, and that schedulers see the optimizer inside."""
+"""Arguments that DistributedOptimizer takes or refuses, and schedulers, which see the optimizer inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that every rank knows of every other, and what reducing them gives."""
+"""Tensors that every rank can compute for every other rank, and the results of reducing them."""
 
 from __future__ import annotations
 

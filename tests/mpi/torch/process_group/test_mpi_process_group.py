@@ -1,4 +1,4 @@
-"""How groups are made, split, timed out, given up and ended."""
+"""Making, splitting, timing out, giving up and ending groups."""
 
 from __future__ import annotations
 

@@ -26,21 +26,21 @@ pytestmark = [pytest.mark.mpi(max_size=3), pytest.mark.usefixtures("group"), pyt
 
 @pytest.fixture
 def device(told: list[Any]) -> Iterator[FakeTorchDevice]:
-    """Let the device that is none be reached, also where there is a GPU."""
+    """Make the fake device available, also where there is a GPU."""
     with reachable() as one:
         yield one
 
 
 @pytest.fixture
 def where(told: list[Any]) -> Iterator[str]:
-    """Give the name of a GPU, if there is one, and else of the device that is none."""
+    """Give the name of a GPU if there is one, and else of the fake device."""
     with gpu() as name:
         yield name
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Give the devices that futures are told of; without them these take no streams, of which the device has none."""
+    """Give the devices of futures; without devices futures take no streams, which the fake device does not have."""
     found: list[Any] = []
     monkeypatch.setattr(mpi_process_group, "DEVICES", ["cpu", "cuda", NAME])
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What PyTorch builds on process groups: DDP, FSDP2, DTensor, functional collectives and distributed checkpoints."""
+"""PyTorch on top of process groups: DDP, FSDP2, DTensor, functional collectives and distributed checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's optimizer state for all ranks: they go on as one, or are told why they cannot."""
+"""One rank's optimizer state for all ranks: all go on from it, or raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_other_parameters_are_a_mismatch(comm: Communicator) -> None:
 
 
 class Picky(torch.optim.SGD):
-    """Refuses a state once, where it is told to."""
+    """Optimizer that refuses a state once, on request."""
 
     refuses = False
 

@@ -57,7 +57,7 @@ def test_a_bucket_holds_no_more_than_that_or_a_millisecond_and_room_is_left_for_
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What would have been run."""
+    """Record the commands instead of running them."""
     made: list[tuple[str, ...]] = []
 
     def run(*command: str) -> str:

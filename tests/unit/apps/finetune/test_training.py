@@ -24,7 +24,7 @@ class Encoder(nn.Module):
 
     @dataclasses.dataclass
     class Output:
-        """What a transformer returns."""
+        """Output of a transformer."""
 
         last_hidden_state: Tensor
 
@@ -42,7 +42,7 @@ def tiny(seed: int) -> nn.Module:
 
 
 def data(n: int, seed: int) -> Encoded:
-    """Texts of four tokens, each of which tells the label."""
+    """Return texts of four tokens, each of which determines the label."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(N_LABELS, (n,), generator=random)
     tokens = 1 + labels[:, None] + N_LABELS * torch.randint(16, (n, 6), generator=random)

@@ -1,4 +1,4 @@
-"""What the comparison on the emulated cluster plans, leaves out, times, and takes for right."""
+"""Jobs of the comparison on the emulated cluster: plans, omissions, times, and checks of results."""
 
 from __future__ import annotations
 

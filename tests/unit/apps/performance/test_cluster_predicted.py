@@ -1,4 +1,4 @@
-"""Predictions, targets and training runs of the emulated cluster: what tables are made of records."""
+"""Predictions, targets and training runs of the emulated cluster: tables of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the comparison on the emulated cluster makes of its records: speed-ups, bounds, overlap, tables, plots."""
+"""Records of the comparison on the emulated cluster: speed-ups, bounds, overlap, tables, plots."""
 
 from __future__ import annotations
 

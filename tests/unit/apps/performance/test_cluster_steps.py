@@ -1,4 +1,4 @@
-"""Training steps on the emulated cluster: what is hidden behind backward, and how they compare with DDP's."""
+"""Training steps on the emulated cluster: time hidden behind backward, and a comparison with DDP's."""
 
 from __future__ import annotations
 

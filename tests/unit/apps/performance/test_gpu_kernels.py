@@ -1,4 +1,4 @@
-"""The benchmark of the GPU's kernels: what it does without a GPU, and what it makes of times."""
+"""The benchmark of the GPU's kernels: its end without a GPU, and its tables of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that measure all-reduces and training on GPUs: without a GPU, and on a device that is none."""
+"""The programs that measure all-reduces and training on GPUs: without a GPU, and on a fake device."""
 
 from __future__ import annotations
 

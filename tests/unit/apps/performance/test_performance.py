@@ -82,7 +82,7 @@ def test_a_machine_that_stalls_for_a_turn_is_measured_all_the_same(monkeypatch: 
 
 
 def test_passes_over_memory_are_counted_as_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that shows a second more at each look: 4 passes until the limit, and 5 seconds in all."""
+    """Use a clock that goes on by a second at each look: 4 passes until the limit, and 5 seconds in all."""
     monkeypatch.setattr("apps.performance.idle_memory.time", SimpleNamespace(perf_counter=count(1).__next__))
     monkeypatch.setattr("apps.performance.idle_memory._SCALING_S", 5)
     assert passes([np.ones(10, np.float32)]) == 4 / 5
@@ -109,7 +109,7 @@ def test_figures_that_both_checkouts_have_are_compared_in_turn() -> None:
 
 
 def fill_place(job: run_all.Job, path: Path, printed: str) -> None:
-    """Write the table into a copy of the document, where it is what was printed."""
+    """Write the table into a copy of the document, where it equals the printed one."""
     document = path.with_suffix(".md")
     document.write_text(run_all.DOCUMENT.read_text())
     run_all.write_table(job, path, document)
@@ -127,7 +127,7 @@ def test_every_part_on_one_rank_runs_in_its_small_form_and_fills_its_place(
     fill_place(job, path, capsys.readouterr().out)
 
 
-# What a rank prints goes to a file: in the job's output, a warning of another rank could stand amid a table.
+# A rank prints to a file: in the job's output, a warning of another rank could stand amid a table.
 PARTS = """
 import sys
 from contextlib import redirect_stdout

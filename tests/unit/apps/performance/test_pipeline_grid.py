@@ -1,4 +1,4 @@
-"""The benchmark of pipelines side by side: what is timed and sent, at which rates, and what its tables say."""
+"""The benchmark of pipelines side by side: timed and sent data, link rates, and tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def made(rate: str, bits_per_s: float, seconds: dict[tuple[str, str], list[float
 
 @pytest.fixture(scope="module")
 def measured() -> Record:
-    """What rank 0 of a grid of threads measures."""
+    """Return the measurements of rank 0 of a grid of threads."""
     return run_local(4, lambda comm: pipeline_grid.measure_here(comm, SMALL, repeats=1))[0]
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks of pipelines: what is timed, how tables judge it, and when a store counts as cheap."""
+"""Benchmarks of pipelines: timed parts, judgements in tables, and the limit for a cheap store."""
 
 from __future__ import annotations
 

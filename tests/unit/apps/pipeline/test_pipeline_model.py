@@ -1,4 +1,4 @@
-"""A model has the same weights in whatever slices it comes, and looks at earlier characters alone."""
+"""A model has the same weights in slices of any size, and looks at earlier characters alone."""
 
 from __future__ import annotations
 

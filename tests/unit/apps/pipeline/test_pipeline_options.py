@@ -1,4 +1,4 @@
-"""Options of runs, and what of them is refused."""
+"""Options of runs, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DoubleSqueeze study: what is compared, bytes by formula, tuning, judging, and times put to curves."""
+"""The DoubleSqueeze study: compared methods, bytes by formula, tuning, judging, and times put to curves."""
 
 from __future__ import annotations
 

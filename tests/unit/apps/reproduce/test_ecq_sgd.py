@@ -60,7 +60,7 @@ def test_bits_are_those_that_an_aggregator_sends(method: Algorithm) -> None:
 
     # Without verification, only the method itself sends bytes. Ranks pass messages on, so that their sums are compared.
     bits, sent = np.sum(run_local(ranks, rank, verify=False), axis=0)
-    # Beside the message, a rank tells each other in at most 8 bytes a step whether its vector is finite.
+    # Besides the message, a rank sends each other rank at most 8 bytes a step on whether its vector is finite.
     assert 0 < sent / (ranks - 1) - bits / 8 <= 8 * steps * ranks
 
 

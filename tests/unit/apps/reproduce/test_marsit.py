@@ -1,4 +1,4 @@
-"""What the study of Marsit computes itself: a small model, signs that match, how time is split, and its verdicts."""
+"""Computations of the study of Marsit itself: a small model, signs that match, shares of time, and its verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share."""
+"""Fixtures for tests of whole runs."""
 
 from tests.unit.faults.jobs import jobs
 

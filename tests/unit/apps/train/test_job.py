@@ -1,4 +1,4 @@
-"""Whole jobs under mpirun: their exit status, their one error line, and that they stop when asked to."""
+"""Whole jobs under mpirun: their exit status, their one error line, and their end on request."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_t
 def test_the_comparison_trains_four_ways_and_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On one rank, in this process; what computing takes elsewhere is measured by a job of two ranks."""
+    """Train on one rank, in this process; a job of two ranks measures the time of computing elsewhere."""
 
     def run(command: Sequence[str], env: Mapping[str, str], capture: bool) -> tuple[int, str]:
         assert command[1:3] == ["-n", "2"]

@@ -1,4 +1,4 @@
-"""What communication costs: calls that overlap, or are under way during backward, count once and from its end."""
+"""Costs of communication: calls that overlap, or are under way during backward, count once and from its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of training runs on other numbers of ranks: where an epoch goes on, and what the records say."""
+"""States of training runs on other numbers of ranks: the place where an epoch goes on, and the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads against cores, and what MPI needs to start: findings of `mpicomp doctor` about a machine's resources."""
+"""Threads against cores, and MPI's needs at its start: findings of `mpicomp doctor` about a machine's resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mpicomp doctor` says of GPUs, of MPI with their memory, and of the way that arrays take."""
+"""Findings of `mpicomp doctor` about GPUs, MPI with their memory, and the way of arrays."""
 
 from __future__ import annotations
 
