@@ -29,7 +29,7 @@ STOPPED = f"trap 'stopped=yes' USR1; {SIGNAL}; until [[ ${{stopped:-}} ]]; do sl
 
 
 class Outcome(NamedTuple):
-    """Exit status, whether the job was requeued, and what it said."""
+    """Return the exit status, whether the job was requeued, and the output."""
 
     status: int
     requeued: bool

@@ -1,4 +1,4 @@
-"""``.ci/run`` with stand-ins for make and for what a machine may lack: what is skipped is said."""
+"""``.ci/run`` with stand-ins for make and for parts that a machine may lack: it reports skipped tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PMIX = "usr/lib/x/pmix2/lib/libpmix.so"
 def check(
     folder: Path, uid: int = 0, without: tuple[str, ...] = (), status: int = 0, **programs: str
 ) -> tuple[str, str]:
-    """Run the script in a folder where the system's lies too; what it made, and what it warned of."""
+    """Run the script in a folder that also stands for the system's; return its output and its warnings."""
     programs = {name: text for name, text in (PROGRAMS | programs).items() if name not in without}
     for path in (".ci", ".venv/bin", "bin", "usr/sbin", str(Path(PMIX).parent)):
         (folder / path).mkdir(parents=True)

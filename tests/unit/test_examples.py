@@ -33,7 +33,7 @@ N_CLASSES, SIDE = 10, 28
 
 
 def packages(name: str) -> set[str]:
-    """Return what a program and its neighbours import."""
+    """Return the packages that a program and its neighbours import."""
     modules = {one.module for one in ast.walk(ast.parse(FILES[name].read_text())) if isinstance(one, ast.ImportFrom)}
     roots = {module.split(".")[0] for module in modules if module}
     return (roots - FILES.keys()).union(*(packages(neighbour) for neighbour in roots & FILES.keys()))

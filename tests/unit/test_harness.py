@@ -22,7 +22,7 @@ class Lane(NamedTuple):
 
 
 def run_lane(folder: Path, n_ranks: int | str, body: str, *arguments: str) -> Lane:
-    """Run `body` as a lane of its own; TimeoutExpired says that the lane did not end by itself."""
+    """Run `body` as a lane of its own; TimeoutExpired means that the lane did not end by itself."""
     (folder / "conftest.py").write_text("from tests.mpi.conftest import *\n")
     source = "import time\nimport pytest\nfrom mpi4py import MPI\n" + textwrap.dedent(body)
     (folder / "test_lane.py").write_text(source)

@@ -1,4 +1,4 @@
-"""Who may import whom: the layers of docs/architecture.md, held by reading every import in the tree."""
+"""Allowed imports: the layers of docs/architecture.md, held by reading every import in the tree."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ LAZY = {
 
 
 def inside(module: str, package: str) -> bool:
-    """Whether a module is a package or lies in it."""
+    """Return whether a module is a package or lies in it."""
     return module == package or module.startswith(package + ".")
 
 
@@ -146,7 +146,7 @@ def layer_of(module: str) -> str:
 
 
 def allowed(module: str, name: str) -> bool:
-    """Whether a module may import another."""
+    """Return whether a module may import another."""
     folder = layer_of(module)
     root = name.split(".", 1)[0]
     if root in PACKAGES:
@@ -201,7 +201,7 @@ def test_only_codecs_call_kernels() -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a package or a module."""
+    """Return whether there is a package or a module."""
     return path.is_dir() or path.with_suffix(".py").exists()
 
 

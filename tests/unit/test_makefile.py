@@ -22,7 +22,7 @@ esac
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Copy what ``make setup`` reads."""
+    """Copy the files that ``make setup`` reads."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_bytes((PROJECT / name).read_bytes())
     return tmp_path

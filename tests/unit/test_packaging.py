@@ -1,4 +1,4 @@
-"""What pyproject.toml says of the package: its version, its links, and that a source archive is complete."""
+"""The package in pyproject.toml: its version, its links, and a complete source archive."""
 
 from __future__ import annotations
 

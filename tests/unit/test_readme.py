@@ -1,4 +1,4 @@
-"""README and docs say nothing that is not there: links, options, defaults, names, error messages."""
+"""README and docs name existing things only: links, options, defaults, names, error messages."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_first_program_of_a_page_starts_on_a_machine_with_two_cores(
     program = next(piece for piece in pieces(document) if isinstance(piece, str))
     (tmp_path / name).write_text(program)
     (tmp_path / "slurm").symlink_to(PROJECT / "slurm")
-    settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of whoever runs this test
+    settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of the shell that runs this test
     clean = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     env = clean | {"MPICOMP_VENV": sys.prefix, "PYTHONPATH": str(PROJECT)}
     two = sorted(os.sched_getaffinity(0))[:2]

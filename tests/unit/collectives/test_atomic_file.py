@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what killed processes leave beside them."""
+"""Files that are complete or absent, and remains of killed processes."""
 
 from __future__ import annotations
 

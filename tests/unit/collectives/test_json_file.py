@@ -1,4 +1,4 @@
-"""JSON within limits: what is not ours ends in one line, whatever it is."""
+"""JSON within limits: any file of another kind ends in one line."""
 
 from __future__ import annotations
 

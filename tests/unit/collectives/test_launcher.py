@@ -1,4 +1,4 @@
-"""Who is refused to train alone: what launchers leave in the environment, as found under real ones."""
+"""Ranks that are refused to train alone: environments of launchers, as found under real ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_processes_that_mpi_has_not_joined_are_told_launcher_variable_and_cure(
         (4, OPEN_MPI | STEP | {"SLURM_STEP_NUM_TASKS": "1"}),  # on a node where mpirun's daemon is a task of srun
         (4, HYDRA | STEP | {"SLURM_STEP_NUM_TASKS": "2"}),
         (1, OPEN_MPI | STEP | {"OMPI_COMM_WORLD_SIZE": "1"}),  # mpirun -n 1
-        (4, OPEN_MPI | {"WORLD_SIZE": "4", "RANK": "1"}),  # for torch.distributed beside MPI
+        (4, OPEN_MPI | {"WORLD_SIZE": "4", "RANK": "1"}),  # for torch.distributed and MPI in one job
         (4, STEP),
         (8, STEP),  # of a heterogeneous job, which has several steps
         (1, {"WORLD_SIZE": "8"}),

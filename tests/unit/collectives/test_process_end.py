@@ -16,7 +16,7 @@ from mpicomp import Communicator, Marsit
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget that the hook is installed, and put back what it wraps."""
+    """Forget that the hook is installed, and restore the hooks that it wraps."""
     monkeypatch.setattr(process_end, "_installed", False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)

@@ -58,7 +58,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What all ranks and the launcher have printed so far."""
+        """Return the output so far of all ranks and the launcher."""
         return self._output.read_text(errors="replace")
 
     def wait_for(self, happened: Callable[[], bool], what: str) -> None:
@@ -107,7 +107,7 @@ class Job:
         return self.process.returncode, self.output
 
     def end(self) -> None:
-        """End what is left of the job, ranks that are stopped included."""
+        """End the remaining processes of the job, stopped ranks included."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -133,7 +133,7 @@ class Jobs:
         self._started: list[Job] = []
 
     def run(self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any) -> Job:
-        """Start `program` on all ranks, after what PRELUDE imports and defines and the given constants."""
+        """Start `program` on all ranks, after the imports and functions of PRELUDE and the given constants."""
         script = self._folder / "program.py"
         assigned = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
         script.write_text(PRELUDE + assigned + textwrap.dedent(program))
@@ -148,14 +148,14 @@ class Jobs:
         return self._started[-1]
 
     def end(self) -> None:
-        """End what is still running."""
+        """End the jobs that still run."""
         for job in self._started:
             job.end()
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Jobs of one test; what is still running at its end is ended."""
+    """Jobs of one test; those that still run at its end are ended."""
     shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as segments:
         started = Jobs(tmp_path, segments)

@@ -1,4 +1,4 @@
-"""A rank that stops, dies, fails or is interrupted: the job ends, and says what happened where."""
+"""A rank that stops, dies, fails or is interrupted: the job ends, with the cause and its place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_in_the_middle_of_a_collective_peer_step_and_chunk_are_named(jobs: Jobs)
     assert status != 0
     missing = r"rank {} of 3, step \d: nothing from rank {} for chunk \d \(.*\) after [\d.]+ s"
     assert re.match(missing.format(2, 1), job.told("error-2"))
-    # MPI may keep what it cannot deliver, or not: rank 0 then waits for what rank 2 would send on
+    # MPI may keep messages that it cannot deliver, or not: rank 0 then waits for a message that rank 2 would send on
     untaken = r"rank 0 of 3, step \d: rank 1 does not take chunk \d after [\d.]+ s"
     assert re.match(f"{untaken}|{missing.format(0, 2)}", job.told("error-0"))
 

@@ -1,4 +1,4 @@
-"""What feedback adds and keeps, against NumPy: the same bits, and whether they are finite."""
+"""Sums and residuals of error feedback, against NumPy: the same bits, and whether they are finite."""
 
 from __future__ import annotations
 

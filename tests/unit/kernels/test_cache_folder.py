@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: fresh after any change, made once, and kept elsewhere where a place takes none."""
+"""The cache of compiled kernels: fresh after any change, made once, and elsewhere where a place cannot be written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(number, sum(doubled.stats.cache_hits.values()))
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Make an installation of nothing but the kernels' folder, with a small kernel in two files."""
+    """Make an installation of the kernels' folder alone, with a small kernel in two files."""
     package = tmp_path / "install" / "mpicomp"
     cpu = package / "kernels" / "cpu"
     cpu.mkdir(parents=True)
@@ -56,7 +56,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def call(copy: Path, **env: str) -> tuple[int, int, str]:
-    """Call the kernel in a new process; its result, how often it came from the cache, and what was warned of."""
+    """Call the kernel in a new process; return its result, its hits in the cache, and its warnings."""
     clean = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

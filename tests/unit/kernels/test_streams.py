@@ -14,7 +14,7 @@ WEIGHTS = [(a, total - a) for total in range(2, 34) for a in range(1, total)]
 
 
 def pattern_probabilities(incoming: int, held: int) -> list[Fraction]:
-    """What the sixteen outcomes of a table's cells have been given, as the kernel reads it."""
+    """Return the probabilities of the sixteen outcomes of a table's cells, as the kernel reads them."""
     table, rest = bernoulli_table(incoming, held)
     alias = table[:16].tolist()
     low = rest.tolist() or [0] * 16

@@ -1,4 +1,4 @@
-"""What tests of stores in files share."""
+"""Helpers for tests of stores in files."""
 
 from __future__ import annotations
 

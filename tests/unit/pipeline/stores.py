@@ -1,4 +1,4 @@
-"""What tests of all stores share."""
+"""Helpers for tests of all stores."""
 
 from __future__ import annotations
 

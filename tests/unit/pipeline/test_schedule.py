@@ -1,4 +1,4 @@
-"""Pipeline schedules: what each stage does, proved for all stages together."""
+"""Pipeline schedules: the work of each stage, proved for all stages together."""
 
 from __future__ import annotations
 

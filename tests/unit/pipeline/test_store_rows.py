@@ -42,7 +42,7 @@ def test_the_code_is_pinned_since_files_hold_it() -> None:
     assert row_code(3, 2, payload) != PINNED
 
 
-# Stamps and what ends do after a crash --------------------------------------------------------------------------------
+# Stamps, and recovery of the ends after a crash ----------------------------------------------------------------------
 
 
 def test_a_stamp_can_be_set(make: Any) -> None:
@@ -128,7 +128,7 @@ def test_the_checksum_sees_another_bit_another_id_rows_swapped_and_another_stamp
 
 
 def test_the_checksum_sees_signs_that_change_in_pairs(make: Any) -> None:
-    """What a sum of words would not see."""
+    """A sum of words would not see these differences."""
     one, other = make(5, 4), make(5, 4)
     one.write([0], np.array([[1, 2, 3, 4]], np.float32))
     other.write([0], np.array([[-1, 2, -3, 4]], np.float32))

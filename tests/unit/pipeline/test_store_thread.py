@@ -47,7 +47,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for what a thread does."""
+    """Wait for a condition that a thread brings about."""
     deadline = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < deadline

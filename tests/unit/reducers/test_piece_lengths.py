@@ -1,4 +1,4 @@
-"""How long the pieces are that codes are made of."""
+"""Lengths of the pieces that codes are made of."""
 
 from __future__ import annotations
 

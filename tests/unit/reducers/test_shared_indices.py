@@ -1,4 +1,4 @@
-"""Options and layout of ScaleCom, random-k and true top-k; what one rank does."""
+"""Options and layout of ScaleCom, random-k and true top-k, and steps of one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers do while values travel: it is over when the call is, however that ends."""
+"""Work of workers while values travel: it is over when the call is, after any end of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets keep tensors whole, apart and in order."""
+"""Buckets keep tensors whole, separate and in order."""
 
 from __future__ import annotations
 

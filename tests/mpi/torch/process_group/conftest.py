@@ -15,7 +15,7 @@ from tests.mpi.lanes import TIMEOUT_S
 
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the variables that `register_backend` sets, when the test ends: other tests start programs of their own."""
+    """Remove the variables that `register_backend` sets, after the test: other tests start programs of their own."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")  # which is as if it was not set, and is undone
     registration.register_backend()

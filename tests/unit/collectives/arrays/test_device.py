@@ -21,7 +21,7 @@ N = 4
 
 @pytest.fixture(params=[StreamsDevice, FakeDevice])
 def device(request: pytest.FixtureRequest) -> Any:
-    """Give a device that does nothing but what is asked for, and what that waits for."""
+    """Give a device that works on demand only, with the list of its pending work."""
     return request.param()
 
 

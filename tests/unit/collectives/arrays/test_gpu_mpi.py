@@ -1,4 +1,4 @@
-"""Whether MPI is handed memory of GPUs: what the library says, what a probe sees, and what becomes of calls."""
+"""Memory of GPUs for MPI: the library's claim, the findings of a probe, and the calls that follow from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Give what lets another program be the process that tries."""
+    """Give a function that puts another program in the place of the probing process."""
 
     def be(program: str) -> None:
         path = tmp_path / "child.py"
@@ -61,7 +61,7 @@ def summed(comm: Communicator) -> None:
     np.testing.assert_array_equal(comm.allreduce(x).there, comm.size * (comm.size + 1) / 2)
 
 
-# What the user says ---------------------------------------------------------------------------------------------------
+# The user's setting ---------------------------------------------------------------------------------------------------
 
 
 def test_auto_is_the_default_and_anything_unknown_is_refused() -> None:
@@ -78,7 +78,7 @@ def test_a_communicator_is_not_made_where_the_variable_makes_no_sense(monkeypatc
         Communicator(MPI.COMM_SELF)
 
 
-# What the library says ------------------------------------------------------------------------------------------------
+# The library's claim --------------------------------------------------------------------------------------------------
 
 
 def claimed(
@@ -142,7 +142,7 @@ def test_mpich_that_is_switched_off_says_no_and_kinds_of_memory_say_yes(monkeypa
     }
 
 
-# What a probe sees ----------------------------------------------------------------------------------------------------
+# Findings of a probe --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_process_itself_sends_and_compares() -> None:
     assert Probe("cuda:99").wait() == Outcome(works=False, said="could not start: PyTorch finds no GPU 99")
 
 
-# What becomes of calls ------------------------------------------------------------------------------------------------
+# Calls ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ N = 700
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices, which are made when they are asked for."""
+    """Give the fake devices, which are made on their first use."""
     known: dict[int, FakeDevice] = {}
     monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
     return known
@@ -261,7 +261,7 @@ def test_a_gpu_without_pytorch_for_it_is_told(comm: Communicator, monkeypatch: p
 
 
 class Copy:
-    """A copy that is there the second time it is asked."""
+    """A copy that is complete at the second test."""
 
     asked = 0
 

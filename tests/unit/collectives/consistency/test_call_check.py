@@ -31,7 +31,7 @@ def test_a_call_whose_check_is_over_at_once_has_not_stalled_since_it_waited_for_
                 pass
         if comm.rank:
             next(last, None)
-        together.wait()  # what rank 1 says in the last check is there before rank 0 begins it
+        together.wait()  # rank 1's entry in the last check is there before rank 0 begins it
         while next(last, None) is not None:
             pass
         return late.idle_turns

@@ -1,4 +1,4 @@
-"""Recursive doubling: who swaps with whom, and that all ranks add alike."""
+"""Recursive doubling: pairs of ranks, and sums that are equal on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network is a few numbers, in a file or not, and tells which topology is fastest."""
+"""A network is a few numbers, in a file or not, and determines which topology is fastest."""
 
 from __future__ import annotations
 

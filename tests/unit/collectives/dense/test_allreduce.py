@@ -1,4 +1,4 @@
-"""How long the messages of dense sums are."""
+"""Lengths of the messages of dense sums."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PIECE_BYTES = 256
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
-    """Give the fake devices, which are made when they are asked for, and let all vectors be long."""
+    """Give the fake devices, which are made on their first use, and let all vectors be long."""
     known: dict[int, FakeDevice] = {}
     monkeypatch.setitem(MAKERS, CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
     monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)

@@ -25,7 +25,7 @@ def test_gives_up_after_the_timeout_with_the_reason() -> None:
 
 
 def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the caller computes between two looks, or a job that is stopped and continued."""
+    """Computing of the caller between two looks, or a job that is stopped and continued."""
     now = 100.0
     monkeypatch.setattr("collectives.progress.polling.time.perf_counter", lambda: now)
     backoff = Backoff(Limits(2.0), lambda: "rank 1 of 2 waits")

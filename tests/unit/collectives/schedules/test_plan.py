@@ -1,4 +1,4 @@
-"""Plans that cannot be right are refused when they are made, and topologies that do not fit say what would."""
+"""Plans that cannot be right are refused when they are made, and topologies that do not fit name those that do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every topology is an all-reduce without deadlock, costs what the textbook says, and merges every rank fairly."""
+"""Every topology is an all-reduce without deadlock, has the textbook's costs, and merges every rank fairly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_lone_rank_has_nothing_to_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_no_chunk_is_merged_into_after_it_was_passed_on(name: str) -> None:
-    """What was sent may then stay where it is until the complete chunk overwrites it."""
+    """Sent chunks may then stay where they are until the complete chunk overwrites them."""
     for size in (2, 5, 8, 12):
         for plan in all_plans(TOPOLOGIES[name](), size):
             passed_on: set[int] = set()

@@ -1,4 +1,4 @@
-"""The proof fails for every plan that is wrong, and says where."""
+"""The proof fails for every plan that is wrong, and names the place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_message_dropped_at_one_end_is_missed(name: str, size: int) -> None:
 def changed_at_both_ends(
     plans: list[Plan], message: PlannedMessage, change: Callable[[Transfer, bool], list[Transfer]]
 ) -> list[Plan]:
-    """The plans with other transfers in place of those of a message; `change` is told whether it is received."""
+    """Return the plans with other transfers in place of those of a message; `change` receives the direction."""
     for rank, index, peer, received in (
         (message.source, message.source_step, message.destination, False),
         (message.destination, message.destination_step, message.source, True),
@@ -60,7 +60,7 @@ def test_a_message_dropped_at_both_ends_leaves_a_contribution_out(name: str) -> 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize(("weight", "held_weight"), [(1, 0), (-1, 0), (0, 1), (0, -1)])
 def test_a_wrong_weight_is_found(name: str, weight: int, held_weight: int) -> None:
-    """Both ends agree on it: only what the message really carries can tell."""
+    """Both ends agree on it: only the content of the message shows the error."""
     plans = all_plans(TOPOLOGIES[name](), 5)
     for message in deliveries(plans):
         new_weight, new_held = message.weight + weight, message.held_weight + held_weight

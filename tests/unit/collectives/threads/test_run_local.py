@@ -183,7 +183,7 @@ def test_what_one_rank_raises_ends_all(culprit: int) -> None:
 
 
 def do_nothing(comm: Communicator) -> None:
-    """A rank that has nothing to say."""
+    """Leave the rank without a report."""
 
 
 def all_but_rank_1_meet(comm: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""What calls cost, and by which clock."""
+"""Costs of calls, by several clocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_a_call_cost_can_be_written_as_json() -> None:
     "name", ["marsit", "dense", "ef-signsgd", "ssdm", "qsgd", "double-squeeze", "scalecom", "random-k"]
 )
 def test_seconds_are_those_of_the_clock_that_was_given(name: str) -> None:
-    """A clock that goes on by one whenever it is asked: each stage takes at least one of its seconds."""
+    """Use a clock that goes on by one at each look: each stage takes at least one of its seconds."""
 
     def job(comm: Communicator) -> Traffic:
         asked = iter(range(10**9))

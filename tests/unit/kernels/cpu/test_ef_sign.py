@@ -1,4 +1,4 @@
-"""EF-signSGD's pass: the reference's vector, signs and sums, and what it is made of is left alone."""
+"""EF-signSGD's pass: the reference's vector, signs and sums, and inputs that are left alone."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ BITS = 1 << 20
 GROUPS = BITS // 512
 WEIGHTS = [(1, 1), (1, 2), (2, 1), (3, 2), (1, 6), (7, 1), (4, 13)]
 PLACE = {"seed": 1, "vector_id": 0, "purpose": "merge", "step": 0, "rank": 0, "ordinal": 0, "group": 0}
-# everything that tells two draws apart, one at a time
+# everything that distinguishes two draws, one at a time
 ELSEWHERE = [
     {"seed": 2},
     {"seed": 1 + 2**40},

@@ -23,7 +23,7 @@ COLUMNS = 512
 ROW = COLUMNS // 64
 GROUPS = 400
 PLACE = {"seed": 1, "vector_id": 0, "purpose": "selection", "step": 0, "group": 0}
-# everything that tells two draws apart, one at a time
+# everything that distinguishes two draws, one at a time
 ELSEWHERE = [
     {"seed": 2},
     {"vector_id": 1},

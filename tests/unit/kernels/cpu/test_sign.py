@@ -156,7 +156,7 @@ def test_rule_paper_taken_lazily_equals_the_eager_rule_over_many_steps(dtype: An
         encode(u, None, lazy, bits, step, kind(0), previous, False, zero, tiny, sums)
         w = u + eager
         np.testing.assert_array_equal(bits, reference.pack_bits(reference.signs(w, None)))
-        bits[:] = rng.integers(0, 2**64, bits.size, np.uint64)  # what the ranks came to
+        bits[:] = rng.integers(0, 2**64, bits.size, np.uint64)  # stands for the ranks' merged signs
         eager = w - np.where(reference.unpack_bits(bits, n), step, -step)
         previous = step
     subtract_result(lazy, bits, previous)
@@ -223,7 +223,7 @@ def packed(x: NDArray[Any], odd_positive: bool = False) -> tuple[NDArray[np.uint
 
 
 def unpacked(votes: list[NDArray[np.uint64]], n: int, width: Any, streaming: bool, offset: int = 0) -> NDArray[Any]:
-    """What is made of the votes in guarded memory, `offset` elements behind a multiple of 32 bytes."""
+    """Return the values of the votes in guarded memory, `offset` elements behind a multiple of 32 bytes."""
     with guarded(n, width, offset) as out:
         if len(votes) == 1:
             unpack(*votes, width(40_000), width(3), streaming, out)
@@ -322,7 +322,7 @@ def test_later_ones_move_a_tenth_of_the_way() -> None:
 
 
 def test_sums_are_taken_in_rank_order() -> None:
-    """In another order, 1 would be lost beside 2^53."""
+    """In another order, 1 would be lost next to 2^53."""
     ranks = np.array([[0, 1.0], [0, 2.0**53], [0, -(2.0**53)]])
     running = np.full(1, np.nan)
     follow(ranks, np.ones(1), 0.9, running)

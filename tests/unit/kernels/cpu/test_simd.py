@@ -1,4 +1,4 @@
-"""Where LLVM puts vectors for which it has no register."""
+"""Alignment of the stack for vectors that have no register."""
 
 from __future__ import annotations
 

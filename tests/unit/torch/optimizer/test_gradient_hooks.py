@@ -1,4 +1,4 @@
-"""Hooks report gradients one at a time, whatever threads backward has; sums of bits show changed gradients."""
+"""Hooks report gradients one at a time, with any threads of backward; sums of bits show changed gradients."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def by(method: Any, optimizer: str = "momentum", **options: Any) -> Build:
 
 
 def pending(states: Sequence[State]) -> list[NDArray[np.float64]]:
-    """What the ranks have yet to give, by bucket and entry."""
+    """Return the residuals that the ranks have yet to give, by bucket and entry."""
     found = []
     owns = [state["mpicomp"] for state in states]
     for bucket, kinds in enumerate(owns[0]["kinds"]):
@@ -199,7 +199,7 @@ assert "mpi4py.MPI" not in sys.modules
         assert str(torch.load(tmp_path / f"new-{rank}", weights_only=True)) == str(state)
 
 
-# What does not belong together ----------------------------------------------------------------------------------------
+# States that do not belong together -----------------------------------------------------------------------------------
 
 ADAM = Run(3, by(Marsit(7), "adam", synchronize="updates"))
 LATER = Run(3, by(Marsit(7), "adam", synchronize="updates"), steps=4)
