@@ -30,6 +30,9 @@ RANKS ?= 3,2,8,4,1
 NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline reducers torch/process_group)
 # Every test has a limit of its own. This one ends a run that hangs outside of tests, and must not end a slow one.
 WHOLE_RUN := timeout -k 10 7200
+# Tests of parts that need extras, and tests that no package of an extra changes.
+NOT_OF_CORE := apps torch kernels/gpu faults/test_children.py faults/test_cold_cache.py test_batch_script.py \
+    test_ci.py test_examples.py test_harness.py test_makefile.py
 EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
@@ -97,7 +100,7 @@ test-unit: warm
 
 test-core: $(READY_CORE)
 	export MPICOMP_VENV="$$PWD/.venv-core" && source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
-	    --ignore tests/unit/apps --ignore tests/unit/torch --ignore tests/unit/kernels/gpu \
+	    $(addprefix --ignore tests/unit/,$(NOT_OF_CORE)) \
 	    --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-mpi: $(READY)
@@ -116,7 +119,7 @@ test-gpu: $(READY)
 	    .venv/bin/python tests/run_lanes.py --ranks 1,2 --tests $(MODELS_ON_DEVICES); fi
 
 test-mpich: $(READY_MPICH)
-	.venv-mpich/bin/python tests/run_lanes.py --at-once 2 --ranks 4,2 --tests $(NEAR_MPI)
+	.venv-mpich/bin/python tests/run_lanes.py --ranks 3 --tests $(NEAR_MPI)
 
 test-system: test-cluster test-slurm
 

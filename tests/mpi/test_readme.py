@@ -1,4 +1,4 @@
-"""The Python examples of README and docs run on every number of ranks."""
+"""The Python examples of README and docs run on one rank and on several."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from mpi4py import MPI
 
 from tests.documents import DOCUMENTS, PROJECT, blocks
 from tests.mpi.examples import run
+from tests.mpi.lanes import few_ranks
 
-# A first torch optimizer loads torch's compiler: on eight ranks that share two cores this takes most of a minute.
-pytestmark = pytest.mark.timeout(240)
+# A first torch optimizer loads torch's compiler: on several ranks that share two cores this takes long.
+pytestmark = [few_ranks, pytest.mark.timeout(240)]
 
 README = PROJECT / "README.md"
 GPU = PROJECT / "docs" / "gpu.md"

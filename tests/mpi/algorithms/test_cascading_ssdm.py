@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from collectives import Communicator, NonFiniteGradient, arrays
 from mpicomp import CascadingSSDM
 from tests.fake_device import FakeArray, FakeDevice
+from tests.mpi.lanes import few_ranks
 
 
 def gaussian(size: int, n: int) -> NDArray[np.float32]:
@@ -43,6 +44,7 @@ def test_signs_match_no_better_than_a_coin_and_amplitudes_explode(comm: Communic
     assert expected > {3: 1e4, 8: 1e14}[size] * np.abs(exact).mean()
 
 
+@few_ranks
 @pytest.mark.parametrize("comm", ["ring", "double-tree", "star"], indirect=True)
 def test_hops_on_devices_have_the_bits_of_hops_on_the_host(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second rank has a device, and NaN on one of them is an error on all ranks."""

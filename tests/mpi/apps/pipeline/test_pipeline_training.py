@@ -18,13 +18,15 @@ from apps.pipeline.training import Record, Training
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp.pipeline import PipelineError
+from tests.mpi.lanes import few_ranks
 
 EPOCHS = 3
 SMALL = Options(
     layers=4, width=16, heads=2, context=16, epochs=EPOCHS, batch=8, micro_batches=4, forward_bits=3, backward_bits=6
 )
 
-up_to_four = pytest.mark.mpi(min_size=2, max_size=4)
+# A first, a middle and a last stage.
+three_stages = pytest.mark.mpi(min_size=3, max_size=3)
 
 
 def corpus() -> Corpus:
@@ -52,7 +54,7 @@ def weights(run: Training) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
 
 
-@up_to_four
+@pytest.mark.mpi(min_size=2, max_size=4)
 @pytest.mark.parametrize(
     "options",
     [replace(SMALL, forward_bits=2, backward_bits=4), replace(SMALL, replicas=2, micro_batches=2, gradient_bits=4)],
@@ -67,7 +69,7 @@ def test_ranks_that_are_threads_lose_what_processes_lose_bit_by_bit(comm: Commun
         assert on_threads == [here.losses] * comm.size
 
 
-@up_to_four
+@three_stages
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_a_resumed_run_is_the_uninterrupted_one(comm: Communicator, store: str, folder: Path) -> None:
     options = replace(SMALL, store=store)
@@ -85,7 +87,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(comm: Communicator, store: str, 
     assert torch.equal(weights(second), weights(whole))
 
 
-@up_to_four
+@three_stages
 def test_files_that_are_ahead_of_the_checkpoint_serve_the_run_that_goes_on_from_it(
     comm: Communicator, folder: Path
 ) -> None:
@@ -105,7 +107,7 @@ def test_files_that_are_ahead_of_the_checkpoint_serve_the_run_that_goes_on_from_
     assert again["bytes_forward"] > 1.2 * again["bytes_backward"]  # half of them, if nothing is sent in full
 
 
-@up_to_four
+@three_stages
 def test_what_the_ends_count_differently_is_sent_in_full(comm: Communicator) -> None:
     with training(SMALL, comm) as run:
         full, few = (run.train_epoch()["bytes_forward"] for _ in range(2))
@@ -120,7 +122,7 @@ def test_what_the_ends_count_differently_is_sent_in_full(comm: Communicator) -> 
         assert run.stage.stores_alike()
 
 
-@pytest.mark.mpi(max_size=4)
+@few_ranks
 def test_a_run_learns_and_keeps_few_micro_batches(comm: Communicator) -> None:
     epochs, run = trained(replace(SMALL, lr=0.01), comm)
     assert epochs[-1]["validation_loss"] < epochs[0]["validation_loss"] < 1.2 * np.log(len(SYMBOLS))

@@ -18,6 +18,7 @@ from apps.pipeline.split.training import Training, train
 from apps.train.data import load
 from collectives import Communicator
 from mpicomp.pipeline.messages import HEADER_BYTES
+from tests.mpi.lanes import up_to_two_ranks
 
 BATCH = 16
 pytestmark = [pytest.mark.mpi(min_size=2, max_size=3), pytest.mark.timeout(120)]
@@ -39,6 +40,7 @@ def learned(record: dict[str, Any]) -> list[tuple[float, float]]:
     return [(each["loss"], each["test_accuracy"]) for each in record["rounds"]]
 
 
+@up_to_two_ranks
 def test_all_methods_learn_and_few_bits_send_few_bytes(comm: Communicator) -> None:
     digits = load("digits")
     fp32, direct, deltas = (train(short(method), comm, digits) for method in ("fp32", "directq", "aq-sgd"))

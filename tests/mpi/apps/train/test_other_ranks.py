@@ -10,9 +10,9 @@ from apps.train.agreement import JobError
 from collectives import Communicator
 from tests.mpi.apps.train.ranks import first_ranks
 from tests.mpi.apps.train.test_training import SHORT, run
-from tests.mpi.lanes import few_ranks
 
-pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
+# From 3 ranks to 2 and back: chunks of both are of unequal lengths.
+pytestmark = pytest.mark.mpi(min_size=3, max_size=3)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from collectives.trace.recorder import flush
 from mpicomp import CascadingSSDM, Marsit
 from mpicomp.cli.trace import RankTrace
 from tests.mpi.collectives.trace.traces import everyones, spans, vector
-from tests.mpi.lanes import TIMEOUT_S, up_to_two_ranks
+from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
-pytestmark = up_to_two_ranks
+pytestmark = few_ranks
 
 N = 40_000
 
