@@ -112,15 +112,7 @@ class Steps:
     """Display of the step under way: a bar on a terminal if rich is installed, else lines on stderr.
 
     The display changes only when a step begins: a drawing thread would take processor time from the measurements.
-
-    Parameters
-    ----------
-    command : str
-        Name in front of each line.
-    n_steps : int
-        Number of all steps.
-    active : bool
-        Whether this rank displays anything.
+    Ranks that are not `active` display nothing.
     """
 
     def __init__(self, command: str, n_steps: int, active: bool) -> None:

@@ -21,18 +21,8 @@ def alternate(
 ) -> dict[str, Seconds]:
     """Time calls in turn; return the float64[repeats] seconds of each.
 
-    With `comm` this is collective: all ranks pass the same calls in the same order, each call begins behind a barrier,
-    and the slowest rank's time counts.
-
-    Parameters
-    ----------
-    calls : mapping
-        The calls by name.
-    repeats : int or mapping
-        Number of timed calls, of all or by name.
-    warmup : int
-        Number of calls of each before these.
-    comm : Communicator, optional
+    `repeats` is the number of timed calls, of all or by name. With `comm` this is collective: all ranks pass the same
+    calls in the same order, each call begins behind a barrier, and the slowest rank's time counts.
     """
     counts = dict.fromkeys(calls, repeats) if isinstance(repeats, int) else repeats
     for name in turns(dict.fromkeys(calls, warmup)):

@@ -29,9 +29,8 @@ from collectives.network_probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
-from mpicomp.cli.advise.methods import COMPARED, METHODS
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
-from mpicomp.cli.advise.report import Record
+from mpicomp.cli.advise.report import COMPARED, METHODS, Record
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
 from mpicomp.cli.command import Steps, UsageError, conduct, open_file, require_none, write

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,29 +31,20 @@ SHARING_ELEMENTS, SHARING_S = 1 << 16, 0.15
 
 @dataclass(frozen=True)
 class Speed:
-    """Cost of a method on this machine.
+    """Cost of a method on this machine."""
 
-    Attributes
-    ----------
-    work : Work
-        Costs per element, message and byte.
-    call_s : float
-        Fixed cost of a call, for any length.
-    volume : float
-        Bytes sent, divided by the most that the messages could hold: below 1 for codes of variable length.
-    """
-
-    work: ComputeModel
-    call_s: float
-    volume: float = 1.0
+    work: ComputeModel  # per element, message and byte
+    call_s: float  # fixed cost of a call, for any length
+    volume: float = 1.0  # bytes sent / the most that the messages could hold: below 1 for codes of variable length
 
 
 def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
     """Return the method without its full-precision rounds."""
     if getattr(algorithm, "full_precision_every", None) is None:
         return algorithm
-    changed: Algorithm = replace(algorithm, full_precision_every=None)  # type: ignore[type-var]
-    return changed
+    changed: Any = algorithm  # all methods are dataclasses, and their base is not
+    found: Algorithm = replace(changed, full_precision_every=None)
+    return found
 
 
 def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:

@@ -21,8 +21,7 @@ from collectives.execution.workers import MOST_THREADS
 from mpicomp.algorithms import NAMES, Algorithm
 from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, counts, integer, seconds
 from mpicomp.cli.bench import report
-from mpicomp.cli.bench.check import checked_call
-from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, measure
+from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, checked_call, measure
 from mpicomp.cli.bench.report import Line
 from mpicomp.cli.bench.vectors import DEVICES, HOST_ONLY, Gpu, Vectors, find_gpu, make_vectors
 from mpicomp.cli.command import UsageError, conduct, open_file, require_none, write

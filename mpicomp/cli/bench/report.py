@@ -37,20 +37,11 @@ def bits_per_element(bytes_sent_per_rank: float, count: int, ranks: int) -> floa
 
 
 def record(common: Line, count: int, measured: Measurement, verdict: str | None, dense: dict[str, int]) -> Line:
-    """Return the fields of a line of JSON.
+    """Return the fields of a line of JSON: those that all lines share, and those of a vector of `count` elements.
 
-    Parameters
-    ----------
-    common : dict
-        Fields that all lines share.
-    count : int
-        Elements of the vector.
-    measured : Measurement
-    verdict : str or None
-        Error that the check found, or ""; None: not checked.
-    dense : dict
-        For methods with full-precision rounds: ``every``, the ``bytes`` that such a round sends per rank, and the
-        number of ``calls`` among those timed. Empty for others.
+    `verdict` is the error that the check found, or ""; None: not checked. `dense` is empty, or for methods with
+    full-precision rounds it has ``every``, the ``bytes`` that such a round sends per rank, and the number of ``calls``
+    among those timed.
     """
     ranks, nbytes = common["ranks"], count * np.dtype(common["dtype"]).itemsize
     seconds, p99 = np.percentile(measured.seconds, (50, 99)).tolist()

@@ -26,12 +26,7 @@ Call = Callable[[Array, Array], object]
 
 
 class Vectors:
-    """A rank's vector, and memory for a result.
-
-    Parameters
-    ----------
-    n : int
-    dtype : str
+    """A rank's vector of `n` elements, and memory for a result.
 
     Attributes
     ----------
@@ -65,7 +60,7 @@ class Vectors:
 
 
 class DeviceVectors(Vectors):
-    """Vectors on a device, with pinned memory of the host. Parameters as in `Vectors`, behind the device."""
+    """Vectors on a device, with pinned memory of the host."""
 
     def __init__(self, device: Device, n: int, dtype: str) -> None:
         self._device = device
@@ -123,23 +118,12 @@ def make_vectors(comm: Communicator, n: int, dtype: str, device: Device | None) 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU of this rank.
-
-    Attributes
-    ----------
-    device : Device
-    where : str
-        Name of the device, such as "cuda:1".
-    encodes : bool
-        Whether vectors are encoded there.
-    fields : mapping
-        Fields of the report about the GPUs of all ranks.
-    """
+    """The GPU of this rank."""
 
     device: Device
-    where: str
-    encodes: bool
-    fields: Mapping[str, object]
+    where: str  # name of the device, such as "cuda:1"
+    encodes: bool  # vectors are encoded there
+    fields: Mapping[str, object]  # of the report, about the GPUs of all ranks
 
     @property
     def start(self) -> str:
@@ -150,18 +134,7 @@ class Gpu:
 def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> Gpu:
     """Assign a GPU to this rank: those of a node are assigned to its ranks in turn; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-    algorithm : Algorithm or None
-        Method that may encode on the GPU.
-    dtype : str
-        Type of the vectors.
-
-    Raises
-    ------
-    UsageError
-        A rank has no usable GPU. Raised on every rank.
+    The method may encode vectors there. Raises UsageError on every rank if one has no usable GPU.
     """
     host, problem, device, where, name = platform.node(), "", None, "", ""
     encodes = algorithm is not None and algorithm.encodes_on_devices(dtype)

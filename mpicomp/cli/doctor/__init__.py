@@ -11,7 +11,6 @@ import os
 import sys
 
 from mpicomp.cli.doctor import environment, gpu, mpi
-from mpicomp.cli.doctor.container import obstacles
 from mpicomp.cli.doctor.finding import examine, report, status
 
 
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, report on rank 0, and return the exit status, the same on every rank."""
-    found = obstacles(os.environ)
+    found = environment.obstacles(os.environ)
     if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
         for finding in found:  # at once, as MPI may end this process
             print(finding.line(), file=sys.stderr, flush=True)

@@ -1,9 +1,10 @@
-"""Findings about Python: compiled kernels and their cache, threads, packages that conflict with ours or each other."""
+"""Findings about this process: compiled kernels, threads, limits of a container, packages that conflict with ours."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 import warnings
 from base64 import urlsafe_b64encode
@@ -12,7 +13,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distributions
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
-from mpicomp.cli.doctor.container import quota
 from mpicomp.cli.doctor.finding import Finding, examine
 
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -20,15 +20,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
-    """Return the findings about this process's packages and environment.
-
-    Parameters
-    ----------
-    n_local_ranks : int
-        Ranks on this host.
-    usable_cores : int
-        Cores on which at least one of them may run.
-    """
+    """Return the findings about this process, one of `n_local_ranks` on this host, which may use so many cores."""
     host_cores = min(float(usable_cores), quota())
     return [
         examine("packages", own_packages),
@@ -60,16 +52,7 @@ def kernels() -> Finding:
 def threads(n_local_ranks: int, environ: Mapping[str, str], own_cores: int, host_cores: float) -> Finding:
     """Check for more threads than cores: thread pools of NumPy and torch take every core unless they are limited.
 
-    Parameters
-    ----------
-    n_local_ranks : int
-        Ranks on this host.
-    environ : mapping
-        Environment variables.
-    own_cores : int
-        Cores on which this rank may run.
-    host_cores : float
-        Cores that all ranks of this host may use at once.
+    This rank may run on `own_cores`, and all ranks of this host use `host_cores` at once.
     """
     shown = ", ".join(f"{name}={value}" for name, value in sorted(environ.items()) if name.endswith("_NUM_THREADS"))
     limits = [environ.get(name, "").partition(",")[0] for name in POOLS]
@@ -196,3 +179,76 @@ def _cure(owners: list[str], otherwise: str) -> str:
     if not owners:
         return otherwise
     return f"pip uninstall {' '.join(owner.split()[0] for owner in owners)} ({', '.join(owners)}), then {_AGAIN}"
+
+
+# Containers ----------------------------------------------------------------------------------------------------------
+
+
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def quota(root: Path = ROOT, own: Path = OWN) -> float:
+    """Return the number of cores whose time this container may use; infinity without a limit."""
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return math.inf
+    found = [math.inf]
+    for _, controllers, path in groups:
+        if not controllers:  # the second version
+            found += [_limit(place / "cpu.max") for place in _up(root, path)]
+        elif "cpu" in controllers.split(","):
+            found += [
+                _ratio(_text(place / "cpu.cfs_quota_us"), _text(place / "cpu.cfs_period_us"))
+                for place in _up(root / "cpu", path)
+            ]
+    return min(found)
+
+
+def _up(root: Path, path: str) -> list[Path]:
+    """Return the folders of a group and of the groups around it that are visible in this container."""
+    inner = root / path.lstrip("/")
+    return [place for place in (inner, *inner.parents) if place.is_relative_to(root)]
+
+
+def _limit(file: Path) -> float:
+    limit, _, period = _text(file).partition(" ")
+    return _ratio(limit, period)
+
+
+def _ratio(limit: str, period: str) -> float:
+    is_limited = limit.isdecimal() and period.isdecimal() and int(limit) and int(period)
+    return int(limit) / int(period) if is_limited else math.inf
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+_CURE = "give the container more (docker run --shm-size=1g), or set OMPI_MCA_btl_sm_backing_directory=/tmp"
+SHARED_MEMORY = Path("/dev/shm")
+SEGMENT_BYTES = 16 << 20  # that Open MPI takes for each rank of a host
+
+
+def obstacles(environ: Mapping[str, str], folder: Path = SHARED_MEMORY) -> list[Finding]:
+    """Return the obstacles to the start of MPI."""
+    found = []
+    if not environ.get("HOME"):
+        text = "HOME is not set, without which Open MPI does not start"
+        found.append(Finding("home", "warn", text, "export HOME=/tmp, or another folder that you may write"))
+    ranks = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    needed = SEGMENT_BYTES * (int(ranks) if ranks.isdecimal() else 1)
+    backing = Path(environ.get("OMPI_MCA_btl_sm_backing_directory", folder))
+    try:
+        status = os.statvfs(backing)
+    except OSError as error:
+        found.append(Finding("shared memory", "warn", f"{backing} cannot be used ({error.strerror})", _CURE))
+        return found
+    free = status.f_bavail * status.f_frsize
+    if free < needed:
+        text = f"{backing} has room for {free >> 20} MiB, and Open MPI takes {needed >> 20} MiB for the ranks of a host"
+        found.append(Finding("shared memory", "warn", text, _CURE))
+    return found

@@ -19,9 +19,8 @@ from collectives.progress.polling import rest_by
 from collectives.schedules.ring import AllGather
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
-from mpicomp.cli.advise.methods import COMPARED, LEARNING, METHODS, Grade
 from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies
-from mpicomp.cli.advise.report import choose, expression, lines_to_copy, passed_over
+from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, expression, lines_to_copy, passed_over
 from mpicomp.cli.advise.speeds import Speed, _solve
 from tests.documents import PROJECT, inline_code, tables
 

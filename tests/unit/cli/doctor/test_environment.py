@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpicomp.cli.doctor import container, environment
-from mpicomp.cli.doctor.container import quota
+from mpicomp.cli.doctor import environment
+from mpicomp.cli.doctor.environment import quota
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,6 @@ def test_without_control_groups_nothing_is_limited(tmp_path: Path) -> None:
 def test_what_keeps_mpi_from_starting_is_found_before_it_is_loaded(
     environ: dict[str, str], folder: str, told: list[str]
 ) -> None:
-    found = container.obstacles(environ, Path(folder))
+    found = environment.obstacles(environ, Path(folder))
     assert [finding.text for finding in found] == told
     assert all(finding.cure for finding in found)
