@@ -1,12 +1,12 @@
 """Pipeline parallelism with compressed activations.
 
 ``schedule.py`` lists the micro-batches that a stage takes, as data; ``simulate.py`` proves it. ``store.py`` is the
-interface of stores, which keep the last message of every example in memory (``memory_store.py``) or in files
-(``file_store.py``, ``store_file.py``, ``store_thread.py``); ``store_rows.py`` has bytes, stamps and checksums of rows.
-``coding.py`` and ``activations.py`` code rows. ``cut.py`` is one end of a cut between stages, ``messages.py`` its
-messages, ``tensors.py`` their tensors. ``slice_step.py`` is a batch on its way through a stage, ``cut_holder.py`` makes
-its steps transactions, ``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py``
-has weights that stages share. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
+interface of stores, which keep the last message of every example in memory or in files (``message_stores.py``,
+``store_file.py``, ``store_thread.py``); ``store_rows.py`` has bytes, stamps and checksums of rows. ``coding.py`` and
+``activations.py`` code rows. ``cut.py`` is one end of a cut between stages, and makes steps of its holder transactions;
+``messages.py`` has its messages, ``tensors.py`` their tensors. ``slice_step.py`` is a batch on its way through a stage,
+``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py`` has weights that stages
+share. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpicomp.pipeline.activations import Deltas, Direct
-    from mpicomp.pipeline.agreement import PipelineError
-    from mpicomp.pipeline.file_store import FileMessageStore
-    from mpicomp.pipeline.memory_store import MessageStore
-    from mpicomp.pipeline.schedule import (
-        SCHEDULES,
-        Action,
-        Backward,
-        Forward,
-        Schedule,
-        ScheduleError,
-        gpipe,
-        one_forward_one_backward,
-    )
-    from mpicomp.pipeline.split_learning import SplitClient, SplitServer
-    from mpicomp.pipeline.stage import PipelineStage
-    from mpicomp.pipeline.store import Store
-    from mpicomp.pipeline.store_rows import differing
+    from mpicomp.pipeline.activations import Deltas as Deltas
+    from mpicomp.pipeline.activations import Direct as Direct
+    from mpicomp.pipeline.agreement import PipelineError as PipelineError
+    from mpicomp.pipeline.message_stores import FileMessageStore as FileMessageStore
+    from mpicomp.pipeline.message_stores import MessageStore as MessageStore
+    from mpicomp.pipeline.schedule import SCHEDULES as SCHEDULES
+    from mpicomp.pipeline.schedule import Action as Action
+    from mpicomp.pipeline.schedule import Backward as Backward
+    from mpicomp.pipeline.schedule import Forward as Forward
+    from mpicomp.pipeline.schedule import Schedule as Schedule
+    from mpicomp.pipeline.schedule import ScheduleError as ScheduleError
+    from mpicomp.pipeline.schedule import gpipe as gpipe
+    from mpicomp.pipeline.schedule import one_forward_one_backward as one_forward_one_backward
+    from mpicomp.pipeline.split_learning import SplitClient as SplitClient
+    from mpicomp.pipeline.split_learning import SplitServer as SplitServer
+    from mpicomp.pipeline.stage import PipelineStage as PipelineStage
+    from mpicomp.pipeline.store import Store as Store
+    from mpicomp.pipeline.store_rows import differing as differing
 
 # Loaded at their first use: schedules and stores need neither torch nor MPI.
 _HOMES = {
@@ -41,9 +41,9 @@ _HOMES = {
     "Backward": "schedule",
     "Deltas": "activations",
     "Direct": "activations",
-    "FileMessageStore": "file_store",
+    "FileMessageStore": "message_stores",
     "Forward": "schedule",
-    "MessageStore": "memory_store",
+    "MessageStore": "message_stores",
     "PipelineError": "agreement",
     "PipelineStage": "stage",
     "Schedule": "schedule",
@@ -56,26 +56,7 @@ _HOMES = {
     "one_forward_one_backward": "schedule",
 }
 
-__all__ = [
-    "SCHEDULES",
-    "Action",
-    "Backward",
-    "Deltas",
-    "Direct",
-    "FileMessageStore",
-    "Forward",
-    "MessageStore",
-    "PipelineError",
-    "PipelineStage",
-    "Schedule",
-    "ScheduleError",
-    "SplitClient",
-    "SplitServer",
-    "Store",
-    "differing",
-    "gpipe",
-    "one_forward_one_backward",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
@@ -85,4 +66,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -32,8 +32,7 @@ from mpicomp.codecs.rows import FullRows
 from mpicomp.codecs.rows.row_codec import DeltaCodec, RowCodec, Rows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.coding import Coding, CodingPlace, DirectCoding, as_matrix, coded_matrix, row_keys
-from mpicomp.pipeline.file_store import FileMessageStore
-from mpicomp.pipeline.memory_store import MessageStore
+from mpicomp.pipeline.message_stores import FileMessageStore, MessageStore
 from mpicomp.pipeline.store import State, Store
 from mpicomp.pipeline.store_rows import Ids, Stamps, differing, seen
 
@@ -133,17 +132,9 @@ class Deltas(Compression):
 class DeltaCoding(Coding):
     """One end of a cut that keeps the last message of every example.
 
-    Parameters
-    ----------
-    deltas : Deltas
-        Options.
-    stream : Stream
-        Of stochastic rounding.
-    make_store : callable
-        Returns a store of messages. Arguments: their shape, which is known when the first one passes, and whether a
-        state is about to be loaded.
-    source : int
-        Number of the pipeline, each of which draws random words of its own.
+    `make_store` returns a store for messages of a shape, which is known when the first one passes; its other argument
+    is True if a state is about to be loaded. `source` is the number of the pipeline, each of which draws random words
+    of its own.
     """
 
     def __init__(

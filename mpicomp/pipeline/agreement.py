@@ -43,22 +43,8 @@ class MessagesDiffer(PipelineError):
 def agree_on_options(comm: Communicator, fault: str | None, options: str, action: str, name: str) -> list[int]:
     """Return each rank's number in the job, if no rank has a fault and all have the same options; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-    fault : str or None
-        Error in the arguments of this rank.
-    options : str
-        Text that must be equal on all ranks.
-    action : str
-        Beginning of the error, such as "the pipeline cannot be made".
-    name : str
-        Name of a rank in errors: "stage" or "rank".
-
-    Raises
-    ------
-    PipelineError
-        On all ranks.
+    Otherwise all ranks raise PipelineError, which begins with the `action`, such as "the pipeline cannot be made", and
+    calls a rank by the `name` "stage" or "rank".
     """
     answers = comm.allgather_object((fault, options, _job_rank(comm)))
     raise_faults((text for text, _, _ in answers), action, name=name)
@@ -73,21 +59,13 @@ def agree_on_batch(
 ) -> Ids:
     """Return the ids of all stages' examples, or numbers in place of them; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-    examples : int
-        Size of the batch; -1: this stage was given no part of it.
-    ids : int64[examples] or None
-    fault : str or None
-        Why this stage cannot begin.
-    checksums : (int, int)
-        Of the messages kept for the cuts before and behind this stage.
+    `examples` is the size of the batch, or -1 if this stage was given no part of it. `checksums` are those of the
+    messages kept for the cuts before and behind this stage.
 
     Raises
     ------
     PipelineError
-        A stage cannot begin, or the stages differ; on all of them. MessagesDiffer: their checksums differ.
+        A stage has a fault, or the stages differ; on all of them. MessagesDiffer: their checksums differ.
     """
     digest = b"" if ids is None else hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
     mark = int.from_bytes(digest, "little", signed=True)
@@ -169,15 +147,9 @@ def exchange(comm: Communicator, other: int, tag: int, mine: AnyArray, theirs: A
 
 
 class Pair:
-    """Exchange of faults and of a few numbers with one rank around a step, while the others wait.
+    """Exchange of faults and of a few numbers with one other rank around a step, while the remaining ranks wait.
 
-    Parameters
-    ----------
-    comm : Communicator
-    other : int
-        Rank.
-    names : (str, str)
-        Names of this rank and of the other one in errors.
+    `names` are those of this rank and of the other rank in errors.
     """
 
     def __init__(self, comm: Communicator, other: int, names: tuple[str, str]) -> None:

@@ -95,27 +95,13 @@ class Coding(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CodingPlace:
-    """Place of a coding, which determines its random words.
+    """Place of a coding, which determines its random words."""
 
-    Attributes
-    ----------
-    direction : int
-        Number of the cut and direction: activations have even numbers.
-    end : "before" or "after"
-        The cut.
-    part : int
-        Number of the tensor among those that travel together.
-    seed : int
-        Of stochastic rounding.
-    pipeline : int
-        Number of the pipeline among those that run next to each other.
-    """
-
-    direction: int
-    end: str = ""
-    part: int = 0
-    seed: int = 0
-    pipeline: int = 0
+    direction: int  # number of the cut and direction: activations have even numbers
+    end: str = ""  # "before" or "after" the cut
+    part: int = 0  # number of the tensor among those that travel together
+    seed: int = 0  # of stochastic rounding
+    pipeline: int = 0  # number of the pipeline among those that run next to each other
 
     def stream(self, purpose: str) -> Stream:
         """Return the random words that both ends draw."""

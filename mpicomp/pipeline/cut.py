@@ -1,22 +1,31 @@
-"""One end of a cut: the stage before it, or the one after it, exchanges rows with its neighbour.
+"""Cuts between stages: one end, which exchanges rows with its neighbour, and a rank that holds ends.
 
-Activations go forward, and their gradients back. In evaluation activations go forward uncompressed.
+Activations go forward, and their gradients back. In evaluation activations go forward uncompressed. The steps of a rank
+that holds ends succeed on all ranks or change nothing.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from collectives import Communicator
-from collectives.annotations import override
+from collectives.errors import CollectiveError
 from mpicomp.pipeline.activations import Compression, Deltas, Direct
+from mpicomp.pipeline.agreement import PipelineError, failure_text, raise_faults
 from mpicomp.pipeline.coding import Coding, CodingPlace
-from mpicomp.pipeline.messages import Incoming, Outgoing, settle
+from mpicomp.pipeline.messages import REFUSABLE, Incoming, Outgoing, settle
 from mpicomp.pipeline.store import State
 from mpicomp.pipeline.store_rows import Ids
+from mpicomp.pipeline.tensors import with_arrays
 
 _ACTIVATIONS, _GRADIENTS, _EVALUATION, _TAGS = 0, 2, 4, 6  # a link uses its tag and the next one
 _DIRECTIONS = ("activations", "gradients")
@@ -30,20 +39,11 @@ def check_compressions(compressions: Compressions) -> None:
         raise TypeError("gradients are no messages of examples that settle: pass Direct as backward=, not Deltas")
 
 
-class CutEnd(ABC):
-    """Base of both ends of a cut.
+class CutEnd:
+    """Base of both ends of a cut, to which everything but the `neighbour`'s rank is given alike.
 
-    Parameters
-    ----------
-    comm : Communicator
-    neighbour : int
-        The rank of the other end.
-    cut : int
-        Its number. Two ranks may share two cuts, if their numbers are an even one and an odd one.
-    compressions : (Compression, Compression)
-        Of activations and of gradients; the same on both ends.
-    seed, pipeline : int
-        Of stochastic rounding; the same on both ends. Pipelines that run next to each other have different numbers.
+    Two ranks may share two cuts, if the numbers of these, `cut`, are an even one and an odd one. Pipelines that run
+    next to each other have different numbers, too, as they draw random words of their own.
 
     Attributes
     ----------
@@ -55,7 +55,8 @@ class CutEnd(ABC):
         Why no step can go on from the messages that are kept; empty: it can.
     """
 
-    _name: str
+    _name: ClassVar[str]
+    _links: ClassVar[tuple[type[Outgoing | Incoming], type[Outgoing | Incoming]]]  # forward, and backward
     activations: Outgoing | Incoming
     gradients: Outgoing | Incoming
     evaluated: Outgoing | Incoming
@@ -69,11 +70,10 @@ class CutEnd(ABC):
         self.codings: dict[str, Coding] = {}
         for direction in range(len(_DIRECTIONS)):
             self._coding(direction, 0)
-        self._connect()
-
-    @abstractmethod
-    def _connect(self) -> None:
-        """Make the three links."""
+        forward, backward, tag = *self._links, self._tag
+        self.activations = forward(comm, neighbour, tag + _ACTIVATIONS, partial(self._coding, 0))
+        self.gradients = backward(comm, neighbour, tag + _GRADIENTS, partial(self._coding, 1), announced=False)
+        self.evaluated = forward(comm, neighbour, tag + _EVALUATION, _exact)
 
     def _coding(self, direction: int, part: int) -> Coding:
         """Return the coding of a tensor, by its number among those that travel together."""
@@ -193,33 +193,142 @@ class Upstream(CutEnd):
     """End of the stage before a cut: it sends activations, and receives gradients."""
 
     _name = "before"
+    _links = Outgoing, Incoming
     activations: Outgoing
     gradients: Incoming
     evaluated: Outgoing
-
-    @override
-    def _connect(self) -> None:
-        comm, other, tag = self._comm, self._neighbour, self._tag
-        self.activations = Outgoing(comm, other, tag + _ACTIVATIONS, partial(self._coding, 0))
-        self.gradients = Incoming(comm, other, tag + _GRADIENTS, partial(self._coding, 1), announced=False)
-        self.evaluated = Outgoing(comm, other, tag + _EVALUATION, _exact)
 
 
 class Downstream(CutEnd):
     """End of the stage after a cut: it receives activations, and sends gradients."""
 
     _name = "after"
+    _links = Incoming, Outgoing
     activations: Incoming
     gradients: Outgoing
     evaluated: Incoming
 
-    @override
-    def _connect(self) -> None:
-        comm, other, tag = self._comm, self._neighbour, self._tag
-        self.activations = Incoming(comm, other, tag + _ACTIVATIONS, partial(self._coding, 0))
-        self.gradients = Outgoing(comm, other, tag + _GRADIENTS, partial(self._coding, 1), announced=False)
-        self.evaluated = Incoming(comm, other, tag + _EVALUATION, _exact)
-
 
 def _exact(_: int) -> Coding:
     return Direct().start(CodingPlace(0))
+
+
+# Ranks ---------------------------------------------------------------------------------------------------------------
+
+
+class CutHolder(ABC):
+    """Base of stages, and of server and clients of split learning."""
+
+    comm: Communicator
+    steps: int
+    _rank_name: ClassVar[str]  # in errors
+
+    @abstractmethod
+    def _held_cuts(self) -> Sequence[CutEnd]:
+        """Return all ends of cuts on this rank, in an order in which both ends of each can be compared."""
+
+    @property
+    def bytes_sent(self) -> tuple[int, int]:
+        """Bytes of activations and of their gradients that this rank has sent in steps."""
+        sent = [cut.bytes_sent for cut in self._held_cuts()]
+        return sum(forward for forward, _ in sent), sum(backward for _, backward in sent)
+
+    @contextmanager
+    def _transaction(self, cuts: Sequence[CutEnd], modules: Sequence[object]) -> Iterator[None]:
+        """Count the step of the block; if the block fails, restore modules and messages as they were before it."""
+        saved = SavedModules(modules)
+        try:
+            yield
+        except BaseException as error:
+            saved.restore()
+            for cut in cuts:
+                cut.roll_back()
+            if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
+                self.comm.give_up(error)
+            raise
+        for cut in cuts:
+            cut.commit(self.steps)
+        self.steps += 1
+
+    def _load_cuts(self, state: State, fault: str | None, states: Iterable[tuple[CutEnd, State]]) -> None:
+        """Load the states of all cuts if no rank has a fault; collective.
+
+        Raises
+        ------
+        PipelineError
+            A rank has a fault, or a state cannot be loaded; on all ranks.
+        """
+        name = self._rank_name
+        raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
+        try:
+            for cut, saved in states:
+                cut.load_state_dict(with_arrays(saved))
+        except (TypeError, KeyError, *REFUSABLE) as error:
+            fault = failure_text(error)
+        action = f"the state was not loaded on all {name}s: load another"
+        raise_faults(self.comm.allgather_object(fault), action, name=name)
+        self.steps = int(state["steps"])
+        self.compare_stores()
+
+    def forget_messages(self) -> None:
+        """Have all messages sent in full precision again; call it on every rank."""
+        for cut in self._held_cuts():
+            cut.forget_messages()
+
+    def compare_stores(self) -> int:
+        """Have both ends of each cut forget the examples whose messages they do not share; collective.
+
+        Returns
+        -------
+        int
+            Number of messages that were forgotten on this rank.
+        """
+        return sum(cut.compare() for cut in self._held_cuts())
+
+    def close(self) -> None:
+        """Release the messages that are kept, and their files; the communicator stays open."""
+        for cut in self._held_cuts():
+            cut.close()
+
+
+class SavedModules:
+    """Copy of gradients of parameters, and of buffers such as running statistics.
+
+    Parameters
+    ----------
+    modules
+        Objects other than `nn.Module` are ignored.
+    """
+
+    def __init__(self, modules: Sequence[object]) -> None:
+        found = [one for one in modules if isinstance(one, nn.Module)]
+        parameters = {id(one): one for module in found for one in module.parameters()}.values()
+        self._gradients = [(one, one.grad, _copy(one.grad)) for one in parameters]
+        self._buffers = [
+            (one, name, buffer, _copy(buffer))
+            for module in found
+            for one in module.modules()
+            for name, buffer in one._buffers.items()
+            if buffer is None or not is_lazy(buffer)
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Copy the saved values back."""
+        for parameter, gradient, saved in self._gradients:
+            parameter.grad = _restored(gradient, saved)
+        for module, name, buffer, saved in self._buffers:
+            module._buffers[name] = _restored(buffer, saved)
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _restored(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
+    """Return the tensor as it was, in its own memory: others may have views of it."""
+    if tensor is None or saved is None:
+        return None
+    if tensor.is_sparse:  # whose entries cannot be copied into
+        return saved
+    return tensor.copy_(saved)

@@ -35,28 +35,13 @@ _Part = tuple[TensorField, Coding | None, slice]
 
 @dataclass(eq=False)
 class _Link:
-    """One direction of a cut, on one end.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Of the stages.
-    neighbour, tag : int
-        The other end; `tag` and the next one are used.
-    codings : callable
-        Returns the coding of the coded tensor with a number.
-    announced : bool
-        The first message is announced. Otherwise both ends are given `layout`, and exchange no message before that.
-
-    Attributes
-    ----------
-    layout : MessageLayout or None
-    """
+    """One direction of a cut, on one end."""
 
     comm: Communicator
     neighbour: int
-    tag: int
-    codings: Callable[[int], Coding]
+    tag: int  # and the next one
+    codings: Callable[[int], Coding]  # coding of the coded tensor with a number
+    # The first message is announced. Otherwise both ends are given `layout`, and exchange no message before that.
     announced: bool = True
     layout: MessageLayout | None = field(default=None, init=False)
     # In this step: the ends have agreed on no layout, and neither waits for the other.
@@ -120,26 +105,16 @@ class _Link:
 
 @dataclass(eq=False)
 class Outgoing(_Link):
-    """One direction, on the stage that sends.
+    """One direction, on the stage that sends."""
 
-    Attributes
-    ----------
-    bytes_sent : int
-        All messages, but not their announcement.
-    """
-
-    bytes_sent: int = field(default=0, init=False)
+    bytes_sent: int = field(default=0, init=False)  # of all messages, but not of their announcement
     _in_flight: deque[tuple[Handle, Bytes]] = field(default_factory=deque, init=False)
 
     def send(self, message: tuple[MessageLayout, Arrays] | None, ids: Ids) -> Exception | None:
         """Begin to send the tensors of a micro-batch, or a refusal in place of None; returns why they were refused.
 
-        Parameters
-        ----------
-        message : MessageLayout and arrays, or None
-            float32[examples, ...] of tensors that are coded, uint8[examples, bytes] of others. Read before this
-            returns.
-        ids : int64[examples]
+        The arrays are float32[examples, ...] of tensors that are coded, uint8[examples, bytes] of others. They are read
+        before this returns.
         """
         error: Exception | None = None
         if self.layout is None and self.announced and not self._silent:

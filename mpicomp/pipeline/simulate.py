@@ -15,18 +15,10 @@ Actions = Sequence[Action]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleProof:
-    """Result of `prove`.
+    """Result of `prove`, with a number for each stage."""
 
-    Attributes
-    ----------
-    alive : tuple of int
-        For each stage, the most micro-batches whose activations it keeps at a time.
-    messages : tuple of int
-        For each stage, how many it sends.
-    """
-
-    alive: tuple[int, ...]
-    messages: tuple[int, ...]
+    alive: tuple[int, ...]  # the most micro-batches whose activations the stage keeps at a time
+    messages: tuple[int, ...]  # sent by the stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +48,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times of all actions of a pipeline.
+    """Times of all actions of a pipeline."""
 
-    Attributes
-    ----------
-    seconds : float
-        Until the last stage has ended.
-    busy : tuple of float
-        For each stage, the seconds in which it computes.
-    starts : tuple of tuple of float
-        For each stage, when each of its actions begins.
-    """
-
-    seconds: float
-    busy: tuple[float, ...]
-    starts: tuple[tuple[float, ...], ...]
+    seconds: float  # until the last stage has ended
+    busy: tuple[float, ...]  # seconds in which each stage computes
+    starts: tuple[tuple[float, ...], ...]  # seconds at which each of a stage's actions begins
 
     @property
     def bubble(self) -> float:
@@ -165,8 +147,8 @@ def _walk(stages: Sequence[Actions]) -> tuple[int, ...]:
             given, taken = sends[source, destination].popleft(), receives[source, destination].popleft()
             if given != taken:
                 raise ScheduleError(
-                    f"stage {destination}, action {place[destination]}: it expects what {taken} receives, but stage "
-                    f"{source} sends what comes of its {given}"
+                    f"stage {destination}, action {place[destination]}: it expects the message of {taken}, but stage "
+                    f"{source} sends that of its {given}"
                 )
             sent[source] += 1
             for end in (source, destination):

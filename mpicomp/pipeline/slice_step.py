@@ -29,16 +29,9 @@ Loss = Callable[[Tensors, Tensors], Tensor]
 
 @dataclass(frozen=True)
 class PartOfBatch:
-    """The part of a batch that a rank was given.
+    """The part of a batch that a rank was given."""
 
-    Attributes
-    ----------
-    examples : int
-        -1: the rank was given none of the batch.
-    ids : int64[examples] or None
-    """
-
-    examples: int = -1
+    examples: int = -1  # -1: no part
     ids: Ids | None = None
 
     @classmethod
@@ -95,31 +88,15 @@ class PartOfBatch:
 
 
 class SliceStep:
-    """State of a slice in one step: micro-batches that have gone forward and not yet backward, and a failure.
+    """State of a slice in one step: micro-batches that have gone forward and not yet backward, and the first failure.
 
-    Parameters
-    ----------
-    module : nn.Module
-        The slice.
-    before : Downstream or None
-        The cut before it; None: the model begins here.
-    after : Upstream or None
-        The cut behind it; None: the model ends here.
-    ids : sequence of int64[examples of a micro-batch]
-        Each has one or more.
-    loss : callable or None
-        Where the model ends: a micro-batch's mean loss, of outputs and targets.
-    inputs : tensors[examples, ...] or None
-        Where the model begins.
-    targets : tensors[examples, ...] or None
-        Where the model ends.
+    Without a cut `before` it, the slice begins the model and takes `inputs`; without one `after` it, it ends the model
+    and takes `targets` and the `loss`. Each micro-batch has one example or more, which `ids` lists.
 
     Attributes
     ----------
     loss : float
         Of the micro-batches that have passed here, where the model ends.
-    failure : Exception or None
-        The first failure here.
     most_alive : int
         Micro-batches whose activations were kept at one time, at most.
     """

@@ -25,8 +25,7 @@ from mpicomp.pipeline.agreement import (
     agree_on_options,
     shared_with_replicas,
 )
-from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
-from mpicomp.pipeline.cut_holder import CutHolder
+from mpicomp.pipeline.cut import CutEnd, CutHolder, Downstream, Upstream, check_compressions
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
 from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, loss_of, pass_forward
@@ -298,9 +297,9 @@ class PipelineStage(CutHolder):
             sides.setdefault(side, {})[name] = one
         if (state.get("stage"), state.get("stages")) != (self.stage, self.stages):
             place = f"stage {state.get('stage')} of {state.get('stages')}"
-            fault = f"the state is that of {place}: load what this stage has saved"
+            fault = f"the state is that of {place}: load the state that this stage has saved"
         elif set(sides) != set(self._sides):
-            fault = "the state has other cuts: load what this stage has saved"
+            fault = "the state has other cuts: load the state that this stage has saved"
         self._load_cuts(state, fault, ((cut, sides[side]) for side, cut in self._sides.items()))
 
     def stores_alike(self) -> bool:

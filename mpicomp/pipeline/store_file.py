@@ -46,12 +46,7 @@ Description = Mapping[str, object]
 class StoreFile:
     """An open file of rows, locked against other processes.
 
-    Parameters
-    ----------
-    path
-    description : dict
-        JSON values that a file must have been made with. Errors treat "fingerprint" separately.
-    rows, row_bytes : int
+    The `description` has JSON values that a file must have been made with. Errors treat "fingerprint" separately.
 
     Attributes
     ----------

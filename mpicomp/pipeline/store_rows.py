@@ -31,18 +31,9 @@ _HEAD = struct.Struct("<qI")
 
 
 class RowFormat:
-    """Bytes of the message of one example.
+    """Bytes of the message of one example, float32 or coded.
 
-    Parameters
-    ----------
-    row_shape : int or tuple of int
-        Shape of a message, such as (tokens, width); a codec calls the last one columns.
-    codec : RowCodec, optional
-        None: float32. A codec that rounds at random is refused: both ends of a cut must keep the same rows.
-
-    Attributes
-    ----------
-    row_shape : tuple of int
+    A codec that rounds at random is refused: both ends of a cut must keep the same rows.
     """
 
     def __init__(self, row_shape: int | tuple[int, ...], codec: RowCodec | None) -> None:
@@ -145,18 +136,9 @@ def _marks(stamps: ArrayLike) -> Stamps:
 
 
 class Ledger:
-    """Stamps of a store, and the check of row numbers.
+    """Stamps of a store with so many rows, `variants`, for each example, and the check of row numbers.
 
-    Parameters
-    ----------
-    examples : int
-    variants : int
-        Rows per example.
-
-    Attributes
-    ----------
-    marks : uint32[examples * variants]
-        Stamps, with the highest bit set where the message was forgotten.
+    `marks` are the stamps, with the highest bit set where the message was forgotten.
     """
 
     def __init__(self, examples: int, variants: int) -> None:

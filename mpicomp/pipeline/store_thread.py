@@ -40,17 +40,8 @@ class _WaitingRows:
 class StoreThread:
     """Reads and writes of one file.
 
-    Parameters
-    ----------
-    file : StoreFile
-    row_bytes : int
-    most_bytes : int
-        For rows read ahead, and again for rows that wait to be written; at least one batch of any size fits.
-
-    Attributes
-    ----------
-    sum : int
-        `sum_codes` of all writes that are in the file; complete after `drain`.
+    Rows that were read ahead take up to `most_bytes`, and so do rows that wait to be written; at least one batch of any
+    size fits. `sum` is `sum_codes` of all writes that are in the file; it is complete after `drain`.
     """
 
     def __init__(self, file: StoreFile, row_bytes: int, most_bytes: int) -> None:

@@ -38,23 +38,12 @@ PLAIN_NUMBERS = 2 + _MOST_PLAIN_DIMS
 
 @dataclass(frozen=True, slots=True)
 class TensorField:
-    """One tensor of a message.
+    """One tensor of a message."""
 
-    Attributes
-    ----------
-    dtype : str
-        PyTorch's name, such as "float32".
-    item_bytes : int
-    row_shape : tuple of int
-        Shape of an example.
-    coded : bool
-        The tensor travels as float32 through a codec, and its gradient comes back.
-    """
-
-    dtype: str
+    dtype: str  # PyTorch's name, such as "float32"
     item_bytes: int
-    row_shape: tuple[int, ...]
-    coded: bool
+    row_shape: tuple[int, ...]  # of an example
+    coded: bool  # the tensor travels as float32 through a codec, and its gradient comes back
 
     @property
     def nbytes(self) -> int:
@@ -64,18 +53,10 @@ class TensorField:
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """All tensors of a message.
+    """All tensors of a message."""
 
-    Attributes
-    ----------
-    structure : str
-        Text of a `Structure`.
-    fields : tuple of TensorField
-        In the order of the structure.
-    """
-
-    structure: str
-    fields: tuple[TensorField, ...]
+    structure: str  # text of a `Structure`
+    fields: tuple[TensorField, ...]  # in the order of the structure
 
     @property
     def is_one_tensor(self) -> bool:
@@ -192,28 +173,10 @@ def _has_parts(value: Tensors) -> bool:
 
 
 class Parcel:
-    """Output of a slice of the model on its way into a message.
+    """Output of a slice of the model on its way into a message; PipelineError if it cannot be sent.
 
-    Parameters
-    ----------
-    output
-        Returned by the slice's module.
-    examples : int
-    known : MessageLayout or None
-        Layout of the messages so far.
-    evaluating : bool
-        Several tensors are sent as their bytes: no gradients come back.
-
-    Attributes
-    ----------
-    layout : MessageLayout
-    coded : list of Tensor
-        Those whose gradients come back.
-
-    Raises
-    ------
-    PipelineError
-        The output cannot be sent.
+    `known` is the layout of the messages so far. `coded` has the tensors whose gradients come back; in evaluation none
+    come back, and several tensors are sent as their bytes.
     """
 
     def __init__(
@@ -233,7 +196,7 @@ class Parcel:
                 "dictionaries"
             ) from None
         if not self._tensors:
-            raise PipelineError("the stage returns no tensor: let its module return what the next one takes")
+            raise PipelineError("the stage returns no tensor: let its module return the inputs of the next one")
         alone = structure == _ONE
         # A mask needs no gradient. Where no tensor does, as in a slice that is not trained, all floats are activations.
         trained = any(one.requires_grad for one in self._tensors)

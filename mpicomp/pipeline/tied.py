@@ -18,17 +18,10 @@ _CHECKED = (0, 1, 8)  # of these: the first steps show options that differ, the 
 
 
 class TiedParameters:
-    """Parameters of a stage that other stages have, too.
+    """Parameters of a stage that other stages have, too, by names that the stages have in common.
 
-    Parameters
-    ----------
-    comm : Communicator
-        Of the stages.
-    tied : dict of str to Parameter
-        By a name that the stages which share a parameter have in common.
-    deferred : bool
-        Sum gradients by `sum_averaged`, after they are averaged over replicas, instead of by `add_gradients` in each
-        step.
+    If `deferred`, gradients are summed by `sum_averaged`, after they are averaged over replicas, instead of by
+    `add_gradients` in each step.
 
     Raises
     ------

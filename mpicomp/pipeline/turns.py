@@ -30,8 +30,7 @@ from mpicomp.pipeline.agreement import (
     failure_text,
     raise_faults,
 )
-from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
-from mpicomp.pipeline.cut_holder import CutHolder
+from mpicomp.pipeline.cut import Compressions, CutEnd, CutHolder, check_compressions
 from mpicomp.pipeline.schedule import Action
 from mpicomp.pipeline.slice_step import SliceStep
 from mpicomp.pipeline.store import State
@@ -210,9 +209,9 @@ class Party(CutHolder, Generic[First, Second]):
         """
         mine = self._place()
         theirs = {name: state.get(name) for name in mine}
-        fault = None if theirs == mine else f"the state is of {theirs}, not of {mine}: load what this rank has saved"
+        fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
         saved = (pair for client, both in self._cuts.items() for pair in zip(both, state["cuts"][client], strict=True))
-        self._load_cuts(state, fault, saved)
+        self._load_cuts(state, None if theirs == mine else fault, saved)
         self._weights_of = state["weights_of"]
 
     def _place(self) -> dict[str, int]:

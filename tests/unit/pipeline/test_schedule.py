@@ -100,7 +100,7 @@ F, B = Forward, Backward
         ([[F(0), F(1), B(0), B(0)]], r"stage 0, action 3 \(B0\): it was done before"),
         ([[F(0), B(1), F(1), B(0)]], r"stage 0, action 1 \(B1\): the micro-batch has not gone forward yet"),
         ([[F(0), F(2), B(0), B(2)]], r"stage 0, action 1 \(F2\): there are 2 micro-batches"),
-        ([[F(0), F(1), B(0), B(1)], [F(1), F(0), B(0), B(1)]], "stage 1, action 0: it expects what F1 receives, but"),
+        ([[F(0), F(1), B(0), B(1)], [F(1), F(0), B(0), B(1)]], "stage 1, action 0: it expects the message of F1, but"),
         ([[F(0), B(0), F(1), B(1)], [F(0), F(1), B(0), B(1)]], "deadlock, for ever wait: stage 0 before action 1 of 4"),
     ],
 )
