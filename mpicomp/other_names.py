@@ -9,19 +9,24 @@ from collectives.quoting import suggestion
 from mpicomp import torch
 
 _MAKE = "comm = mpicomp.Communicator()"
+_BACKEND = "torch.distributed has it, on the backend 'mpicomp'"
 _OF_COMMUNICATORS = (
     *("rank", "size", "local_rank", "local_size"),
     *("allgather", "allgather_object", "barrier", "broadcast", "broadcast_object", "grid", "iallreduce", "irecv"),
     *("isend", "recv", "send", "split"),
 )
+_ALIKE = {
+    f"there is nothing to initialize: {_MAKE}": ("init", "init_process_group", "is_initialized"),
+    f"it has no counterpart here: {_BACKEND}": ("Product", "alltoall", "reducescatter"),
+    "write part = comm.split(color)": ("ProcessSet", "add_process_set"),
+    "all goes by MPI: run mpicomp doctor": ("mpi_enabled", "mpi_built", "nccl_built", "gloo_built"),
+}
 
 COUNTERPARTS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"write comm.{name}, where {_MAKE}" for name in _OF_COMMUNICATORS},
         **{name: f"it is in mpicomp.torch: from mpicomp.torch import {name}" for name in torch.__all__},
-        "init": f"there is nothing to initialize: {_MAKE}",
-        "init_process_group": f"there is nothing to initialize: {_MAKE}",
-        "is_initialized": f"there is nothing to initialize: {_MAKE}",
+        **{name: text for text, names in _ALIKE.items() for name in names},
         "shutdown": f"write comm.close(), where {_MAKE}",
         "get_rank": f"write comm.rank, where {_MAKE}",
         "get_world_size": f"write comm.size, where {_MAKE}",
@@ -45,21 +50,12 @@ COUNTERPARTS: Mapping[str, str] = MappingProxyType(
         "Max": "write op='max'",
         "ReduceOp": "write op='sum', 'mean', 'min' or 'max'",
         "Adasum": "it has no counterpart: write op='mean'",
-        "Product": "it has no counterpart here: torch.distributed has it, on the backend 'mpicomp'",
-        "alltoall": "it has no counterpart here: torch.distributed has it, on the backend 'mpicomp'",
-        "reducescatter": "it has no counterpart here: torch.distributed has it, on the backend 'mpicomp'",
         "Compression": "pass a method, such as mpicomp.Marsit() or mpicomp.Dense(wire='float16')",
-        "ProcessSet": "write part = comm.split(color)",
-        "add_process_set": "write part = comm.split(color)",
         "SyncBatchNorm": "it has no counterpart: write mpicomp.torch.average_buffers(model, comm)",
         "elastic": "it has no counterpart: save states, and start again with mpicomp.torch.redistribute_states",
         "run": "start the program with mpirun, or call mpicomp.run_local(n, work) for ranks that are threads",
         "start_timeline": "write mpicomp.Communicator(trace='traces')",
         "stop_timeline": "a trace ends with comm.close()",
-        "mpi_enabled": "all goes by MPI: run mpicomp doctor",
-        "mpi_built": "all goes by MPI: run mpicomp doctor",
-        "nccl_built": "all goes by MPI: run mpicomp doctor",
-        "gloo_built": "all goes by MPI: run mpicomp doctor",
     }
 )
 """Replacement of each name."""

@@ -28,7 +28,7 @@ from apps.train.checkpoint_files import LEAVES, MANIFEST, MODEL, CheckpointFiles
 from collectives import Communicator
 from collectives.atomic_file import flush_folder, flushed
 from collectives.consistency.call_check import gather_texts
-from mpicomp.checkpoint.tree import split
+from mpicomp.checkpoint.state import split
 from mpicomp.cli.timing import gather
 from mpicomp.torch import broadcast_parameters
 

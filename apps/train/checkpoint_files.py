@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
-from mpicomp.checkpoint.tree import join
+from mpicomp.checkpoint.state import join
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
@@ -101,5 +101,5 @@ def rank_file(rank: int) -> str:
 
 
 def joined(text: str, tensors: dict[str, Tensor]) -> Any:
-    """The state of which `mpicomp.checkpoint.tree.split` made this text and these leaves."""
+    """The state of which `mpicomp.checkpoint.state.split` made this text and these leaves."""
     return join(text, {"tensor": tensors.__getitem__, "array": lambda key: tensors[key].numpy()})

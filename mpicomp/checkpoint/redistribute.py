@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 Range = tuple[int, ...]
+CURE = "take states of one run, saved after the same step"
 
 
 def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateKind]) -> list[State]:
@@ -52,10 +53,8 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
         raise ValueError(f"a state goes from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")
     unknown = set(states[0]) - set(kinds)
     if unknown:
-        raise ValueError(
-            f"nothing says what {listed(unknown)} are on other ranks: pass the state_kinds of their aggregator"
-        )
-    merged = _merge_dicts("", states, kinds, _owned(states, kinds))
+        raise ValueError(f"the kinds lack {listed(unknown)}: pass the state_kinds of the states' aggregator")
+    merged = _merge_dicts("their states", states, kinds, _owned(states, kinds))
     # an empty range: the state holds the elements of all owners; states of earlier versions do not have the key
     merged |= {key: np.zeros(0, np.int64) for key, kind in kinds.items() if kind == "owned"}
     return [dict(merged) for _ in range(ranks)]
@@ -70,7 +69,7 @@ def _owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Rang
     for rank, state in enumerate(states):
         found = np.asarray(state.get(key))
         if found.dtype.kind not in "iu" or found.shape not in ((0,), (2,)):
-            raise ValueError(f"rank {rank} has {key} {_shown(state.get(key))}, not a range: take states of one run")
+            raise ValueError(f"rank {rank} has {key} {_shown(state.get(key))}, not a range: {CURE}")
         ranges.append(tuple(found.tolist()))
     return ranges
 
@@ -78,12 +77,7 @@ def _owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Rang
 def _merge_dicts(
     where: str, states: Sequence[State], kinds: Mapping[str, StateKind], owned: list[Range] | None
 ) -> State:
-    for rank, state in enumerate(states):
-        if state.keys() != states[0].keys():
-            raise ValueError(
-                f"ranks 0 and {rank} have states with {listed(states[0])} and {listed(state)}{where}: take those of "
-                "one run, after the same step"
-            )
+    require_same_keys(where, states)
     return {
         key: _merge(one_line(key), [state[key] for state in states], kinds[key], owned)
         for key in states[0]
@@ -91,9 +85,16 @@ def _merge_dicts(
     }
 
 
+def require_same_keys(where: str, states: Sequence[State]) -> None:
+    """Raise ValueError unless the ranks' dicts, which lie in this place of their states, have the same keys."""
+    for rank, state in enumerate(states):
+        if state.keys() != states[0].keys():
+            raise ValueError(f"ranks 0 and {rank} have {listed(states[0])} and {listed(state)} in {where}: {CURE}")
+
+
 def _merge(key: str, values: list[Any], kind: StateKind, owned: list[Range] | None) -> object:
     if all(isinstance(value, dict) for value in values):
-        return _merge_dicts(f" in {key}", values, dict.fromkeys(values[0], kind), owned)
+        return _merge_dicts(key, values, dict.fromkeys(values[0], kind), owned)
     arrays = [np.asarray(value) for value in values]
     if kind == "owner" and owned is not None and not any(owned):
         kind = "shared"  # the states were merged before
@@ -101,8 +102,7 @@ def _merge(key: str, values: list[Any], kind: StateKind, owned: list[Range] | No
         like = array.shape == arrays[0].shape and array.dtype == arrays[0].dtype
         if not like or (kind == "shared" and array.tobytes() != arrays[0].tobytes()):
             raise ValueError(
-                f"ranks 0 and {rank} differ in {key} ({_shown(values[0])} and {_shown(values[rank])}): take states of "
-                "one run, after the same step"
+                f"ranks 0 and {rank} differ in {key} ({_shown(values[0])} and {_shown(values[rank])}): {CURE}"
             )
     if kind == "shared":
         return values[0]
@@ -122,7 +122,7 @@ def _of_owners(key: str, arrays: list[AnyArray]) -> AnyArray:
     for rank, array in enumerate(arrays):
         owned = array != 0
         if (owned & (whole != 0)).any():
-            raise ValueError(f"rank {rank} owns elements of {key} that a lower rank owns too: take states of one run")
+            raise ValueError(f"rank {rank} owns elements of {key} that a lower rank owns too: {CURE}")
         whole[owned] = array[owned]
     return whole
 

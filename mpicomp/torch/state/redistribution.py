@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.quoting import listed, one_line, shown
-from mpicomp.checkpoint.redistribute import redistribute
+from collectives.quoting import one_line, shown
+from mpicomp.checkpoint.redistribute import CURE, redistribute, require_same_keys
 from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
 
-CURE = "take states of one run, saved after the same step"
 _COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats
 
 _KINDS = {"mean", "owner", "owned", "shared"}
@@ -104,7 +103,7 @@ def _check(own: State, rank: int) -> None:
     """Raise ValueError unless a rank's own part has kinds, and was saved between two synchronizations."""
     kinds = own.get("kinds")
     if not isinstance(kinds, list) or len(kinds) != len(own["aggregators"]):
-        raise ValueError(f"rank {rank}'s state does not say what its residuals are on other ranks; save it anew")
+        raise ValueError(f"rank {rank}'s state lacks the kinds of its residuals; save it again")
     if not all(isinstance(one, dict) and _KINDS.issuperset(map(str, one.values())) for one in kinds):
         raise ValueError(f"rank {rank}'s state is damaged (its kinds are {shown(kinds)}); take an earlier one")
     rounds = own.get("rounds")
@@ -165,13 +164,6 @@ def merge(where: str, values: Sequence[Any], averages: bool) -> Any:
     raise ValueError(
         f"ranks 0 and {differing} differ in {one_line(where)} ({_shown(first)} and {_shown(values[differing])}): {CURE}"
     )
-
-
-def require_same_keys(where: str, values: Sequence[State]) -> None:
-    """Raise ValueError unless the ranks' dicts have the same keys."""
-    for rank, value in enumerate(values):
-        if value.keys() != values[0].keys():
-            raise ValueError(f"ranks 0 and {rank} have {listed(values[0])} and {listed(value)} in {where}: {CURE}")
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

@@ -278,13 +278,13 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "no dict": ([A, 3, C], r"states\[1\]: the state is 3, not a dict"),
     "an earlier version's": (
         [A, without(B, "mpicomp", "kinds"), C],
-        "rank 1's state does not say what .* save it anew",
+        "rank 1's state lacks the kinds of its residuals; save it again",
     ),
     "kinds of another program": (
         [changed(one, "none", "mpicomp", "kinds", 0, "residual") for one in (A, B, C)],
         "rank 0's state is damaged",
     ),
-    "few aggregators": ([without(A, "mpicomp", "aggregators", 0), B, C], "rank 0's state does not say"),
+    "few aggregators": ([without(A, "mpicomp", "aggregators", 0), B, C], "rank 0's state lacks the kinds"),
     "an aggregator": ([A, changed(B, 7, "mpicomp", "aggregators", 1), C], "bucket 1: a rank's state of it is damaged"),
     "an aggregator's step": (
         [A, changed(B, 7, "mpicomp", "aggregators", 1, "step"), C],
