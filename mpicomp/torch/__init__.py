@@ -16,22 +16,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpicomp.torch.ddp import ddp_hook
-    from mpicomp.torch.ddp.hook_state import DDPHookState
-    from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer
-    from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam
-    from mpicomp.torch.process_group import register_backend
-    from mpicomp.torch.replication import average_buffers, broadcast_parameters, require_same
-    from mpicomp.torch.state.broadcasting import broadcast_optimizer_state
-    from mpicomp.torch.state.redistribution import redistribute_states
+    from mpicomp.torch.ddp import DDPHookState as DDPHookState
+    from mpicomp.torch.ddp import ddp_hook as ddp_hook
+    from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
+    from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam as OneBitAdam
+    from mpicomp.torch.process_group import register_backend as register_backend
+    from mpicomp.torch.replication import average_buffers as average_buffers
+    from mpicomp.torch.replication import broadcast_optimizer_state as broadcast_optimizer_state
+    from mpicomp.torch.replication import broadcast_parameters as broadcast_parameters
+    from mpicomp.torch.replication import require_same as require_same
+    from mpicomp.torch.state.redistribution import redistribute_states as redistribute_states
 
 # Loaded on first access: a script that redistributes states needs no MPI.
 _HOMES = {
-    "DDPHookState": "ddp.hook_state",
+    "DDPHookState": "ddp.hook",
     "DistributedOptimizer": "optimizer.distributed_optimizer",
     "OneBitAdam": "optimizer.one_bit_adam",
     "average_buffers": "replication",
-    "broadcast_optimizer_state": "state.broadcasting",
+    "broadcast_optimizer_state": "replication",
     "broadcast_parameters": "replication",
     "ddp_hook": "ddp.hook",
     "redistribute_states": "state.redistribution",
@@ -39,18 +41,7 @@ _HOMES = {
     "require_same": "replication",
 }
 
-__all__ = [
-    "DDPHookState",
-    "DistributedOptimizer",
-    "OneBitAdam",
-    "average_buffers",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ddp_hook",
-    "redistribute_states",
-    "register_backend",
-    "require_same",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
@@ -60,4 +51,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

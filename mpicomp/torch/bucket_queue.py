@@ -42,12 +42,10 @@ class BucketQueue:
     Parameters
     ----------
     reducers
-        The buckets; all ranks have the same ones. Buckets may be added while no bucket is in flight.
+        The same on all ranks. Buckets may be added while no bucket is in flight.
     fill
         Method that fills a vector just before its bucket starts; None: vectors are full when they are pushed. It is
         referred to weakly: its object, which has this queue, is gone with its last user, and so are its hooks.
-    in_order
-        See above.
     in_background
         False: a bucket with `on_end` is averaged within `push`.
 
@@ -84,18 +82,9 @@ class BucketQueue:
     def push(
         self, index: int, n_slices: int = 1, stream: torch.cuda.Stream | None = None, on_end: OnEnd | None = None
     ) -> None:
-        """Report slices of a bucket, and start the buckets that are due.
+        """Report slices of a bucket, which `stream` makes, and start the buckets that are due.
 
-        Parameters
-        ----------
-        index
-            Number of the bucket.
-        n_slices
-            Parameters whose gradients are there now, and were not before.
-        stream
-            Stream that makes them.
-        on_end
-            Called when the bucket has ended, by the progress thread, with its error or None; not for queues in order.
+        The progress thread calls `on_end` when the bucket has ended, with its error or None; not for queues in order.
         """
         missing = self._missing
         missing[index] = missing.get(index, len(self._reducers[index].bucket.members)) - n_slices
@@ -109,14 +98,9 @@ class BucketQueue:
             self._start(self.n_started, True, False)
 
     def start_rest(self, silent: bool, before_last: Callable[[BucketReducer], None]) -> None:
-        """Start all buckets that have not started, in order.
+        """Start all buckets that have not started, in order; call `before_last` just before the last one starts.
 
-        Parameters
-        ----------
-        silent
-            Send zeros: this rank takes no part in the step.
-        before_last
-            Called with the last bucket just before it starts.
+        A `silent` rank takes no part in the step, and sends zeros.
         """
         while self.n_started < len(self._reducers) and not self._errors:
             is_last = self.n_started == len(self._reducers) - 1
@@ -131,19 +115,8 @@ class BucketQueue:
     ) -> tuple[list[BucketReducer], Exception | None]:
         """Wait for all buckets that have started, and empty the queue.
 
-        Parameters
-        ----------
-        take
-            Called with each reducer whose mean is there, once `is_settled` returns True.
-        is_settled
-            Return True if the means count.
-
-        Returns
-        -------
-        list
-            Reducers with a mean that has not been taken, since `is_settled` has not become True.
-        Exception or None
-            The first error, and rather another one than NonFiniteGradient.
+        As soon as `is_settled` returns True the means count, and `take` is called with each reducer that has one.
+        Return the other reducers with a mean, and the first error, rather another one than NonFiniteGradient.
         """
         started, errors = self._reducers[: self.n_started], self._errors
         self._reset()
@@ -233,10 +206,7 @@ def _first(errors: dict[int, Exception]) -> Exception | None:
 
 
 def overlap_by_thread(comm: Communicator, on_device: bool = False) -> bool:
-    """Start the communicator's progress thread; where MPI allows none, return False and warn once.
-
-    on_device : whether the model is on a device.
-    """
+    """Start the communicator's progress thread; where MPI allows none, return False and warn once."""
     global _warned
     started = comm.start_progress_thread()
     if not started and comm.lacks_thread_support and not _warned:

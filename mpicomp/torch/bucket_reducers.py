@@ -25,9 +25,8 @@ from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
-from mpicomp.torch.devices import all_finite, encoding_device
+from mpicomp.torch.devices import all_finite, begin_event, encoding_device
 from mpicomp.torch.parameters import SIXTEEN_BIT
-from mpicomp.torch.profiling import begin_event
 from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
@@ -206,15 +205,9 @@ class BucketReducer:
 class BucketReducers(Sequence[BucketReducer]):
     """The reducers of all buckets, in the order in which they begin; none until `lay_out` or `restore`.
 
-    Parameters
-    ----------
-    members : sequence of NamedParameter
-        In order of registration; `algorithms` has their names.
-    bucket_mb : float
-        Largest bucket in MiB; of models above 8 MiB an eighth of the model, if that is less.
-    one_by_one : bool
-        Buckets are reduced one after the other. Those of one dtype then take turns with one pair of vectors: the peak
-        is two buckets, also for large models.
+    `members` are in order of registration, and `algorithms` has their names. Buckets of models above 8 MiB are no
+    larger than an eighth of the model. Reduced `one_by_one`, buckets of one dtype take turns with one pair of vectors:
+    the peak is two buckets, also for large models.
     """
 
     def __init__(
@@ -252,10 +245,7 @@ class BucketReducers(Sequence[BucketReducer]):
     def lay_out(self, arrived: Sequence[int]) -> None:
         """Make the buckets, unless there are some. Collective; rank 0's order counts.
 
-        Parameters
-        ----------
-        arrived : sequence of int
-            Positions in `members`, in the order in which their gradients came.
+        `arrived` has positions in `members`, in the order in which their gradients came.
         """
         if self._reducers:
             return
@@ -273,13 +263,7 @@ class BucketReducers(Sequence[BucketReducer]):
 
     @contextmanager
     def trial(self, names: Sequence[Sequence[str]]) -> Iterator[Sequence[BucketReducer]]:
-        """Reducers as `restore` would make them, which must not communicate; not collective.
-
-        Raises
-        ------
-        ValueError
-            The buckets have other members than there are here; names them.
-        """
+        """Yield reducers as `restore` would make them, which must not communicate; raises the same errors."""
         if names == self.names:
             yield self._reducers
             return

@@ -30,24 +30,12 @@ class NamedParameter:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Parameters that share one flat vector.
+    """Parameters that share one flat vector."""
 
-    Attributes
-    ----------
-    index
-        Position among all buckets; distinguishes their random streams.
-    dtype
-        Of the flat vector.
-    members
-        The parameters, in vector order.
-    alignment
-        Elements: members start at multiples of it.
-    """
-
-    index: int
+    index: int  # position among all buckets; distinguishes their random streams
     dtype: torch.dtype
-    members: tuple[NamedParameter, ...]
-    alignment: int = ALIGNMENT
+    members: tuple[NamedParameter, ...]  # in vector order
+    alignment: int = ALIGNMENT  # elements: members start at multiples of it
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:

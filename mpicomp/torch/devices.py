@@ -1,13 +1,15 @@
-"""Tensors on devices: reachable ones, the place where their vectors are encoded, and streams of gradients."""
+"""PyTorch's devices and profilers: reachable tensors, encoding, streams of gradients, events of our calls."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
+from torch.futures import Future
 
 from collectives.arrays import named
 from mpicomp import kernels
@@ -76,3 +78,24 @@ def wait_for(streams: Iterable[torch.cuda.Stream | None]) -> None:
 def devices_of(tensors: Iterable[Tensor]) -> list[int | str | torch.device]:
     """Return the devices of tensors, as a future of theirs needs them; the CPU is left out."""
     return [*sorted({one.device for one in tensors if one.device.type != "cpu"}, key=str)]
+
+
+# Profilers ------------------------------------------------------------------------------------------------------------
+
+
+def begin_event(name: str) -> Callable[[], None] | None:
+    """Begin an event, which profilers show under a name such as "mpicomp:all_reduce", if one runs in this thread.
+
+    Returns
+    -------
+    callable or None
+        Ends the event, in whichever thread; None: no profiler runs.
+    """
+    if not torch._C._autograd._profiler_enabled():
+        return None
+    event = record_function(f"mpicomp:{name}")
+    enter: Callable[[], object] = event.__enter__
+    enter()
+    ended: Future[None] = Future()
+    event._call_end_callbacks_on_future(ended)  # which lets it end in another thread, where the call ends
+    return partial(ended.set_result, None)

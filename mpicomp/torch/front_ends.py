@@ -137,6 +137,12 @@ def require_algorithm(algorithm: object) -> None:
         raise TypeError(f"the algorithm is of type {type(algorithm).__name__}: pass a method, such as mpicomp.Marsit()")
 
 
+def require_bucket_size(bucket_mb: object) -> None:
+    """Raise ValueError unless the argument is a positive number."""
+    if not isinstance(bucket_mb, int | float) or not bucket_mb > 0:
+        raise ValueError(f"bucket_mb is {bucket_mb!r}; a bucket needs a positive size")
+
+
 def names_by_parameter(
     named_parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
 ) -> dict[Tensor, str]:

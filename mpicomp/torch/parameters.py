@@ -22,14 +22,7 @@ _MARK = "_mpicomp_master"
 class Parameters:
     """An optimizer's parameters, in its order, those without elements left out.
 
-    Parameters
-    ----------
-    optimizer
-        Its parameters are looked at, not changed.
-    names
-        Names for error messages; parameters without a name are called by their position.
-    here
-        This rank, for messages.
+    `names` are for error messages, where parameters without a name are called by their position; `here` is this rank.
 
     Attributes
     ----------
@@ -88,7 +81,7 @@ class Parameters:
         if len(held) != len(self._held) or any(map(is_not, held, self._held)):
             return (
                 "the torch optimizer holds other parameters than when the distributed optimizer was made, which does "
-                "not synchronize them; make both anew"
+                "not synchronize them; make both again"
             )
         for member in self.frozen:
             if member.parameter.requires_grad:
@@ -107,7 +100,7 @@ class Parameters:
                 was, now_is = (f"{dtype}{list(shape)} on {device}" for shape, dtype, device in (form, now))
                 return (
                     f"parameter {member.name!r} was {was} when the distributed optimizer was made, and is {now_is} "
-                    "now; make both optimizers anew once the model is as it shall be"
+                    "now; make both optimizers again once the model has its final form"
                 )
         return ""
 

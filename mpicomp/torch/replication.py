@@ -1,10 +1,12 @@
-"""Equal models on all ranks: copies, means of buffers, and comparisons."""
+"""Equal models on all ranks: copies of parameters and optimizer states, means of buffers, and comparisons."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +17,15 @@ from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.consistency.missing_ranks import list_ranks
 from collectives.errors import CollectiveMismatch
+from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
+from mpicomp.torch.front_ends import NonCopyable
+from mpicomp.torch.state.schema import State
 
 _BROADCAST_BYTES = 25 * 2**20
+_BROADCAST_STATE = "broadcast_optimizer_state"
 
 
 @keep_uncompiled
@@ -230,3 +236,113 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """Return the tensor's memory, or a copy in the host's."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)
+
+
+# States of optimizers -------------------------------------------------------------------------------------------------
+
+
+@keep_uncompiled
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, comm: Communicator | None = None, root: int = 0
+) -> None:
+    """Copy one rank's optimizer state and options to all ranks, as after resuming on one rank alone.
+
+    The state of the others may be empty or another; learning rates and other options of parameter groups are copied
+    too. All ranks then load it by ``optimizer.load_state_dict``. The values of parameters are left alone: see
+    :func:`broadcast_parameters`.
+
+    Parameters
+    ----------
+    optimizer
+        A plain torch optimizer over the same parameters on all ranks. Its state is **replaced** on all ranks but
+        `root`. Tensors are copied as they are; everything else is pickled.
+    comm
+        Communicator; None makes one on all ranks of the job and closes it again.
+    root
+        Rank whose state all take.
+
+    Raises
+    ------
+    TypeError
+        The optimizer is a DistributedOptimizer or OneBitAdam, whose ranks have residuals of their own, or part of
+        `root`'s state cannot be pickled; where that is so on one rank, the others raise CollectiveMismatch.
+    ValueError
+        A tensor of the state is sparse or cannot be reached, or this rank's optimizer does not take the state; the
+        others then raise CollectiveMismatch, and all have the state of before. There is no rank `root`.
+    CollectiveMismatch
+        The ranks' parameters differ in group, shape or dtype.
+    """
+    with Communicator() if comm is None else nullcontext(comm) as used:
+        if isinstance(optimizer, NonCopyable):
+            message = (
+                f"{used.here}, {_BROADCAST_STATE}: every rank of {type(optimizer).__name__} has residuals of its own; "
+                "save its state_dict() on every rank and give each its own back by load_state_dict(), or broadcast the "
+                "state of the plain optimizer before wrapping it"
+            )
+            used.reject(TypeError(message), _BROADCAST_STATE)
+        _broadcast_state(optimizer, used, root)
+
+
+def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root: int) -> None:
+    parameters = {
+        f"group {g}, parameter {i}": parameter
+        for g, group in enumerate(optimizer.param_groups)
+        for i, parameter in enumerate(group["params"])
+    }
+    require_same_layout(parameters, comm)
+    before = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+
+    def take(name: str, leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensors[name] = leaf
+        return _TensorPlace(name, leaf.shape, leaf.dtype)
+
+    state = comm.broadcast_object(_mapped(before, take) if comm.rank == root else None, root)
+
+    def fill(name: str, leaf: object) -> object:
+        if not isinstance(leaf, _TensorPlace):
+            return leaf
+        if comm.rank != root:
+            tensors[name] = torch.empty(leaf.shape, dtype=leaf.dtype)
+        return tensors[name]
+
+    state = _mapped(state, fill)
+    broadcast_tensors(tensors, comm, root, _BROADCAST_STATE)
+    try:
+        _load_state(optimizer, state, comm)
+    except BaseException:
+        optimizer.load_state_dict(before)
+        raise
+
+
+def _load_state(optimizer: torch.optim.Optimizer, state: State, comm: Communicator) -> None:
+    """Load a state; raise an error on every rank if one rank's optimizer cannot."""
+    try:
+        optimizer.load_state_dict(state)
+    except Exception as error:  # noqa: BLE001 - of any optimizer: torch checks little, and others have their own rules
+        problem = (
+            f"{comm.here}, {_BROADCAST_STATE}: {type(optimizer).__name__} does not take the state "
+            f"({type(error).__name__}: {one_line(error)}); build it with the same options on all ranks"
+        )
+        comm.reject(ValueError(problem), _BROADCAST_STATE)
+    comm.agree(fingerprint(_BROADCAST_STATE), lambda: _BROADCAST_STATE)
+
+
+@dataclass(frozen=True)
+class _TensorPlace:
+    """Stand-in for a tensor that travels separately."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _mapped(value: Any, change: Callable[[str, object], object], name: str = "state") -> Any:
+    """Return the same dicts, lists and tuples with other leaves; each has a name of its own, for messages."""
+    if type(value) is dict:
+        return {key: _mapped(one, change, f"{name}[{key!r}]") for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(one, change, f"{name}[{i}]") for i, one in enumerate(value))
+    return change(name, value)

@@ -64,9 +64,7 @@ LAYERS = {
         (*ARRAYS, "torch"),
     ),
     "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed
-    "mpicomp.torch.process_group": Layer(
-        ("mpicomp.torch.devices", "mpicomp.torch.profiling", "collectives"), (*ARRAYS, "torch")
-    ),
+    "mpicomp.torch.process_group": Layer(("mpicomp.torch.devices", "collectives"), (*ARRAYS, "torch")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket as GradBucket  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from collectives import Communicator
@@ -120,10 +120,7 @@ class GradientVectors:
     def push(self, bucket: GradBucket) -> Future[Tensor]:
         """Copy a bucket's gradients, and start the vectors that they complete.
 
-        Returns
-        -------
-        Future
-            The bucket's buffer, once it holds the means.
+        The future holds the bucket's buffer, once that has the means.
         """
         parts: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

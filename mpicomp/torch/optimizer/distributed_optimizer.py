@@ -13,9 +13,10 @@ Marsit is designed for that (section 5 of its paper), with H = ``local_steps``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,12 +32,18 @@ from mpicomp.torch.front_ends import (
     require_optimizer,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.loops import Batch, is_read_by_scaler, joined
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
 from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.state.schema import State
+
+Batch = TypeVar("Batch")
+
+_UNSCALES = "_unscale_grads_"
+"""The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""
+_MOST_FRAMES = 4
+"""Frames between a property of the optimizer and its caller, at most."""
 
 
 class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
@@ -149,7 +156,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             options.check(members, algorithms)
         except (ValueError, TypeError) as error:
             self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
-        self._fused, self._joining = options.moves_in_backward, False
+        self._joining = False
         self._synchronizer = open_synchronizer(optimizer, parameters, algorithms, self.comm, options)
 
     @property
@@ -165,7 +172,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         A caller that reads them between backward and step finds averaged gradients with overlap: they are waited for.
         A GradScaler that is about to unscale gradients finds infinities on all ranks or on none.
         """
-        if is_read_by_scaler():
+        if _is_read_by_scaler():
             self._prepare_for_scaler()
         elif self._synchronizer.awaits_averaging:
             self.synchronize()
@@ -256,45 +263,10 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         RuntimeError
             With overlap under "updates": parameters have moved during backward, and the step has not taken them.
         """
-        if self._fused:
+        if self.mode == "updates":
             self._require_nothing_sent("zero_grad", "; wrap a backward() that does not count in no_sync()")
         self._synchronizer.drop_gradients(set_to_none)
         self.optimizer.zero_grad(set_to_none)
-
-    @keep_uncompiled
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One optimizer step, and a synchronization if one is due.
-
-        Parameters
-        ----------
-        closure
-            Reevaluates the model and returns the loss, as for the wrapped optimizer.
-
-        Returns
-        -------
-        float or None
-            Result of the wrapped optimizer: the loss of `closure` on this rank.
-
-        Raises
-        ------
-        ValueError
-            A gradient is sparse, or a parameter was frozen, unfrozen or changed in form since wrapping; names it.
-        NonFiniteGradient
-            A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
-        RuntimeError
-            A gradient was changed after it had been sent, or all were dropped by `zero_grad`. No rank makes the step.
-        CollectiveMismatch
-            The ranks do not make the same call, another rank raised ValueError or RuntimeError, or the optimizers
-            differ in class or options, or the models in value. No rank makes the step; if it was to synchronize, the
-            model is now the common one.
-        CollectiveError
-            A rank does not answer.
-        """
-        if closure is not None and self._fused:
-            raise ValueError(
-                f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
-            )
-        return self._synchronizer.step(closure)
 
     def join(self, batches: Iterable[Batch], after_step: Callable[[], object] | None = None) -> Iterator[Batch]:
         """Go through batches of which the ranks have different numbers, with one step for each.
@@ -318,7 +290,14 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         """
         self._joining = True
         try:
-            yield from joined(self, batches, after_step)
+            for batch in batches:
+                self.comm.allreduce(True)  # one more that has a batch
+                yield batch
+            while self.comm.allreduce(False):
+                self.zero_grad()
+                self.step()
+                if after_step is not None:
+                    after_step()
         finally:
             self._joining = False
 
@@ -339,3 +318,18 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         else:
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
+
+
+def _is_read_by_scaler() -> bool:
+    """Return True if the calling property is read by a GradScaler that is about to unscale gradients.
+
+    Wrappers of `keep_uncompiled` lie between the property and its reader.
+    """
+    frame = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame.f_code.co_name == _UNSCALES:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False

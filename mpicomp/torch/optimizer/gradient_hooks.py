@@ -47,7 +47,7 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor]) -> N
 
     one_by_one = threading.RLock()
 
-    def hook_of(position: int) -> Callable[[Tensor], None]:
+    def register(position: int, parameter: Tensor) -> RemovableHandle:
         @keep_uncompiled
         def hook(_: Tensor) -> None:
             alive = latest()
@@ -55,12 +55,10 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor]) -> N
                 with one_by_one:
                     alive.gradient_came(position)
 
-        return hook
+        attach: Callable[[Callable[[Tensor], None]], RemovableHandle] = parameter.register_post_accumulate_grad_hook
+        return attach(hook)
 
-    handles = [
-        parameter.register_post_accumulate_grad_hook(hook_of(position))  # type: ignore[no-untyped-call]
-        for position, parameter in enumerate(parameters)
-    ]
+    handles = [register(position, parameter) for position, parameter in enumerate(parameters)]
     weakref.finalize(listener, _remove, handles)
 
 

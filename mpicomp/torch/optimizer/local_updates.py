@@ -40,19 +40,8 @@ class LocalUpdates(Synchronizer):
 
     With `overlap` the last local step is made during backward.
 
-    Parameters
-    ----------
-    masters
-        Float32 copies of 16-bit parameters.
-    local_steps
-        Number of optimizer steps between two synchronizations.
-    skip_nonfinite
-        Skip a step on all ranks if the gradients of one rank hold NaN or infinity: momentum would keep them.
-
-    Attributes
-    ----------
-    steps
-        Optimizer steps made since the last synchronization.
+    With `skip_nonfinite` all ranks skip a step for which the gradients of one hold NaN or infinity: momentum would keep
+    them.
     """
 
     mode = "updates"
@@ -66,7 +55,7 @@ class LocalUpdates(Synchronizer):
         self, parts: SynchronizerParts, masters: MasterWeights, local_steps: int, skip_nonfinite: bool
     ) -> None:
         super().__init__(parts)
-        self.steps = 0
+        self.steps = 0  # since the last synchronization
         self._masters, self._local_steps, self._skip_nonfinite = masters, local_steps, skip_nonfinite
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
@@ -90,6 +79,14 @@ class LocalUpdates(Synchronizer):
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
+
+    @override
+    def step(self, closure: Closure | None) -> float | None:
+        if closure is not None and self._overlap:
+            raise ValueError(
+                f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
+            )
+        return super().step(closure)
 
     @override
     @contextmanager

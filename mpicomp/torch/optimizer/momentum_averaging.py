@@ -6,23 +6,20 @@ The optimizer is the object that users step; this synchronizer moves its paramet
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from collectives.quoting import one_line, shown
+from collectives.quoting import shown
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, check_group
+from mpicomp.torch.optimizer.adam_moments import AdamMoments, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import MOMENTA, NamedTensors, State
-
-if TYPE_CHECKING:
-    from mpicomp.torch.optimizer.variance_freeze import VarianceFreeze
 
 _STEP = "a step of OneBitAdam"
 
@@ -30,25 +27,8 @@ _STEP = "a step of OneBitAdam"
 class MomentumAveraging(Synchronizer):
     """Makes the steps of `OneBitAdam`, each of which synchronizes.
 
-    Parameters
-    ----------
-    squeezed
-        Reducers of the momenta, in the same buckets as `reducers`, those of the gradients.
-    masters
-        Float32 copies of 16-bit parameters.
-    freeze_rule
-        Decides when v is frozen.
-    preconditioned
-        Momenta are exchanged with the factor w.
-    options
-        The optimizer's options as text, by which a state is recognized.
-
-    Attributes
-    ----------
-    frozen
-        Flag: v is frozen.
-    moments
-        Adam's moments of each bucket.
+    Momenta are averaged by the reducers `squeezed`, in the same buckets as the gradients; `preconditioned`, with the
+    factor w. A state is recognized by the `options` as text. Once v is frozen, `frozen` is set.
     """
 
     mode = "momenta"
@@ -71,6 +51,7 @@ class MomentumAveraging(Synchronizer):
         self.moments = [AdamMoments(reducer.bucket, group_of, preconditioned) for reducer in squeezed]
 
     @override
+    @torch.no_grad()
     def step(self, closure: Closure | None) -> float | None:
         loss = None
         if closure is not None:
@@ -202,18 +183,11 @@ class MomentumAveraging(Synchronizer):
         return torch.optim.Optimizer.state_dict(self._optimizer)
 
     @override
-    def load_wrapped(self, state: State) -> None:
-        optimizer, before = self._optimizer, self.wrapped_state()
-        try:
-            torch.optim.Optimizer.load_state_dict(optimizer, {"state": {}, "param_groups": state.get("param_groups")})
-            for group in optimizer.param_groups:
-                check_group(group)
-        except Exception as error:  # torch checks little
-            torch.optim.Optimizer.load_state_dict(optimizer, before)
-            raise ValueError(
-                f"the state's parameter groups cannot be taken ({type(error).__name__}: {one_line(error)}); make the "
-                "optimizer with the same groups, or load an earlier state"
-            ) from error
+    def _load_optimizer(self, state: State) -> None:
+        groups: State = {"state": {}, "param_groups": state.get("param_groups")}
+        torch.optim.Optimizer.load_state_dict(self._optimizer, groups)
+        for group in self._optimizer.param_groups:
+            check_group(group)
 
     def _named(self) -> Mapping[str, NamedTensors]:
         """Return the tensors of a state, by the parameters' names; no copies."""

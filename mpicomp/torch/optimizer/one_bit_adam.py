@@ -19,27 +19,23 @@ training with Adam's convergence speed", ICML 2021.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import fingerprint
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup, check_group
+from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
+from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
-from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
-from mpicomp.torch.optimizer.variance_freeze import VarianceFreeze
 from mpicomp.torch.parameters import MasterWeights, Parameters
-from mpicomp.torch.replication import require_alike
 
 _MOST_BUCKET = 4096
 
@@ -63,7 +59,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     bits
         1 to 8, of each element that is exchanged once v is frozen: signs with a scale, or 2^bits - 1 random levels.
     warmup_steps
-        Steps of dense Adam before v is frozen, or "auto": until v is stable (`variance_freeze.py`), which takes more
+        Steps of dense Adam before v is frozen, or "auto": until v is stable (`VarianceFreeze`), which takes more
         than 1 / (1 - beta2) steps from the end of the learning rate's warm-up.
     compressor
         A codec of `mpicomp.codecs` or its name, in place of the one that `bits` means.
@@ -135,8 +131,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         try:
             rule = VarianceFreeze(warmup_steps)
             self.algorithm: Algorithm = DoubleSqueeze(_by_bits(bits) if compressor is None else compressor, seed)
-            if not bucket_mb > 0:
-                raise ValueError(f"bucket_mb is {bucket_mb}; a bucket needs a positive size")
+            require_bucket_size(bucket_mb)
             super().__init__(params, defaults)
             for group in self.param_groups:
                 check_group(group)
@@ -147,10 +142,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
             f"OneBitAdam(algorithm={self.algorithm}, warmup_steps={warmup_steps}, preconditioned={preconditioned}, "
             f"bucket_mb={bucket_mb:g})"
         )
-        self.comm.agree(fingerprint(options), lambda: options)
-        require_alike(parameters.trained, self.comm)
-        agreement = StepAgreement(self, self.comm, parameters.trained, all_options=True)
-        agreement.require_same_options()
+        agreement = open_agreement(self, self.comm, parameters.trained, options, all_options=True)
         masters = MasterWeights(self)
         parameters.hold(self)
         members = masters.substitute(parameters.trained)
@@ -200,36 +192,6 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         """Clear the gradients of all parameters, 16-bit ones included."""
         super().zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
-
-    @keep_uncompiled
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step, the same on all ranks.
-
-        A step that raises leaves parameters, moments and residuals as they were.
-
-        Parameters
-        ----------
-        closure
-            Reevaluates the model and returns the loss; called once.
-
-        Returns
-        -------
-        float or None
-            The loss of `closure` on this rank.
-
-        Raises
-        ------
-        ValueError
-            A gradient is sparse, a parameter was frozen or unfrozen, or a group's option is out of range.
-        NonFiniteGradient
-            A rank has NaN or infinity; names the ranks, and this rank's parameters.
-        CollectiveMismatch
-            The ranks do not make the same call, or their groups' options differ.
-        CollectiveError
-            A rank does not answer.
-        """
-        return self._synchronizer.step(closure)
 
 
 def _by_bits(bits: int) -> str:

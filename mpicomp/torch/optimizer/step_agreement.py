@@ -25,6 +25,7 @@ from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.replication import require_alike
 
 SAMPLE_ELEMENTS = 1024
 DEVICE_SAMPLE_STEPS = 64
@@ -42,21 +43,14 @@ _WORD = (1 << 64) - 1
 
 @dataclass(eq=False)
 class StepIntent:
-    """The part that this rank takes in a step.
-
-    Attributes
-    ----------
-    refusal
-        Error by which this rank cannot make the step. It takes part in the calls that others have begun, by zeros.
-    drops
-        Flag: this rank drops the step's gradients.
-    emptied
-        Flag: this rank makes the step without gradients, since `zero_grad` has dropped them.
-    """
+    """The part that this rank takes in a step."""
 
     refusal: Exception | None = None
+    """Error by which this rank cannot make the step. It takes part in the calls that others have begun, by zeros."""
     drops: bool = False
+    """Flag: this rank drops the step's gradients."""
     emptied: bool = False
+    """Flag: this rank makes the step without gradients, since `zero_grad` has dropped them."""
 
     @property
     def is_silent(self) -> bool:
@@ -74,15 +68,32 @@ class StepIntent:
         return refusal
 
 
+def open_agreement(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    members: Sequence[NamedParameter],
+    options: str,
+    all_options: bool,
+) -> StepAgreement:
+    """Return the agreement of ranks that have the same `options`, parameters and optimizers; collective.
+
+    Raises
+    ------
+    CollectiveMismatch
+        The ranks' options differ, their optimizers in class or options, or their parameters in name, shape or dtype.
+    """
+    comm.agree(fingerprint(options), lambda: options)
+    require_alike(members, comm)
+    agreement = StepAgreement(optimizer, comm, members, all_options)
+    agreement.require_same_options()
+    return agreement
+
+
 class StepAgreement:
     """Comparison of the ranks' optimizers at each step.
 
-    Parameters
-    ----------
-    members : sequence of NamedParameter
-        The parameters that are synchronized.
-    all_options : bool
-        Whether all options of the groups must be equal, or those in `SET_BY_USERS`.
+    `members` are the parameters that are synchronized. All options of their groups must be equal, or without
+    `all_options` those in `SET_BY_USERS`.
 
     Attributes
     ----------
@@ -273,8 +284,8 @@ _WORDS = {
         "so return the mean of the ranks' losses from the closure, comm.allreduce(loss, op='mean')"
     ),
     "sample": (
-        "the models differ between the ranks, in parameter {sampled!r}: load or change the model on all ranks alike, "
-        "or make it equal by broadcast_parameters(model, comm)"
+        "the models differ between the ranks, in parameter {sampled!r}: load or change the model in the same way on "
+        "all ranks, or make it equal by broadcast_parameters(model, comm)"
     ),
 }
 

@@ -56,31 +56,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class SynchronizerParts:
-    """The parts of every synchronizer.
-
-    Attributes
-    ----------
-    optimizer
-        The torch optimizer that moves parameters.
-    reducers, comm
-        The buckets, and the communicator of the ranks that average them.
-    agreement
-        Comparison of the ranks that travels with one bucket of each step.
-    parameters
-        The optimizer's parameters as they were at first.
-    overlap
-        Start buckets during backward.
-    passes
-        Number of gradients that backward adds up for each parameter in a step.
-    """
+    """The parts of every synchronizer."""
 
     optimizer: torch.optim.Optimizer
     reducers: BucketReducers
     comm: Communicator
     agreement: StepAgreement
     parameters: Parameters
-    overlap: bool = False
-    passes: int = 1
+    overlap: bool = False  # buckets start during backward
+    passes: int = 1  # gradients that backward adds up for each parameter in a step
 
 
 class Synchronizer(StateOwner):
@@ -276,13 +260,16 @@ class Synchronizer(StateOwner):
         before = self.wrapped_state()
         try:
             # a copy, since torch takes over the tensors themselves, which redistributed states share
-            self._optimizer.load_state_dict(copy.deepcopy(state))
+            self._load_optimizer(copy.deepcopy(state))
         except Exception as error:  # torch checks little, and other optimizers have rules of their own
-            self._optimizer.load_state_dict(before)
+            self._load_optimizer(before)
             raise ValueError(
                 f"{type(self._optimizer).__name__} cannot load its part of the state ({type(error).__name__}: "
                 f"{one_line(error)}); build it with the same options, or load an earlier state"
             ) from error
+
+    def _load_optimizer(self, state: State) -> None:
+        self._optimizer.load_state_dict(state)
 
     def _save_rounds(self) -> State:
         return {"rounds": self.synchronizations}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar, overload
 
 import torch
 
@@ -35,6 +36,45 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         """Flag: the ranks' models differ now, because local steps were made since the last synchronization."""
         return self._synchronizer.models_differ
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @keep_uncompiled
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One optimizer step, and a synchronization if one is due.
+
+        The step of `OneBitAdam` is the same on all ranks; one that raises leaves parameters, moments and residuals as
+        they were.
+
+        Parameters
+        ----------
+        closure
+            Reevaluates the model and returns the loss, as for the wrapped optimizer; `OneBitAdam` calls it once.
+
+        Returns
+        -------
+        float or None
+            Result of the wrapped optimizer: the loss of `closure` on this rank.
+
+        Raises
+        ------
+        ValueError
+            A gradient is sparse, a parameter was frozen, unfrozen or changed in form since the optimizer was made
+            (names it), or a group's option is out of range.
+        NonFiniteGradient
+            A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
+        RuntimeError
+            A gradient was changed after it had been sent, or all were dropped by `zero_grad`. No rank makes the step.
+        CollectiveMismatch
+            The ranks do not make the same call, another rank raised ValueError or RuntimeError, or the optimizers
+            differ in class or options, or the models in value. No rank makes the step; if it was to synchronize, the
+            model is now the common one.
+        CollectiveError
+            A rank does not answer.
+        """
+        return self._synchronizer.step(closure)
+
     @keep_uncompiled
     def state_dict(self) -> State:
         """Return the torch optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
@@ -48,7 +88,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
             Gradients have been sent during backward, and the step has not taken them.
         """
         self._require_nothing_sent("state_dict")
-        return self._synchronizer.save_state()
+        return self._synchronizer.state_dict()
 
     @keep_uncompiled
     def check_state_dict(self, state_dict: State) -> None:
@@ -59,7 +99,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         ValueError
             As `load_state_dict` would on this rank.
         """
-        self._synchronizer.check_state(state_dict)
+        self._synchronizer.check_state_dict(state_dict)
 
     @keep_uncompiled
     def load_state_dict(self, state_dict: State) -> None:
@@ -78,7 +118,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
             Gradients have been sent during backward, and the step has not taken them.
         """
         self._require_nothing_sent("load_state_dict")
-        self._synchronizer.load_state(state_dict)
+        self._synchronizer.load_state_dict(state_dict)
 
     def _require_nothing_sent(self, call: str, more: str = "") -> None:
         if self._synchronizer.phase is Phase.SENT:

@@ -10,17 +10,16 @@ from numbers import Integral
 import torch
 
 from collectives import Communicator
-from collectives.consistency.call_check import fingerprint
 from mpicomp.algorithms import SSDM, Algorithm
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.front_ends import require_bucket_size
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
-from mpicomp.torch.optimizer.step_agreement import StepAgreement
+from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import SIXTEEN_BIT, MasterWeights, Parameters
-from mpicomp.torch.replication import require_alike
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class Options:
                 f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
                 f"backward_passes_per_step={local_steps}"
             )
-        if not isinstance(self.bucket_mb, int | float) or not self.bucket_mb > 0:
-            raise ValueError(f"bucket_mb is {self.bucket_mb!r}; a bucket needs a positive size")
+        require_bucket_size(self.bucket_mb)
         if not isinstance(self.overlap, bool):
             raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
         if mode == "updates":
@@ -85,16 +83,10 @@ def open_synchronizer(
 ) -> Synchronizer:
     """Return the object that averages the trained parameters of an optimizer, by these algorithms. Collective.
 
-    Raises
-    ------
-    CollectiveMismatch
-        The ranks' options differ, their optimizers in class or options, or their parameters in name, shape or dtype.
+    Raises the errors of `open_agreement`.
     """
     members, averages_gradients = parameters.trained, options.synchronize == "gradients"
-    comm.agree(fingerprint(str(options)), lambda: str(options))
-    require_alike(members, comm)
-    agreement = StepAgreement(optimizer, comm, members, all_options=averages_gradients)
-    agreement.require_same_options()
+    agreement = open_agreement(optimizer, comm, members, str(options), all_options=averages_gradients)
     overlap, passes = options.overlap, options.backward_passes_per_step
     # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
     on_device = any(member.parameter.device.type != "cpu" for member in members)

@@ -18,8 +18,7 @@ from collectives.compiling import keep_methods_uncompiled
 from mpicomp.torch.process_group import collective
 from mpicomp.torch.process_group.bootstrap import communicator_of
 from mpicomp.torch.process_group.collective import Collective, Operands
-from mpicomp.torch.process_group.engine import Engine
-from mpicomp.torch.process_group.messages import Messages
+from mpicomp.torch.process_group.engine import Engine, Messages
 from mpicomp.torch.process_group.tensor_memory import Operand
 from mpicomp.torch.process_group.work import MPIWork
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from collectives import Communicator
+from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
@@ -19,7 +20,7 @@ class StateOwner(ABC):
     state_schema: ClassVar[StateSchema]
     """Declared entries of the states."""
     loads: ClassVar[str]
-    """Purpose of `load_state`, for the messages of ranks that wait for it."""
+    """Purpose of `load_state_dict`, for the messages of ranks that wait for it."""
     comm: Communicator
 
     @property
@@ -43,16 +44,21 @@ class StateOwner(ABC):
     def load_own(self, own: State) -> None:
         """Load entries that have been checked; the aggregators' states are loaded afterwards."""
 
-    @abstractmethod
     def wrapped_state(self) -> State:
-        """Return the wrapped optimizer's state; nothing where none is wrapped."""
+        """Return the wrapped optimizer's state; empty where none is wrapped."""
+        return {}
 
-    @abstractmethod
     def load_wrapped(self, state: State) -> None:
         """Load a state of the wrapped optimizer, or leave it as it was and raise ValueError."""
+        return
 
-    def save_state(self) -> State:
-        """Return the state as it is now: tensors, numbers and texts."""
+    @keep_uncompiled
+    def state_dict(self) -> State:
+        """Return this rank's residuals and counters under "mpicomp", next to the wrapped optimizer's own state.
+
+        It has tensors, numbers and texts alone. :func:`mpicomp.torch.redistribute_states` makes those for another
+        number of ranks.
+        """
         aggregators = self.aggregators
         own = {
             **self.own_entries(),
@@ -63,8 +69,19 @@ class StateOwner(ABC):
         }
         return {**self.wrapped_state(), STATE_KEY: own}
 
-    def check_state(self, state: object) -> State:
-        """Return the entries under "mpicomp"; raise ValueError unless all of them can be loaded on this rank."""
+    @keep_uncompiled
+    def check_state_dict(self, state: State) -> None:
+        """Check a state that is not to be loaded yet; not collective.
+
+        Raises
+        ------
+        ValueError
+            As `load_state_dict` would on this rank.
+        """
+        self._checked(state)
+
+    def _checked(self, state: object) -> State:
+        """Return the entries under "mpicomp"."""
         own = self.state_schema.own_part(state)
         if (own["rank"], own["ranks"]) != (self.comm.rank, self.comm.size):
             raise ValueError(
@@ -74,11 +91,23 @@ class StateOwner(ABC):
         self.check_own(own)
         return own
 
-    def load_state(self, state: State) -> None:
-        """Load a copy of a state on all ranks, or on none; collective."""
+    @keep_uncompiled
+    def load_state_dict(self, state: State) -> None:
+        """Load a copy of a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
+
+        Training goes on from it to the bit, also in a new process.
+
+        Raises
+        ------
+        ValueError
+            The state is of another class, of other options or of another model, or it is damaged. Nothing is changed
+            then, on any rank; the other ranks raise CollectiveMismatch.
+        CollectiveMismatch
+            Another rank raised ValueError, or the ranks' states are of different points in training.
+        """
         comm, before = self.comm, self.wrapped_state()
         try:
-            own = self.check_state(state)
+            own = self._checked(state)
             self.load_wrapped(wrapped_part(state))
         except ValueError as error:
             comm.reject(ValueError(f"{comm.here}: {error}"), self.loads)

@@ -108,7 +108,7 @@ class StateSchema:
             raise ValueError(
                 "this is a plain optimizer's state, without residuals; load it into .optimizer, the wrapped optimizer"
             )
-        foreign = self._foreign or "the state is {state}, not a dict; load what state_dict returned"
+        foreign = self._foreign or "the state is {state}, not a dict; load a result of state_dict"
         raise ValueError(foreign.format(state=shown(state)))
 
 
@@ -136,12 +136,12 @@ MOMENTA = RANK.extended(
         "v": Entry("tensors"),
         "masters": Entry("tensors"),
     },
-    foreign="the state is {state}, not one of OneBitAdam; load what state_dict returned",
+    foreign="the state is {state}, not one of OneBitAdam; load a result of state_dict",
 )
 FREEZE_RULE = StateSchema({"rates": Entry(list)})
 DDP_HOOK = RANK.extended(
     {"iterations": Entry("counter"), "buckets": Entry(list)},
-    foreign="the state is {state}; load what state_dict of a hook's state returned",
+    foreign="the state is {state}; load a result of state_dict of a hook's state",
 )
 
 

@@ -199,7 +199,7 @@ def test_a_state_whose_backward_was_cut_off_is_refused(comm: Communicator) -> No
     gc.collect()  # whose hooks on the parameters go with it
     again = DistributedDataParallel(net, **options)
     again.register_comm_hook(state, ddp_hook(Dense(), comm)[1])
-    with pytest.raises(RuntimeError, match=r"DDP brought bucket 0 where bucket 2 was due; .* make model and hook anew"):
+    with pytest.raises(RuntimeError, match=r"DDP brought bucket 0 where bucket 2 was due; .* model and hook again"):
         again(inputs).sum().backward()
 
 
@@ -253,7 +253,7 @@ def test_states_that_do_not_fit_are_refused_on_all_ranks_and_change_nothing(comm
     for told, changed in wrong.items():
         bad = {"mpicomp": {**own, **changed}}
         refused(comm, told, lambda bad=bad: state.load_state_dict(bad if last else good))
-    refused(comm, "load what state_dict of a hook's", lambda: state.load_state_dict(own if last else good))
+    refused(comm, "load a result of state_dict of a hook's", lambda: state.load_state_dict(own if last else good))
     state.load_state_dict(good)
     before = parameters_of(model)
     train(model, optimizer, comm, range(4, 6))

@@ -187,7 +187,7 @@ def test_a_state_that_does_not_fit_changes_nothing_on_any_rank(comm: Communicato
 def test_a_state_of_something_else_is_refused(comm: Communicator, change: Any) -> None:
     model, optimizer = made(comm)
     state = change(copy.deepcopy(optimizer.state_dict()))
-    with pytest.raises(ValueError, match=r"not one of OneBitAdam|groups cannot be taken"):
+    with pytest.raises(ValueError, match=r"not one of OneBitAdam|cannot load its part"):
         optimizer.load_state_dict(state)
     train(model, optimizer, comm, range(2))
 

@@ -54,8 +54,8 @@ def widen(model: nn.Module, optimizer: DistributedOptimizer) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (add_group, "the torch optimizer holds other parameters than when .*; make both anew"),
-        (replace, "the torch optimizer holds other parameters than when .*; make both anew"),
+        (add_group, "the torch optimizer holds other parameters than when .*; make both again"),
+        (replace, "the torch optimizer holds other parameters than when .*; make both again"),
         (
             reshape,
             r"parameter '0\.weight' was torch\.float32\[37, 10\] on cpu when .* is torch\.float32\[36, 10\] on cpu",
