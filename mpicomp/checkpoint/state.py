@@ -163,12 +163,8 @@ def _digest(arrays: Mapping[str, AnyArray], text: bytes) -> Bytes:
 def split(state: object, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     """Split nested dicts, lists and tuples into leaves of some types, by a running number, and a text of the rest.
 
-    Parameters
-    ----------
-    state
-        Its other leaves are bool, int, float, str, None and NumPy scalars.
-    kinds
-        Types of the leaves that are taken out, by their names in the text; not "dict" or "tuple".
+    `kinds` are these types, by their names in the text; not "dict" or "tuple". Other leaves are bool, int, float, str,
+    None and NumPy scalars.
 
     Raises
     ------
@@ -204,18 +200,9 @@ def split(state: object, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str
 
 
 def join(text: str, leaves: Mapping[str, Callable[[str], object]]) -> Any:
-    """Undo `split`.
+    """Undo `split`; ValueError, on one line, if it did not write this text, or a leaf is missing.
 
-    Parameters
-    ----------
-    text : str
-    leaves : dict
-        For each kind, a function that returns the leaf of a number, or raises KeyError.
-
-    Raises
-    ------
-    ValueError
-        `split` did not write this text, or a leaf is missing; one line.
+    `leaves` has for each kind a function that returns the leaf of a number, or raises KeyError.
     """
 
     def decode(value: object) -> Any:

@@ -33,6 +33,8 @@ State: TypeAlias = dict[str, Any]
 class Store(ABC):
     """Base of stores; one thread of one process uses a store.
 
+    All methods raise ValueError for ids that are out of range, are no integers, or occur twice.
+
     Parameters
     ----------
     examples : int
@@ -87,22 +89,11 @@ class Store(ABC):
             Examples.
         variants : int or int[k]
             Number of the example's variant.
-
-        Raises
-        ------
-        ValueError
-            There is no such example or variant.
         """
         return self._ledger.row_ids(ids, variants)
 
     def stamps(self, ids: ArrayLike) -> Stamps:
-        """Return the visits of rows, uint32[k]; 0: there is no message, the next one is sent in full precision.
-
-        Raises
-        ------
-        ValueError
-            An id is out of range, no integer, or occurs twice.
-        """
+        """Return the visits of rows, uint32[k]; 0: there is no message, the next one is sent in full precision."""
         return self._ledger.stamps(self._checked(ids))
 
     def all_stamps(self) -> Stamps:
@@ -127,7 +118,7 @@ class Store(ABC):
         Raises
         ------
         ValueError
-            An id is out of range, no integer, or occurs twice; or `out` does not fit.
+            `out` does not fit.
         """
         rows = self._checked(ids)
         shape = (rows.size, *self.row_shape)
@@ -153,7 +144,7 @@ class Store(ABC):
         Raises
         ------
         ValueError
-            An id is out of range, no integer, or occurs twice; or rows or stamps do not fit. No row is kept then.
+            Rows or stamps do not fit. No row is kept then, nor where an id is refused.
         """
         places = self._checked(ids)
         following = self._ledger.following(places, stamps)
@@ -183,8 +174,6 @@ class Store(ABC):
 
         Raises
         ------
-        ValueError
-            An id is out of range, no integer, or occurs twice.
         OSError
             In a file's store: the thread could not write.
         """

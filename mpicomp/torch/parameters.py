@@ -136,17 +136,10 @@ class MasterWeights:
     rounded.
 
     `optimizer.param_groups` is edited in place and the parameters' optimizer state, if any, moves to the masters.
-
-    Attributes
-    ----------
-    parameters
-        The model's 16-bit parameters.
-    masters
-        Their float32 masters, which the optimizer now holds.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.parameters: list[Tensor] = []
+        self.parameters: list[Tensor] = []  # the model's, of 16 bits
         self.masters: list[Tensor] = []
         self._taken: list[tuple[Tensor | None, int]] = []  # gradients of the model, and their versions
         for group in optimizer.param_groups:

@@ -36,7 +36,6 @@ from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
 from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
 from mpicomp.torch.parameters import Parameters
-from mpicomp.torch.state.schema import State
 
 Batch = TypeVar("Batch")
 
@@ -199,11 +198,6 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     def state(self) -> Any:  # type: ignore[override]
         """The wrapped optimizer's state by parameter."""
         return self.optimizer.state
-
-    @property
-    def defaults(self) -> State:  # type: ignore[override]
-        """The wrapped optimizer's default options."""
-        return self.optimizer.defaults
 
     def __getattr__(self, name: str) -> Any:
         # Optimizer.__init__ is not run on the wrapper: hooks and the like live in the wrapped optimizer only.

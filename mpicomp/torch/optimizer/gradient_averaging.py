@@ -71,12 +71,9 @@ class GradientAveraging(Synchronizer):
 
     @override
     def _take_gradients(self) -> None:
-        """Average the gradients, which are there now, unless `synchronize` has.
+        """Average the gradients, which are there now, unless `synchronize` has; raises its NonFiniteGradient.
 
-        Raises
-        ------
-        NonFiniteGradient
-            A rank had NaN or infinity. With a GradScaler, which then skips the step, the gradients become None instead.
+        With a GradScaler, which then skips the step, the gradients become None instead.
         """
         self.synchronize()
         error, self._error = self._error, None
@@ -134,13 +131,7 @@ class GradientAveraging(Synchronizer):
 
     @override
     def drop_gradients(self, set_to_none: bool) -> None:
-        """Forget the gradients, which the optimizer clears, since it holds the model's own parameters.
-
-        Raises
-        ------
-        CollectiveMismatch
-            Gradients have been sent, and other ranks make the step.
-        """
+        """Forget the gradients, which the optimizer clears, since it holds the model's own parameters."""
         if self.phase is Phase.SENT:
             self._restart()
             self.gradient_counts.dropped = True

@@ -100,13 +100,7 @@ class GradientCounts:
         self.any_complete = False
 
     def complete(self, position: int, sent: bool) -> bool:
-        """Count a gradient, and return True if it is complete.
-
-        Raises
-        ------
-        RuntimeError
-            The gradient was complete before, and it is `sent`, or may have been.
-        """
+        """Count a gradient, and return True if it is complete; RuntimeError if it was, and is or may be `sent`."""
         self._order.setdefault(position)
         if self.paused:
             return False
@@ -158,7 +152,7 @@ class SentGradients:
     def add(self, members: Sequence[NamedParameter], mean: Tensor) -> None:
         """Note the gradients of a bucket's parameters, which are sent now.
 
-        mean : the memory that their mean is going to be written to, where gradients may lie that a loop has kept.
+        Their `mean` is going to be written where gradients may lie that a loop has kept.
         """
         there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
         self._sent += [_Sent(member, one, one._version, _address_of(one)) for member, one in there]

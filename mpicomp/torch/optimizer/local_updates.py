@@ -148,13 +148,7 @@ class LocalUpdates(Synchronizer):
 
     @override
     def _take_gradients(self) -> None:
-        """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped.
-
-        Raises
-        ------
-        RuntimeError
-            A gradient of a 16-bit parameter was changed after a GradScaler had unscaled its master's.
-        """
+        """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
         if not self._scaled:
             self._masters.take_gradients()
         elif self._masters.gradients_changed:

@@ -3,7 +3,7 @@
 `mpi_process_group.py` has the methods that PyTorch calls, and `collective.py` the table of collectives. `engine.py`
 checks and packs the tensors of a call by a row of the table, begins a call of the communicator, and returns a work
 (`work.py`); it has messages between two ranks, too. In the progress thread `transfers.py` moves and reduces the bytes.
-`tensor_memory.py` has packed and pinned tensors, and `bootstrap.py` and `registration.py` make ranks meet.
+`tensor_memory.py` has packed and pinned tensors, and `registration.py` makes ranks meet.
 """
 
 from mpicomp.torch.process_group.mpi_process_group import MPIProcessGroup

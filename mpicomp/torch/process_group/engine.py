@@ -105,13 +105,7 @@ class Messages:
 
     A receive looks at the length of its message before it takes the message, since MPI writes past the end of a buffer
     that is too short. So receives must not overtake each other here: MPI keeps the order of messages, and the earlier
-    receive takes the earlier one.
-
-    Parameters
-    ----------
-    engine : Engine
-    mpi_comm : MPI.Comm
-        Used for these messages alone.
+    receive takes the earlier one. `mpi_comm` is used for these messages alone.
     """
 
     def __init__(self, engine: Engine, mpi_comm: MPI.Comm) -> None:

@@ -1,4 +1,4 @@
-"""Registration of the backend with `torch.distributed`, and of torchrun's variables in the environment.
+"""Registration of the backend with `torch.distributed`: torchrun's variables, and a store where ranks meet over MPI.
 
 Programs decide by RANK whether to train together, and by LOCAL_RANK which GPU is theirs. ``mpirun`` and ``srun`` set
 neither, and a program that finds none trains one model per rank.
@@ -6,21 +6,28 @@ neither, and a program that finds none trains one model per rank.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from datetime import timedelta
 from urllib.parse import parse_qs, urlparse
 
+import numpy as np
 import torch.distributed as dist
 from mpi4py import MPI
-from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, _DistributedBackendOptions
 from torch.distributed import Backend, ProcessGroup, distributed_c10d
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from mpicomp.torch.process_group.bootstrap import Rendezvous, rendezvous_over_mpi
-from mpicomp.torch.process_group.mpi_process_group import DEVICES, NAME, MPIProcessGroup
+from collectives import Communicator
+from collectives.communicator.arguments import require_rank
+from mpicomp.torch.process_group.mpi_process_group import DEVICES, NAME, MPIProcessGroup, require_ranks
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # for env://
 # Variables of the rank and the number of ranks on a node
@@ -30,6 +37,11 @@ _LAUNCHERS = (
     ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
 )
 _set_here: dict[str, str] = {}
+CONNECT_SECONDS = 3.0  # for one address of rank 0
+ADDRESSES_BYTES = 1024
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+
+Rendezvous = Iterator[tuple[Store, int, int]]
 
 
 def register_backend() -> None:
@@ -147,3 +159,88 @@ def _local_variables(environ: Mapping[str, str], size: int) -> dict[str, int]:
     node = environ.get("SLURM_NODEID", "")
     known = {"LOCAL_WORLD_SIZE": tasks[int(node)]} if node.isdecimal() and int(node) < len(tasks) else {}
     return {"LOCAL_RANK": int(environ["SLURM_LOCALID"]), **known}
+
+
+# Meeting of ranks ----------------------------------------------------------------------------------------------------
+
+
+def rendezvous_over_mpi(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Rendezvous:
+    """Handle ``mpicomp://``: rank and number of ranks are MPI's, and rank 0 serves a store."""
+    require_rank()
+    query = parse_qs(urlparse(url).query)
+    world = MPI.COMM_WORLD
+    rank, size = (
+        int(query.get(name.lower(), [os.environ.get(name) or known])[0])
+        for name, known in (("RANK", world.rank), ("WORLD_SIZE", world.size))
+    )
+    require_ranks(rank, size, all_ranks=True)
+    yield _store_of_this_time(rank, timeout), rank, size
+
+
+_served: Store | None = None
+_times = 0
+
+
+def _store_of_this_time(rank: int, timeout: timedelta) -> Store:
+    """Return a part of the store that serves all default process groups of this program, one after the other."""
+    global _served, _times
+    if _served is None:
+        _served = _store(rank, timeout)
+    _served.set_timeout(timeout)
+    _times += 1
+    return PrefixStore(f"{_times}", _served)
+
+
+def _store(rank: int, timeout: timedelta) -> Store:
+    """Return a store that rank 0 serves. Raises ValueError on all ranks if two have one RANK."""
+    seconds = timeout.total_seconds()
+    with Communicator(timeout=seconds, arrival_timeout=seconds) as comm:
+        ranks = comm.allgather(np.array([rank])).tolist()
+        if sorted(ranks) != list(range(comm.size)):
+            raise ValueError(
+                f"{comm.here}: RANK is {', '.join(map(str, ranks))} on the ranks of MPI, and must be another one from "
+                f"0 to {comm.size - 1} on each: leave RANK unset"
+            )
+        server = (
+            TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
+        )
+        addresses = np.zeros(ADDRESSES_BYTES, np.uint8)
+        if server is not None:
+            hosts = ["localhost"] if comm.one_node else _own_addresses()
+            text = " ".join([str(server.port), *hosts]).encode()[:ADDRESSES_BYTES]
+            addresses[: len(text)] = np.frombuffer(text, np.uint8)
+        comm.broadcast(addresses)
+        port, *hosts = bytes(addresses).rstrip(b"\0").decode().split()
+        store = server or TCPStore(_reachable(hosts, int(port)), int(port), is_master=False, timeout=timeout)
+        comm.barrier()  # the server must not go before all have connected
+    return store
+
+
+def _own_addresses() -> list[str]:
+    """Return names and addresses by which other machines may reach this one, the likeliest first."""
+    name = socket.gethostname()
+    found = [os.environ.get("MASTER_ADDR", ""), name]
+    with suppress(OSError):
+        found += [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, interface in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return [one for one in dict.fromkeys(found) if one and not one.startswith("127.")]
+
+
+def _reachable(hosts: list[str], port: int) -> str:
+    """Return the first address that accepts a connection."""
+    failures = []
+    for host in hosts:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+        except OSError as error:
+            failures.append(f"{host}: {error}")
+        else:
+            return host
+    raise ConnectionError(
+        f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: the store of rank 0 cannot be reached at port {port} "
+        f"({'; '.join(failures)}): set MASTER_ADDR on rank 0 to an address that all machines reach"
+    )

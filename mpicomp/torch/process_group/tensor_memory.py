@@ -25,14 +25,9 @@ Operand = Tensor | Sequence["Operand"]
 
 
 class Segment:
-    """Contiguous memory that a rank sends or receives.
+    """Contiguous memory of the host that a rank sends or receives.
 
-    Parameters
-    ----------
-    flat : Tensor[n]
-        On the CPU.
-    sizes : sequence of int, optional
-        Bytes for or from each rank, in order. None: each peer sends or receives all of it.
+    `sizes` are the bytes for or from each rank, in order. None: each peer sends or receives all of it.
     """
 
     def __init__(self, flat: Tensor, sizes: Sequence[int] | None = None) -> None:
@@ -60,12 +55,7 @@ class Segment:
 class PackedTensors(Segment):
     """Tensors as one segment: their own memory if it has no gaps, else a copy, which has no values until `copy_in`.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        Dense, on the CPU, of any shapes and strides. The segment is of bytes if their dtypes differ.
-    sizes : sequence of int, optional
-        As of a `Segment`.
+    They are dense, of any shapes and strides. The segment is of bytes if their dtypes differ.
     """
 
     def __init__(self, tensors: Sequence[Tensor], sizes: Sequence[int] | None = None) -> None:
@@ -176,10 +166,7 @@ class StagingTensors:
     def stage(self, operand: Operand, read: bool, written: bool) -> Operand:
         """Replace tensors on devices that can be reached by host copies; those of a list and dtype are adjacent.
 
-        Raises
-        ------
-        MemoryError
-            Memory is short, pinned or on the device.
+        Raises MemoryError if memory is short, pinned or on the device.
         """
         if isinstance(operand, Tensor):
             return self._stage([operand], read, written)[0]

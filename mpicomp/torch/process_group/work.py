@@ -49,10 +49,7 @@ class _Failure:
 class CallbackFuture(torch.futures.Future[Any]):
     """Future whose callbacks may wait for other calls, since they run in a thread of their own.
 
-    Parameters
-    ----------
-    devices : list of torch.device
-        Devices of the future's tensors, without the CPU.
+    `devices` are those of its tensors, without the CPU.
     """
 
     def __init__(self, devices: list[int | str | torch.device]) -> None:
@@ -86,15 +83,7 @@ class CallbackFuture(torch.futures.Future[Any]):
 
 @keep_methods_uncompiled
 class MPIWork(Work):
-    """One call in flight, or several that are waited for together.
-
-    Parameters
-    ----------
-    handles : sequence of Handle
-        Kept as attribute.
-    tensors : sequence of Tensor
-        Outputs, which the future holds.
-    """
+    """One call in flight, or several that are waited for together; the future holds the output tensors."""
 
     def __init__(self, handles: Sequence[Handle], tensors: Sequence[Tensor]) -> None:
         super().__init__()

@@ -126,21 +126,9 @@ def _merge_bucket(owns: Sequence[State], bucket: int) -> State:
 
 
 def merge(where: str, values: Sequence[Any], averages: bool) -> Any:
-    """Return the common value of all ranks.
+    """Return the common value of all ranks; ValueError, which names the place, if values differ and have no mean.
 
-    Parameters
-    ----------
-    where
-        Place of the values in the states, for the message.
-    values
-        Values of the ranks, in order: tensors, numbers and the like, and dicts, lists and tuples of these.
-    averages
-        Take the mean of floats that differ, in float64 and rounded once; not for entries named "step".
-
-    Raises
-    ------
-    ValueError
-        The ranks have values that differ, and have no mean.
+    If it `averages`, floats that differ have their mean, in float64 and rounded once; not entries named "step".
     """
     first = values[0]
     if all(isinstance(value, dict) for value in values):

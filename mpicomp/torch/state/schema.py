@@ -1,22 +1,8 @@
 """The schema of rank states, and the checks of states that a file may have held.
 
 A state is the wrapped optimizer's own, if there is one, and under "mpicomp" the entries of a schema: those of `RANK`,
-and those of its owner. ``kinds`` declares for each aggregator the fate of its state's entries on other ranks.
-
-=============  ===============  ==========================================================================
-entry          owner            contents
-=============  ===============  ==========================================================================
-rank, ranks    all              by which a state is recognized
-aggregators    all              state of each bucket's aggregator
-kinds          all              kind of each entry of these: "mean", "owner", "owned" or "shared"
-buckets        gradients, DDP   names of each bucket's parameters
-mode           gradients        "gradients" or "updates"
-rounds         gradients        counters; under "updates" also masters and, after local steps, the common model
-options        momenta          options of `OneBitAdam` as text
-m, v, masters  momenta          tensors by the parameters' names
-freeze_rule    momenta          norms of v and learning rates, by which v is frozen
-iterations     DDP              counter
-=============  ===============  ==========================================================================
+and those of its owner. ``kinds`` declares for each aggregator the fate of its state's entries on other ranks: "mean",
+"owner", "owned" or "shared". Tensors go by the parameters' names.
 """
 
 from __future__ import annotations
@@ -118,9 +104,11 @@ RANK = StateSchema(
     {
         "rank": Entry(int, of_rank=True),
         "ranks": Entry(int, of_rank=True),
-        "aggregators": Entry(list, of_rank=True),
+        "aggregators": Entry(list, of_rank=True),  # state of each bucket's
     }
 )
+# buckets: names of each bucket's parameters. rounds: counters; under "updates" also masters and, after local steps, the
+# common model
 WRAPPER = RANK.extended({"mode": Entry(str), "rounds": Entry(dict), "buckets": Entry(list)})
 GRADIENT_ROUNDS = StateSchema({"rounds": Entry("counter")})
 UPDATE_ROUNDS = GRADIENT_ROUNDS.extended(
@@ -128,7 +116,7 @@ UPDATE_ROUNDS = GRADIENT_ROUNDS.extended(
 )
 MOMENTA = RANK.extended(
     {
-        "options": Entry(str),
+        "options": Entry(str),  # of `OneBitAdam`
         "frozen": Entry(bool),
         "freeze_rule": Entry(dict),
         "steps": Entry("counter"),

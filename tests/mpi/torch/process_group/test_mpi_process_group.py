@@ -68,7 +68,7 @@ def test_ranks_of_the_environment_that_are_not_each_ones_own_are_refused(
     mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_backend()
-    monkeypatch.setattr("mpicomp.torch.process_group.bootstrap._served", None)
+    monkeypatch.setattr("mpicomp.torch.process_group.registration._served", None)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match=rf"rank {mpi_comm.rank} of {mpi_comm.size}: RANK is 0, 0.*: leave RANK unset"):
         dist.init_process_group("mpicomp", timeout=timedelta(seconds=TIMEOUT_S / 4))
