@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """One sentence of what `environment` returned."""
+    """Describe the result of `environment` in one sentence."""
     return (
         f"{found['cpu']}, {found['cores']} cores, {found['system']}, {found['mpi']}, NumPy {found['numpy']}, "
         f"Numba {found['numba']}, Python {found['python']}; huge pages: {found['huge_pages']}, "
@@ -48,16 +48,16 @@ def huge_page_policy(text: str) -> str:
 
 
 def mpi_library(text: str) -> str:
-    """Name and version: Open MPI says more behind a comma, MPICH a page."""
+    """Name and version: Open MPI's text goes on behind a comma, MPICH's over a page."""
     return " ".join(text.strip("\0\n ").splitlines()[0].partition(",")[0].replace("Version:", "").split())
 
 
 def _field(path: Path, name: str) -> str:
-    """The value behind ``name:`` in a file of the kernel's; empty if there is none."""
+    """The value behind ``name:`` in a file of the kernel's; empty if it is missing."""
     found = re.search(rf"^{re.escape(name)}\s*:\s*(.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
     return found[1].strip() if found else ""
 
 
 def kilobytes(path: Path, name: str) -> int:
-    """The value behind ``name:`` in a file of the kernel, which says it in kB; 0 if the kernel does not say it."""
+    """The value behind ``name:`` in a file of the kernel, in kB; 0 if the kernel does not report it."""
     return int(_field(path, name).removesuffix("kB") or 0)

@@ -17,7 +17,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1]
 TIMED_OUT = 124
 """Exit status of a job that was ended because it took too long; that of the command `timeout`."""
-GRACE_S = 15.0  # for ranks that write a checkpoint when they are told to end
+GRACE_S = 15.0  # for ranks that write a checkpoint when a signal ends them
 LAST_LINES = 30
 VERSION_S = 60.0
 
@@ -27,7 +27,7 @@ class JobFailed(RuntimeError):
 
 
 def find_mpirun(python: Path | None = None) -> str:
-    """The `mpirun` beside a Python, by default this one, else that on PATH; FileNotFoundError if there is no MPI."""
+    """The `mpirun` next to a Python, by default this one, else that on PATH; FileNotFoundError if there is no MPI."""
     folder = Path(python or sys.executable).parent
     found = shutil.which("mpirun", path=os.pathsep.join((str(folder), os.environ.get("PATH", ""))))
     if found is None:
@@ -36,7 +36,7 @@ def find_mpirun(python: Path | None = None) -> str:
 
 
 def mpirun_version(mpirun: str) -> str:
-    """What ``mpirun --version`` prints."""
+    """Return the output of ``mpirun --version``."""
     return subprocess.run(
         [mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace", timeout=VERSION_S, check=False,
@@ -56,7 +56,7 @@ def python_command(n_ranks: int | None, arguments: Sequence[str]) -> list[str]:
 
 
 def mpi_environment(project: Path = PROJECT) -> dict[str, str]:
-    """The environment of this process, what a checkout's ``slurm/env.sh`` adds, and a path to its packages."""
+    """Return this process's environment, with additions of a checkout's ``slurm/env.sh`` and a path to its packages."""
     script = f'. "{project}/slurm/env.sh" && env -0'
     listing = subprocess.run(
         ["bash", "-c", script], env=os.environ | {"MPICOMP_VENV": sys.prefix}, check=True, capture_output=True
@@ -73,14 +73,14 @@ def run(
     timeout_s: float | None = None,
     capture: bool = True,
 ) -> tuple[int, str]:
-    """Run a job to its end. Whatever ends this function ends the job first.
+    """Run a job to its end. Any end of this function ends the job first.
 
     Returns
     -------
     status : int
         `TIMED_OUT` if the job took longer than `timeout_s`.
     output : str
-        What the job printed, errors included. It is empty without `capture`: the job then has the input and the outputs
+        Output of the job, errors included. It is empty without `capture`: the job then has the input and the outputs
         of this process.
     """
     # A file holds the output because a rank that outlives its launcher would keep a pipe open.

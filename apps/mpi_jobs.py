@@ -1,7 +1,7 @@
 """Call functions on all ranks of an MPI job, on emulated hosts with links of a chosen rate or on this machine.
 
 ``python -m apps.mpi_jobs REQUEST`` runs on every rank. It reads the function and its arguments from a JSON
-file and calls it; rank 0 writes what the function returned.
+file and calls it; rank 0 writes the result of the function.
 """
 
 from __future__ import annotations

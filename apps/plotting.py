@@ -40,7 +40,7 @@ def new_figure(
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure into a file whose suffix names the format; returns the path. The figure is gone then.
 
-    Labels of axes whose scale is not linear say so, unless they speak of a scale already.
+    Labels of axes whose scale is not linear name the scale.
     """
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -62,7 +62,7 @@ def legend(
 
 
 def listed(values: Iterable[object]) -> str:
-    """Each value once, in order: "2, 4 and 8". For titles, which are to say all that is drawn."""
+    """Each value once, in order: "2, 4 and 8". It is for titles, which name everything that is drawn."""
     *most, last = dict.fromkeys(map(str, values))
     return f"{', '.join(most)} and {last}" if most else last
 

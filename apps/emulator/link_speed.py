@@ -1,4 +1,4 @@
-"""A raw transfer between two hosts: what a link really carries."""
+"""A raw transfer between two hosts: the real rate of a link."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Measured:
 
     @property
     def true(self) -> bool:
-        """Whether the link carries what was asked for."""
+        """Flag: the link has the requested rate."""
         asked = self.asked.bits_per_s
         return asked is None or LOWEST * asked <= self.bits_per_s <= HIGHEST * asked
 
@@ -61,7 +61,7 @@ class Measured:
 
 
 def transfer(sender: Node, receiver: Node, nbytes: int) -> float:
-    """Bits per second of one TCP connection; ClusterError if there is none."""
+    """Bits per second of one TCP connection; ClusterError if it cannot be made."""
     program = receiver.command([sys.executable, "-c", _RECEIVE.format(port=PORT, nbytes=nbytes)])
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listening:
         assert listening.stdout is not None

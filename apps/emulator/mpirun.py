@@ -1,4 +1,4 @@
-"""``mpirun`` over the cluster's hosts: how Open MPI and MPICH are told of them."""
+"""``mpirun`` over the cluster's hosts: options by which Open MPI and MPICH take them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from apps.launch import PROJECT, find_mpirun, mpirun_version, run_or_raise
 
 # Longer messages without a hand-shake: fewer of them, and less to do for the processors that all hosts share.
 EAGER_BYTES = "270336"
-TOLD_BY = {"openmpi": "Open MPI", "mpich": "HYDRA"}  # what `mpirun --version` prints
+TOLD_BY = {"openmpi": "Open MPI", "mpich": "HYDRA"}  # output of `mpirun --version`
 LAUNCHER = """#!/bin/sh
 # Stands in for ssh: launcher [options] address command...
 while [ "${{1#-}}" != "$1" ]; do shift; done

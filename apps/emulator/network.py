@@ -23,7 +23,7 @@ from apps.emulator.rate import Rate
 
 PREFIX = "mpicomp-"
 SUBNET = "10.77.0.0/16"
-# Linux's own default, and what every kernel has. BBR all but stops for 200 ms every ten seconds to measure the delay.
+# Linux's own default, which every kernel has. BBR all but stops for 200 ms every ten seconds to measure the delay.
 CONGESTION_CONTROLS = ("cubic", "reno")
 MOST_NODES = 64
 NAMESPACES = Path("/run/netns")
@@ -32,15 +32,15 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals by which this
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot be made as asked; says why and what to do."""
+    """The cluster cannot be made as asked; the message has the cause and the cure."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is to be built: nodes with `rates` of their egress, divided into equal `groups` of neighbours.
+    """Layout of a cluster: nodes with `rates` of their egress, divided into equal `groups` of neighbours.
 
     The link from a group to all others has the rate `between`, each way. Delay and loss are added to each node's egress
-    and need the kernel's netem. What cannot be built raises ValueError.
+    and need the kernel's netem. A layout that cannot be built raises ValueError.
     """
 
     rates: tuple[Rate, ...]
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def nodes(self) -> int:
-        """How many."""
+        """Number of nodes."""
         return len(self.rates)
 
     def group(self, node: int) -> int:
@@ -132,7 +132,7 @@ class Network:
             run("ip", "-n", node.namespace, "address", "add", address, "dev", "eth0")
             for device in ("lo", "eth0"):
                 run("ip", "-n", node.namespace, "link", "set", device, "up")
-            # A congestion control that real clusters use, whatever this machine's own is.
+            # A congestion control that real clusters use, also if this machine uses another.
             route = ("ip", "-n", node.namespace, "route", "replace", SUBNET, "dev", "eth0", "src", node.address)
             first, other = CONGESTION_CONTROLS
             try:
@@ -162,7 +162,7 @@ class Network:
 
 
 def run(*command: str) -> str:
-    """Run a command of iproute2 and return what it prints; ClusterError if it fails."""
+    """Run a command of iproute2 and return its output; ClusterError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
@@ -170,7 +170,7 @@ def run(*command: str) -> str:
 
 
 def remove(namespaces: Sequence[str]) -> None:
-    """End what runs in namespaces, and delete those that are there; only then this process can be ended."""
+    """End the processes in namespaces, and delete those that are there; only then this process can be ended."""
     there = [name for name in namespaces if (NAMESPACES / name).exists()]
     deadline = time.monotonic() + GRACE_S
     with _undisturbed():
@@ -187,7 +187,7 @@ def remove(namespaces: Sequence[str]) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put off what would end this process, or the commands it runs, until the block is done."""
+    """Put off signals that would end this process, or the commands it runs, until the block is done."""
     came: list[int] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # for this thread and the commands
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}  # for others

@@ -17,7 +17,7 @@ SMALLEST_QUEUE_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Rate:
-    """What a link carries one way; None: as fast as the machine copies."""
+    """Rate of a link in one direction; None: as fast as the machine copies."""
 
     bits_per_s: float | None = None
 
@@ -45,7 +45,7 @@ class Rate:
     def token_bucket(self) -> list[str]:
         """Arguments of ``tc qdisc add dev ... `` that hold a device's egress to this rate.
 
-        The bucket holds what the rate brings in a millisecond; the queue is long enough that TCP need not drop.
+        The bucket holds the bytes of a millisecond; the queue is long enough that TCP need not drop.
         """
         assert self.bits_per_s is not None
         burst = max(SMALLEST_BURST_BYTES, round(self.bits_per_s / 8 * BURST_S))

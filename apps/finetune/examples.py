@@ -72,7 +72,7 @@ class Examples:
     test: tuple[Example, ...]
 
     def digest(self) -> str:
-        """What tells these examples from those of another Python: 16 hexadecimal digits."""
+        """Digest of these examples, which differ between versions of Python: 16 hexadecimal digits."""
         return _digest(repr((self.train, self.validation, self.test)))[:16]
 
 

@@ -25,7 +25,7 @@ SMALL = {"*.bias": Dense(), "*LayerNorm*": Dense()}
 
 
 class Method(Protocol):
-    """How the ranks are kept together. Its repr says all that a result depends on."""
+    """Synchronization of the ranks. Its repr has everything that a result depends on."""
 
     def start(self, model: nn.Module, comm: Communicator, lr: float, steps: int) -> DistributedOptimizer | OneBitAdam:
         """The optimizer of a run of so many steps, on this rank."""
@@ -41,7 +41,7 @@ class Averaged:
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
-        """By the names of parameters."""
+        """Return algorithms by the names of parameters."""
         return SMALL | {"*": self.algorithm}
 
     def start(self, model: nn.Module, comm: Communicator, lr: float, steps: int) -> DistributedOptimizer:
@@ -66,7 +66,7 @@ class EmbeddingsApart(Averaged):
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
-        """By the names of parameters."""
+        """Return algorithms by the names of parameters."""
         return SMALL | {"*word_embeddings*": self.embeddings, "*": self.algorithm}
 
 

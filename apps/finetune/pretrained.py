@@ -33,7 +33,7 @@ class Encoded:
 
 
 class Classifier(nn.Module):
-    """A transformer that encodes tokens, and one linear layer on the mean of what it made of them."""
+    """A transformer that encodes tokens, and one linear layer on the mean of the encoded tokens."""
 
     def __init__(self, encoder: nn.Module, width: int, n_labels: int, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All runs of the study: of each method and seed, and those that choose the learning rates. What is done is kept."""
+"""All runs of the study: of each method and seed, and those that choose the learning rates. Finished runs are kept."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def train(run: Run, model: Callable[[int], nn.Module], examples: Encoded, held_o
         ``loss``: of each evaluation. ``train_loss``: of each step, mean over ranks. ``bits_per_element``: per phase.
         ``seconds``: of the training steps on the slowest rank.
     """
-    models = [model(run.seed) for _ in range(RANKS)]  # here, as what makes them may not bear threads
+    models = [model(run.seed) for _ in range(RANKS)]  # here, as their construction may not bear threads
     try:
         return run_local(RANKS, lambda comm: _rank(comm, run, models[comm.rank], examples, held_out), "ring")[0]
     except NonFiniteGradient:
@@ -114,5 +114,5 @@ def evaluate(model: nn.Module, held_out: Encoded, comm: Communicator) -> tuple[f
 
 
 def score(record: Record) -> float:
-    """What a learning rate is chosen by: the loss at the end, which says more about few examples than the accuracy."""
+    """Return the loss at the end, which chooses learning rates: with few examples it is finer than the accuracy."""
     return -math.inf if record["diverged"] else -float(record["loss"][-1])

@@ -63,7 +63,7 @@ def measure(n: int, repeats: int) -> Record | None:
 
 
 def cost(comm: Communicator, last: Traffic) -> dict[str, float]:
-    """Where one call's time went and what it sent, as the mean over ranks; collective."""
+    """Return the stages of one call's time and its bytes, as the mean over ranks; collective."""
     mine = np.array([float(getattr(last, name)) for name in COSTS])
     return dict(zip(COSTS, gather(comm, mine).mean(axis=0).tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Measure what a call of Auto costs once it has chosen, beside both of what it chooses from.
+"""Measure the cost of a call of Auto once it has chosen, next to both of its candidates.
 
 ``mpirun -n 2 python -m apps.performance.auto``
 """
@@ -52,7 +52,7 @@ def measure(counts: Sequence[int], elements: float) -> Record | None:
 
 
 def plan_of(aggregator: Any) -> Any:
-    """What an aggregator of Auto does at present."""
+    """Return the plan of an aggregator of Auto."""
     return aggregator.reducer.plan
 
 

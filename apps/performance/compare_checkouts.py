@@ -66,7 +66,7 @@ def figures(name: str, record: Record) -> Iterator[tuple[tuple[str, ...], float]
 
 
 def compare(old: Sequence[Figures], new: Sequence[Figures]) -> list[Record]:
-    """What both have measured: medians over turns, their ratio, and the range of the ratios of single turns."""
+    """Measurements of both: medians over turns, their ratio, and the range of the ratios of single turns."""
     rows = []
     for key in dict.fromkeys(key for one in old for key in one):
         before, after = ([one[key] for one in found if key in one] for found in (old, new))

@@ -20,7 +20,7 @@ RING_FROM = 4 * MIB
 
 
 def repeats_for(nbytes: int) -> int:
-    """How often each of three all-reduces is called, at a guessed GB/s and 50 us a call."""
+    """Return the number of calls of each of three all-reduces, at a guessed GB/s and 50 us a call."""
     return max(11, min(2000, int(SECONDS_A_SIZE / (3 * (nbytes / 1e9 + 50e-6)))))
 
 

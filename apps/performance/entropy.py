@@ -38,7 +38,7 @@ def codes(levels: int, bits: float, n: int) -> NDArray[np.uint8]:
 
 
 def gaussian_codes(n: int) -> NDArray[np.uint8]:
-    """What QSGD and ECQ-SGD make of normal values: 4 levels to a side, one two-norm for every 4096."""
+    """Codes of QSGD and ECQ-SGD for normal values: 4 levels to a side, one two-norm for every 4096."""
     random = np.random.default_rng(0)
     buckets = random.standard_normal((-(-n // 4096), 4096), np.float32)
     scaled = 4 * buckets / np.linalg.norm(buckets, axis=1, keepdims=True)

@@ -1,7 +1,7 @@
 """Time a one-bit all-reduce of gradients on GPUs against a dense one, in turn.
 
 ``mpirun -n 2 python -m apps.performance.gpu_allreduce``. Ranks take the GPUs of their node in turn, and share them
-where there are more ranks than GPUs. ``--mb`` says how long the vectors are. Calls begin at a barrier and end when the
+where there are more ranks than GPUs. ``--mb`` sets the length of the vectors. Calls begin at a barrier and end when the
 slowest rank has the result on its GPU; medians count. The dense all-reduce is staged: vectors travel through the host's
 memory. With the environment's ``MPICOMP_GPU_MPI=auto`` it hands memory of GPUs to MPI, where MPI takes it. NCCL is
 timed where no ranks share a GPU.
@@ -71,13 +71,13 @@ def gradients(n: int, place: Place, rank: int) -> tuple[Any, Any]:
 
 
 def dense_name() -> str:
-    """What the dense all-reduce is called, by what MPI is handed."""
+    """Return the name of the dense all-reduce, by the memory that MPI is handed."""
     mode = gpu_mpi.mode()
     return "dense, staged" if mode == "off" else f"dense, {gpu_mpi.VARIABLE}={mode}"
 
 
 def _timed(comm: Communicator, place: Place, x: Any, out: Any, repeats: int) -> tuple[dict[str, dict[str, float]], str]:
-    """Of each call median and minimum, and why NCCL is not among them, if so; collective."""
+    """Return median and minimum of each call, and the reason if NCCL is missing; collective."""
     calls: dict[str, Callable[[], object]] = {
         ONE_BIT: partial(MARSIT.start(comm, x.shape[0], device=place.device).aggregate, x, out),
         dense_name(): partial(comm.allreduce, x, "mean", out),
@@ -123,7 +123,7 @@ def _memory(comm: Communicator, place: Place, x: Any, out: Any) -> dict[str, flo
 
 
 def _staging(comm: Communicator, place: Place, x: Any, out: Any) -> list[Row]:
-    """Of the copies of a call, each way: seconds, and the share that is hidden; as the mean over ranks; collective."""
+    """Return the seconds of a call's copies in each direction, and their hidden share; means over ranks; collective."""
     aggregator = MARSIT.start(comm, x.shape[0], device=place.device)
     aggregator.aggregate(x, out)
 
@@ -144,7 +144,7 @@ def _staging(comm: Communicator, place: Place, x: Any, out: Any) -> list[Row]:
 
 
 def note(record: Record) -> str:
-    """What is measured of copies and of memory, and why NCCL is not there."""
+    """Describe copies, memory, and the reason if NCCL is missing."""
     memory, lack = record["memory"], record["nccl"]
     pieces = memory["beyond"] / memory["piece"]
     said = (

@@ -26,7 +26,7 @@ WARMUP = 3
 
 
 def missing(numba_cuda: bool) -> str:
-    """What a measurement needs and is not there; empty if nothing."""
+    """Return the missing requirement of a measurement; empty if everything is there."""
     for package in ("torch", "triton"):
         if find_spec(package) is None:
             return f"the package {package} is not installed"
@@ -79,7 +79,7 @@ def measure(n: int, repeats: int, numba_cuda: bool = False) -> Record | None:
 
 
 def rows(timed: Mapping[str, Mapping[str, float]], nbytes: Mapping[str, int]) -> list[Row]:
-    """Of each call the seconds, the bytes that it must move, the bandwidth and its share of the copy's."""
+    """Return for each call the seconds, the bytes that it must move, the bandwidth and its share of the copy's."""
     copied = nbytes[COPY] / timed[COPY]["min_s"]
     return [
         {"kernel": name, **timed[name], "bytes": nbytes[name], "bytes_per_s": nbytes[name] / timed[name]["min_s"],

@@ -1,4 +1,4 @@
-"""What the programs that measure on GPUs share: the GPU of each rank, what is said where there is none, and options."""
+"""Parts that the programs for GPUs share: the GPU of each rank, the message where a GPU is missing, and options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version
 
 
 class Place(NamedTuple):
-    """Where a rank computes.
+    """Place where a rank computes.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ def placed(comm: Communicator, what: str) -> Place | None:
 
 
 def identity(index: int) -> str:
-    """What tells a GPU from all others, whichever of them a rank can see."""
+    """Return an identifier of a GPU that does not depend on the GPUs that a rank can see."""
     import torch
 
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def software() -> dict[str, str]:
-    """The GPU's name and what drives it, for a record's settings."""
+    """Return the GPU's name and its driver, for a record's settings."""
     import torch
 
     return {
@@ -71,7 +71,7 @@ def software() -> dict[str, str]:
 
 
 def driver_version(files: Sequence[Path] = DRIVERS) -> str:
-    """Of the first driver whose file is there, the first number with a point in it."""
+    """Return the version of the first driver whose file is there: the first number with a point in it."""
     text = next((file.read_text() for file in files if file.exists()), "")
     found = re.search(r"\d+(\.\d+)+", text)
     return found[0] if found else "unknown"
@@ -85,14 +85,14 @@ def run_part(part: Part, argv: Sequence[str] | None, parser: argparse.ArgumentPa
 
 
 def parser_of(part: Part) -> argparse.ArgumentParser:
-    """What `run_part` takes, to be given the part's own options."""
+    """Return a parser of the options of `run_part`, to which the part's own are added."""
     return argparse.ArgumentParser(
         prog=f"python -m apps.performance.{part.module}", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS
     )
 
 
 def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Make what reads an option that takes a positive number."""
+    """Return a reader of an option that takes a positive number."""
 
     def read(text: str) -> Any:
         try:

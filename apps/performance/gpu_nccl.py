@@ -1,4 +1,4 @@
-"""NCCL's all-reduce, or RCCL's, beside those of this package."""
+"""NCCL's all-reduce, or RCCL's, next to those of this package."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def why_not(place: Place) -> str:
 
 
 def _store(comm: Communicator) -> Any:
-    """What the ranks find each other by, on rank 0's host; collective."""
+    """Return the address on rank 0's host by which the ranks find each other; collective."""
     import torch.distributed
 
     dist: Any = torch.distributed

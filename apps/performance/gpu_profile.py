@@ -1,4 +1,4 @@
-"""What a GPU did and when, by PyTorch's profiler."""
+"""Activities of a GPU and their times, by PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Activity(NamedTuple):
 
     @property
     def crosses(self) -> bool:
-        """Whether it is a copy between the host and the device."""
+        """Flag: the activity is a copy between the host and the device."""
         return self.name.startswith(TO_HOST + TO_DEVICE)
 
 

@@ -1,7 +1,7 @@
-"""What encoding costs a transformer's training step on a GPU: the step alone, and with Marsit, in turn.
+"""Cost of encoding in a transformer's training step on a GPU: the step alone, and with Marsit, in turn.
 
 ``mpirun -n 1 python -m apps.performance.gpu_training``, or with more ranks, which take the GPUs of their node in turn.
-The model is a small GPT, in bfloat16 by autocast, with AdamW; options say how large. Under `DistributedOptimizer`
+The model is a small GPT, in bfloat16 by autocast, with AdamW; options set the size. Under `DistributedOptimizer`
 Marsit averages gradients, encodes them on the GPU and overlaps with backward.
 
 Computing is the time of forward and backward on the GPU, from CUDA events on the stream that computes: gradients are
@@ -128,7 +128,7 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
 
 
 def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activity]:
-    """What the GPU did in so many steps."""
+    """Return the GPU's activities in so many steps."""
 
     def steps() -> None:
         for _ in range(times):
@@ -138,12 +138,12 @@ def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activit
 
 
 def part_of(one: Activity, streams: set[int]) -> str:
-    """Whether the GPU computed on one of these streams, copied or encoded."""
+    """Return the kind of an activity: computing on one of these streams, a copy, or encoding."""
     return COPYING if one.crosses else COMPUTING if one.stream in streams else ENCODING
 
 
 def in_parts(done: Sequence[Activity], streams: set[int], steps: int) -> dict[str, float]:
-    """Seconds of a step on the GPU, by what they were for; copies that run at the same time count each."""
+    """Seconds of a step on the GPU, by purpose; copies that run at the same time count each."""
     seconds = dict.fromkeys((COMPUTING, ENCODING, COPYING), 0.0)
     for one in done:
         seconds[part_of(one, streams)] += (one.end_s - one.start_s) / steps

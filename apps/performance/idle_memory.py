@@ -45,7 +45,7 @@ def measure(nbytes: int, pauses_s: Sequence[float], scalings: int, between_s: fl
 
 
 def memory_scaling() -> float:
-    """How many times as fast as one processor all of them read memory at once; on a quiet machine, in half a second.
+    """Return the speed at which all processors read memory at once, relative to one; takes half a second.
 
     Processors that share a way to memory reach little more together than one alone. Which ones a virtual machine has
     can change while it runs.
@@ -56,7 +56,7 @@ def memory_scaling() -> float:
 
 
 def passes(vectors: list[NDArray[np.float32]]) -> float:
-    """How often a second threads read the vectors, one each."""
+    """Return the passes per second of threads over their vectors, one each."""
     done = [0] * len(vectors)
     end = time.perf_counter() + _SCALING_S
 

@@ -1,4 +1,4 @@
-"""Measure ten calls in flight at once beside one call of ten times the length, and beside ten calls in turn.
+"""Measure ten calls in flight at once, one call of ten times the length, and ten calls in turn.
 
 ``sudo python -m apps.emulator --nodes 4 --rate 1gbit -- python -m apps.performance.in_flight``
 """

@@ -19,7 +19,7 @@ from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream, source
 
 RATIOS = (
-    # what, against what, target
+    # call, its reference, target
     ("pack", "x.sum()", "≤ 0.75"),
     ("unpack", "x.fill()", "≤ 0.6"),
     ("merge, p = 1/2", "pack", "≤ 0.5"),
@@ -53,7 +53,7 @@ def stream_only(out, value):  # type: ignore[no-untyped-def]
 
 
 def calls(n: int) -> dict[str, Callable[[], object]]:
-    """What is timed, on vectors of `n` elements."""
+    """Return the timed calls, on vectors of `n` elements."""
     random = np.random.default_rng(1)
     x, out = vectors(n)
     residual, positions = np.zeros(n, np.float32), out.view(np.uint32)

@@ -64,13 +64,13 @@ def resident_bytes(name: str = "VmRSS") -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak start from what is resident now."""
+    """Let the peak start from the memory that is resident now."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
     gc.collect()
-    # What was freed is given back, or the next vectors would hide in it; glibc alone can.
+    # Freed memory is given back, or the next vectors would hide in it; glibc alone can.
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
     forget_peak()
     before = resident_bytes()

@@ -33,7 +33,7 @@ Column = tuple[str, Callable[[Any], str]]
 
 @dataclass(frozen=True)
 class Part:
-    """What one module of this package measures.
+    """Measurement of one module of this package.
 
     `measure` is called with `quick` or `full` and returns a record, or None on ranks other than 0. A callable makes the
     columns of the record. `note` stands between the table and its footer. The tables are measured on so many `ranks`;
@@ -124,7 +124,7 @@ def both(timed: Mapping[str, float], unit: float) -> str:
 
 
 def chosen_from(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Make what reads an option that takes some of these names, with commas."""
+    """Return a reader of an option that takes some of these names, with commas."""
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))

@@ -20,7 +20,7 @@ HEAD_WIDTH, RATE = 32, 1e-3
 
 @dataclass(frozen=True)
 class Load:
-    """How large the model and its batches are.
+    """Size of the model and of its batches.
 
     An example is `context` characters. The last dimension of activations is `width`. Each stage has so many `blocks`. A
     micro-batch has `examples`, a batch `micro_batches`, and an epoch `batches`.
@@ -62,7 +62,7 @@ def trainer(
     optimizer: torch.optim.Optimizer | None = None,
     replica: int = 0,
 ) -> Callable[[], None]:
-    """Return what trains a stage on the next batch of the epoch; call it on all stages.
+    """Return a function that trains a stage on the next batch of the epoch; call it on all stages.
 
     `shuffled`: the examples come in another order in each epoch. Otherwise a batch always has the same ones. Without an
     `optimizer` it is SGD's step. Each `replica` has other examples.

@@ -1,4 +1,4 @@
-"""What the store of messages adds to a step of a pipeline: AQ-SGD in memory and in a file, beside DirectQ.
+"""Time that the store of messages adds to a step of a pipeline: AQ-SGD in memory and in a file, next to DirectQ.
 
 ``mpirun -n 2 python -m apps.performance.pipeline_store``. Two stages send the same bits with each way. A turn is an
 epoch, whose first step is not timed. Before each turn everything is on the disk, and the system's cache of the files is
@@ -117,7 +117,7 @@ def _common_folder(comm: Communicator) -> Iterator[Path]:
 
 
 def drop_cache(path: Path) -> None:
-    """Write a file to the disk and have the system forget what it has of it in memory."""
+    """Write a file to the disk and have the system drop it from memory."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -127,7 +127,7 @@ def drop_cache(path: Path) -> None:
 
 
 def _read_bytes() -> int:
-    """What this process has read from disks."""
+    """Return the bytes that this process has read from disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
@@ -146,7 +146,7 @@ def _row(name: str, timed: Mapping[str, Seconds], megabytes: float) -> Row:
 
 
 def most(values: Sequence[float]) -> float:
-    """What the median of the distribution that these values are drawn from does not exceed, with `CONFIDENCE`.
+    """Return an upper bound, with `CONFIDENCE`, on the median of the distribution that these values are drawn from.
 
     An order statistic: that many values or fewer lie below the median as seldom as the confidence asks. The greatest
     value where there are too few.

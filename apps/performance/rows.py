@@ -65,7 +65,7 @@ def measure(rows: int, columns: int, repeats: int) -> Record:
 
 
 def target(name: str) -> str:
-    """What the project set out to reach, of encoding without a message."""
+    """Return the project's target for encoding without a message."""
     if not name.startswith("encode, ") or "bit" not in name or "fifth" in name:
         return ""
     return "≤ 4" if "stochastic" in name else "≤ 2"

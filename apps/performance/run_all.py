@@ -42,7 +42,7 @@ class Job:
     ranks: int | None
 
     def arguments(self, path: Path, quick: bool) -> list[str]:
-        """Of Python, to measure it and write the record."""
+        """Return Python's arguments that measure the part and write the record."""
         return ["-m", f"apps.performance.{self.part.module}", "--json", str(path), *["--quick"] * quick]
 
 

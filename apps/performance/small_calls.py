@@ -1,4 +1,4 @@
-"""Measure what a small call costs beyond MPI and beyond its kernels.
+"""Measure the cost of a small call beyond MPI and beyond its kernels.
 
 ``mpirun -n 2 python -m apps.performance.small_calls``
 """
@@ -28,7 +28,7 @@ def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
     """The kernels that one rank of `size` calls for a one-bit all-reduce of `n` elements, one after the other.
 
     They encode and decode all elements and merge (size - 1) / size of them once, which is the least that any schedule
-    does. What a schedule merges beyond that counts as overhead.
+    does. Further merges of a schedule count as overhead.
     """
     x, out = np.ones(n, np.float32), np.empty(n, np.uint32)
     residual, sums = np.zeros(n, np.float32), np.zeros(-(-n // BLOCK))

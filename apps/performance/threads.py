@@ -1,7 +1,7 @@
 """Time a call on one rank with one thread and with several, in turn. Medians count.
 
 ``python -m apps.performance.threads``. The rank has all cores of the machine to itself. One rank sends nothing: what is
-timed is encoding and decoding. A copy of the vector in the same way tells what memory allows.
+timed is encoding and decoding. A copy of the vector in the same way shows the limit of the memory.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _barrier(group: Any, n: int) -> Callable[[], object]:
 
 
 def _round_trip(group: Any, n: int) -> Callable[[], object]:
-    """From rank 0 to rank 1 and back."""
+    """Send a message from rank 0 to rank 1 and back."""
     import torch
     import torch.distributed as dist
 

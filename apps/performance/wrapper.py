@@ -1,4 +1,4 @@
-"""What `DistributedOptimizer` costs where there is nothing to communicate: a loop on one rank, with and without it."""
+"""Cost of `DistributedOptimizer` where there is nothing to communicate: a loop on one rank, with and without it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(found: argparse.Namespace, comm: Communicator) -> None:
-    """Train as the options say; collective. Unusable options, texts or checkpoints raise JobError on every rank."""
+    """Train with these options; collective. Unusable options, texts or checkpoints raise JobError on every rank."""
     options: Options = found.options
     with raise_on_all_ranks(comm):
         corpus, weights = job.corpus_of(options), job.weights_of(options)

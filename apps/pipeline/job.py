@@ -50,7 +50,7 @@ def corpus_of(options: Options) -> Corpus:
 
 
 def weights_of(options: Options) -> dict[str, Tensor] | None:
-    """What a run begins with; None: random weights."""
+    """Return the weights that a run begins with; None: random ones."""
     return None if options.weights is None else read_weights(options.weights, options.shape)
 
 
@@ -63,7 +63,7 @@ def save_weights(training: Training, path: Path, writes: bool) -> None:
 
 
 def record(training: Training, epochs: Sequence[Record]) -> Record:
-    """What is written of a run; collective."""
+    """Return the record of a run; collective."""
     found = training.magnitudes
     sizes = {} if found is None else {"activations": found.activations, "changes": found.changes}
     return {

@@ -1,4 +1,4 @@
-"""How large activations are, and how much they change from one visit of an example to the next (AQ-SGD, Fig. 1b)."""
+"""Magnitudes of activations, and of their changes from one visit of an example to the next (AQ-SGD, Fig. 1b)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Magnitudes:
-    """Watches what a module returns for examples that it sees again and again.
+    """Watches the outputs of a module for examples that it sees again and again.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ _SEEDING = Lock()  # ranks may be threads, which share torch's generator
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model: blocks, their width and heads, and the characters that it reads at once."""
+    """Shape of a model: blocks, their width and heads, and the characters that it reads at once."""
 
     layers: int = 4
     width: int = 64

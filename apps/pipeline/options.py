@@ -1,4 +1,4 @@
-"""What a run depends on, and the command line that gives it."""
+"""Options of a run, and their command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BITS = (*range(1, 9), HALF, FULL)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A run: the grid, the model, the training and what travels in how many bits.
+    """A run: the grid, the model, the training and the bits of its messages.
 
     ``direct`` quantizes activations themselves (DirectQ) instead of their differences (AQ-SGD). 32 bits are float32 and
     16 are float16; with either activations always travel directly. `batch` has the sequences of a replica and step.
@@ -56,19 +56,19 @@ class Options:
 
     @property
     def shape(self) -> Shape:
-        """Of the model."""
+        """Shape of the model."""
         return Shape(self.layers, self.width, self.heads, self.context)
 
     @property
     def name(self) -> str:
-        """As the paper names methods."""
+        """Name of the method, as in the paper."""
         if self.forward_bits == FULL and self.backward_bits == FULL:
             return "fp32"
         direct = "DirectQ" if self.direct or self.forward_bits in (HALF, FULL) else "AQ-SGD"
         return f"{direct} fw{self.forward_bits} bw{self.backward_bits}"
 
     def forward(self, examples: int, folder: Path | None) -> Compression:
-        """How activations travel, of so many examples."""
+        """Return the compression of activations, of so many examples."""
         if self.direct or self.forward_bits in (HALF, FULL):
             return Direct(self._codec(self.forward_bits, "float16"))
         stored = None if self.stored_bits == FULL else self._codec(self.stored_bits, "float16")
@@ -77,13 +77,13 @@ class Options:
         return Deltas(codec, examples, folder=folder if self.store == "disk" else None, run=run, stored=stored)
 
     def backward(self) -> Compression:
-        """How their gradients travel: means over a batch are small, so that scales need float32."""
+        """Return the compression of their gradients: means over a batch are small, so that scales need float32."""
         if self.backward_bits in (HALF, FULL):
             return Direct(self._codec(self.backward_bits, "float32"))
         return Direct(RowQuantizer(self.backward_bits, self._rounding(self.backward_bits), "float32"))
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that goes on from it."""
+        """Return the options that a checkpoint must share with the run that goes on from it."""
         return {key: value for key, value in asdict(self).items() if key != "magnitudes"}
 
     def _codec(self, bits: int, scale: Literal["float16", "float32"]) -> FullRows | RowQuantizer:

@@ -1,4 +1,4 @@
-"""What programs on all ranks of a job share: how they begin, how they end, and options that are counts."""
+"""Parts that programs on all ranks of a job share: their begin, their end, and options that are counts."""
 
 from __future__ import annotations
 

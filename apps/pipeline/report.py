@@ -16,7 +16,7 @@ MB = 1e6
 
 
 class Report:
-    """On ranks that are not `active`, every method does nothing."""
+    """Report of a run; on ranks that are not `active`, every method does nothing."""
 
     def __init__(self, active: bool, options: Options, steps_per_epoch: int) -> None:
         self._options = options
@@ -36,7 +36,7 @@ class Report:
         self._progress.stop()
 
     def resumed(self, path: str, epochs: int) -> None:
-        """Say which checkpoint the run goes on from."""
+        """Name the checkpoint that the run goes on from."""
         self._console.print(f"resumed from {path}", markup=False)
         self._progress.advance(self._task, epochs * self._steps)
 

@@ -113,7 +113,7 @@ class Training:
         )  # fmt: skip
 
     def train_epoch(self, after_step: Callable[[], None] = lambda: None) -> Record:
-        """Train an epoch and evaluate the model; returns what is found."""
+        """Train an epoch and evaluate the model; returns the findings."""
         start, before = time.perf_counter(), self.stage.bytes_sent
         self.model.train()
         order = np.random.default_rng([self.options.seed, self.epoch]).permutation(self._own.size)
@@ -157,7 +157,7 @@ class Training:
         return total / len(held_out)
 
     def close(self) -> None:
-        """End what the grid and the stores began."""
+        """Close the grid and the stores."""
         self.stage.close()
         self.grid.close()
 
@@ -183,6 +183,6 @@ class Training:
         self.epoch, self.losses = state["epoch"], list(state["losses"])
 
     def weights(self) -> dict[str, Tensor]:
-        """Of the whole model, of the first replica; collective."""
+        """Return the parameters of the whole model, of the first replica; collective."""
         slices = self._stages.allgather_object({name: one.numpy() for name, one in self.model.state_dict().items()})
         return {name: torch.from_numpy(one) for part in slices for name, one in part.items()}

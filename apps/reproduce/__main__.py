@@ -1,4 +1,4 @@
-"""``python -m apps.reproduce PAPER``: the claims of a paper beside what is found here, as JSON, plots and a table."""
+"""``python -m apps.reproduce PAPER``: the claims of a paper next to our findings, as JSON, plots and a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of a paper beside what was found, as a Markdown table; and the confidence in a difference."""
+"""Claims of a paper next to our findings, as a Markdown table; and the confidence in a difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 class Claim:
     """One line of a table: a claim, the figure of the paper and ours, and how the study here differs from the paper's.
 
-    `where` is the place in the paper, such as ``"Fig. 2"``. `holds` says whether the claim is found here as well; None
+    `where` is the place in the paper, such as ``"Fig. 2"``. `holds` is set if the claim is found here as well; None
     if nothing is judged.
     """
 
@@ -53,12 +53,12 @@ class Difference:
 
     @property
     def below(self) -> bool:
-        """Whether the difference is below 0 with confidence."""
+        """Flag: the difference is below 0 with confidence."""
         return self.most < 0
 
     @property
     def above(self) -> bool:
-        """Whether the difference is above 0 with confidence."""
+        """Flag: the difference is above 0 with confidence."""
         return self.least > 0
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ def trained(
 def train(
     task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = (), watch: Watch | None = None
 ) -> Record:
-    """Train; the seed decides the first model and the order of images, whatever the method.
+    """Train; the seed decides the first model and the order of images, for every method.
 
     The `own_options` of the method, such as its learning rate, come after those of the task.
 

@@ -16,7 +16,7 @@ from collectives import LinkModel
 
 STYLES: dict[str, Any] = dict(zip(METHODS, ("-", "--", "-.", ":"), strict=True))
 COLOURS = dict(zip(TOPOLOGIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
-# what is drawn first is wider, so that lines that coincide can be told
+# lines that are drawn first are wider, so that those which coincide can be seen
 WIDTHS = dict(zip(TOPOLOGIES, (5.0, 3.5, 2.5, 1.8, 1.0), strict=True))
 THROUGHPUT = (("ring", "dense"), ("torus", "dense"), ("ring", "one-bit"), ("torus", "one-bit"),
               ("ring", "one winner"), ("ring", "two winners"))  # fmt: skip
@@ -24,7 +24,7 @@ THROUGHPUT = (("ring", "dense"), ("torus", "dense"), ("ring", "one-bit"), ("toru
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained: `n` parameters; `compute_s` of a step on one processor, which takes `batch` samples."""
+    """Model that is trained: `n` parameters; `compute_s` of a step on one processor, which takes `batch` samples."""
 
     n: int
     compute_s: float
@@ -36,7 +36,7 @@ Times = Mapping[Point, float]
 
 
 def points(networks: Networks, model: Model, n: int, ranks: Sequence[int], split_ranks: Sequence[int]) -> list[Point]:
-    """What the three figures need; the last is of the last network."""
+    """Return the points of the three figures; the last figure is of the last network."""
     asked = [(network, line, length) for network in networks.values()
              for lines, length in ((LINES, n), (THROUGHPUT, model.n)) for line in lines]  # fmt: skip
     found = [Point(*line, count, length, network) for network, line, length in asked for count in ranks]
@@ -61,7 +61,7 @@ def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, p
 
 
 def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], times: Times, path: Path) -> None:
-    """Samples per second against the number of processors, and what part of the ideal that is."""
+    """Samples per second against the number of processors, and their part of the ideal."""
     figure, panels = new_figure(len(networks), 2, size=(12, 7), sharex=True, sharey="row")
     alone = model.batch / model.compute_s
     for column, (name, network) in enumerate(networks.items()):

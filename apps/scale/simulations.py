@@ -14,7 +14,7 @@ from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.advise.predict import Job, call_seconds
 from mpicomp.cli.advise.speeds import Speed
 
-MODEL = 1  # another number when the simulator counts otherwise: what is remembered is then forgotten
+MODEL = 1  # another number when the simulator counts otherwise: times in the file are then computed again
 PIECE_BYTES = 57_344  # packed payloads between nodes
 METHODS: dict[str, Algorithm] = {
     "dense": Dense(),
@@ -50,7 +50,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """For the file."""
+        """Key in the file."""
         return json.dumps([MODEL, asdict(self), asdict(WORKS[self.method]), PIECE_BYTES], sort_keys=True)
 
     def seconds(self) -> float:

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace, comm: Communicator) -> None:
-    """Train as the options say; collective. Unusable data, options or checkpoints raise JobError on every rank."""
+    """Train with these options; collective. Unusable data, options or checkpoints raise JobError on every rank."""
     with ExitStack() as stack:
         with raise_on_all_ranks(comm):
             dataset, algorithm = load(options.dataset, options.data), _algorithm(options)

@@ -60,12 +60,12 @@ def naming_cure(path: Path, other: str) -> Iterator[None]:
 
 
 def any_rank(comm: Communicator, flag: bool) -> bool:
-    """Whether `flag` is true on at least one rank; the same answer on all."""
+    """Return True on all ranks if `flag` is true on at least one."""
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0
 
 
 def on_rank_0(parse: Callable[[], Result]) -> Result:
-    """Call a function that all ranks call alike, such as argparse's; what it prints is printed by rank 0 alone."""
+    """Call a function that all ranks call in the same way, such as argparse's; rank 0 alone prints its output."""
     with ExitStack() as stack:
         if MPI.COMM_WORLD.rank != 0:
             for redirect in (redirect_stdout, redirect_stderr):

@@ -195,7 +195,7 @@ def _contiguous(leaf: Tensor | np.ndarray) -> Tensor:
 
 
 def _cure(paths: list[Path]) -> str:
-    """What to do if the newest of these checkpoints is damaged."""
+    """Return the cure if the newest of these checkpoints is damaged."""
     older = f"resume from {paths[-2].name}" if len(paths) > 1 else "start afresh"
     return f"remove the folder {paths[-1]} to {older}"
 

@@ -86,7 +86,7 @@ class CheckpointFiles:
         return manifest
 
     def _tensors(self, name: str) -> tuple[dict[str, Tensor], str]:
-        """Return the tensors of a file and the text beside them."""
+        """Return the tensors of a file and the text next to them."""
         try:
             with safe_open(self.path / name, framework="pt") as file:
                 names, metadata = file.keys(), file.metadata() or {}

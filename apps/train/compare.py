@@ -105,7 +105,7 @@ def _table(results: Sequence[tuple[str, list[dict[str, Any]]]]) -> Table:
 
 
 def _show_elsewhere(console: Console, results: Sequence[tuple[str, list[dict[str, Any]]]]) -> None:
-    """Say what the runs would take where there is a network; it is not part of the runs, and may fail for itself."""
+    """Print the predicted times of the runs where there is a network. This is no part of the runs, and may fail."""
     ends = {title: [record for record in records if "accuracy" in record][-1:] for title, records in results}
     whole = {title: end[0] for title, end in ends.items() if end}
     try:
@@ -130,7 +130,7 @@ def _show_elsewhere(console: Console, results: Sequence[tuple[str, list[dict[str
 
 
 def _fastest(found: Mapping[str, Mapping[str, float]]) -> str:
-    """What to take on each network; the last of `RUNS`, which fails to learn, does not compete."""
+    """Return the best choice on each network; the last of `RUNS`, which fails to learn, does not compete."""
     dense, failure, told = RUNS[0][1], RUNS[-1][1], []
     for rate in RATES:
         times = {title: seconds[rate] for title, seconds in found.items() if title != failure}

@@ -83,7 +83,7 @@ def load(name: str, folder: Path | None = None) -> Dataset:
 class Sampler:
     """Distributes the training split over the ranks, in a new order in each epoch.
 
-    The order depends on seed and epoch alone. Global batch k is the same set of images whatever the topology; rank r
+    The order depends on seed and epoch alone. Global batch k is the same set of images for every topology; rank r
     takes the r-th part of it, `batch` images. The images beyond the last whole global batch are left out of the epoch;
     fewer images than one global batch raise ValueError.
     """

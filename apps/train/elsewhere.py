@@ -1,4 +1,4 @@
-"""What a run would take on a cluster: computing as it was here, and synchronizations by the model of `advise`."""
+"""Predicted time of a run on a cluster: computing as it was here, and synchronizations by the model of `advise`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def seconds_elsewhere(runs: Sequence[Record]) -> list[dict[str, float]]:
     """Seconds of each run for each of `RATES`, from the last epoch's record of each; all have the same ranks and model.
 
     Nodes have a processor for each rank. So it starts a job of no more ranks than this machine has cores, two at least,
-    which measures what each method computes. JobFailed if that fails. All runs count with the same computing, the
-    median of theirs: it differs by what else the machine does.
+    which measures each method's computing. JobFailed if that fails. All runs count with the same computing, the
+    median of theirs: it differs by other load of the machine.
     """
     asked = [{key: run[key] for key in DENSE} for run in (DENSE, *runs)]
     ranks = max(2, min(runs[0]["ranks"], len(os.sched_getaffinity(0))))
@@ -44,7 +44,7 @@ def seconds_elsewhere(runs: Sequence[Record]) -> list[dict[str, float]]:
 
 
 def measure_speeds(methods: Sequence[dict[str, Any]], n: int) -> Record:
-    """What each method computes for vectors of `n` elements on this job's ranks, as `mpicomp advise` measures it."""
+    """Measure each method's computing for vectors of `n` elements on this job's ranks, as `mpicomp advise` does."""
     with Communicator() as comm:
         network = measure_network(comm)
         wanted = [algorithm(method["algorithm"], **method["algorithm_options"]) for method in methods]

@@ -24,8 +24,8 @@ _MOST_GZIP_RATIO, _SMALL_NBYTES = 100, 1 << 26
 def read_idx(path: Path, n_dims: int) -> np.ndarray:
     """Read a uint8 array of `n_dims` dimensions: first the header, then no more than the elements that it announces.
 
-    What is not a whole, undamaged IDX file of that kind raises ValueError, which names the file, the cause and the
-    cure.
+    A file that is not a whole, undamaged IDX file of that kind raises ValueError, which names the file, the cause and
+    the cure.
     """
     packed = path.suffix == ".gz"
     try:
@@ -55,7 +55,7 @@ def _read_header(path: Path, file: Reader, n_dims: int) -> tuple[int, ...]:
 
 
 def _check_size(path: Path, shape: tuple[int, ...], packed: bool, header_nbytes: int) -> None:
-    """Compare what the header announces with the size on the disk, before memory is taken for it."""
+    """Compare the announced size with the size on the disk, before memory is taken for it."""
     announced, on_disk = math.prod(shape), path.stat().st_size
     if not packed and announced != on_disk - header_nbytes:
         raise ValueError(_mismatch(path, shape, str(on_disk - header_nbytes)))

@@ -1,4 +1,4 @@
-"""Count what the communication of a training run costs."""
+"""Count the cost of communication in a training run."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def differing(before: dict[str, Any], now: dict[str, Any], other_ranks: bool) ->
 
 
 def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that tell a run from others, for `differing`; can be written as JSON."""
+    """Return the options by which runs differ, for `differing`; can be written as JSON."""
     own = {key: value for key, value in vars(options).items() if key not in _FREE and key != "option"}
     if options.decay == "cosine":
         own["epochs"] = options.epochs

@@ -83,7 +83,7 @@ def _title(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def names(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """A short name of each run: its method, and what of the title's settings differs between the runs."""
+    """A short name of each run: its method, and those of the title's settings that differ between the runs."""
     differing = [(name, show) for name, show in _SHOWN.items() if len({show(run) for run in runs}) > 1]
     return [
         ", ".join([label(run), *(f"{show(run)} ranks" if name == "ranks" else show(run) for name, show in differing)])

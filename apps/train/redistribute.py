@@ -20,7 +20,7 @@ _SHARED = ("epoch", "step", "epoch_step", "global_batch", "best_accuracy")
 def redistribute(states: Sequence[State], ranks: int) -> list[State]:
     """Return the states that each of `ranks` ranks goes on from, where others were before.
 
-    Optimizers go on as `mpicomp.torch.redistribute_states` says. Losses and buffers, such as running means, become
+    Optimizers go on as in `mpicomp.torch.redistribute_states`. Losses and buffers, such as running means, become
     their means over the ranks. Every rank draws new random numbers.
 
     Parameters

@@ -30,7 +30,7 @@ def read_run(path: Path) -> list[Record]:
     A file that holds no run of ``apps.train`` raises ValueError, which names the file, the cause and the cure.
     """
     records = []
-    # What is no text becomes a line that is no JSON.
+    # Bytes that are no text become a line that is no JSON.
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
         try:
             records.append(fields(parse_json(line, most_digits=MOST_DIGITS), kind=str))

@@ -35,7 +35,7 @@ class Saver:
         return stop
 
     def after_epoch(self) -> None:
-        """Save if as many epochs have passed as the options say; collective."""
+        """Save if as many epochs have passed as the options request; collective."""
         if self._unit == "epochs" and self._training.epoch % self._every == 0:
             self._save()
 

@@ -208,7 +208,7 @@ class Training:
         }
 
     def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
-        """What restores the model and what `state_dict` or `redistribute` returned, part by part.
+        """Return functions that restore the model and a result of `state_dict` or `redistribute`, part by part.
 
         The first part, which may fail on one rank, has no collectives. The second one, the optimizer's, is collective,
         and raises on all ranks or on none.
@@ -278,7 +278,7 @@ def device_of(kind: str, comm: Communicator) -> torch.device:
 
 
 def _generator_of(device: torch.device) -> torch.Generator:
-    """What dropout draws from."""
+    """Generator that dropout draws from."""
     if device.type == "cuda":
         generator: torch.Generator = torch.cuda.default_generators[device.index]
         return generator
@@ -288,7 +288,7 @@ def _generator_of(device: torch.device) -> torch.Generator:
 def _optimizer(
     options: argparse.Namespace, model: nn.Module, comm: Communicator, algorithm: Algorithm | None
 ) -> DistributedOptimizer | OneBitAdam:
-    """What synchronizes the ranks: OneBitAdam, or another optimizer with an algorithm."""
+    """Make the optimizer that synchronizes the ranks: OneBitAdam, or another optimizer with an algorithm."""
     named, bucket_mb = model.named_parameters(), options.bucket_mb
     rates = {"lr": options.lr, "weight_decay": options.weight_decay}
     if algorithm is None:

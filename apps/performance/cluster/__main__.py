@@ -1,4 +1,4 @@
-"""``sudo python -m apps.performance.cluster``: measure what is not measured yet, then write tables and plots."""
+"""``sudo python -m apps.performance.cluster``: make the missing measurements, then write tables and plots."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(options: argparse.Namespace) -> list[Cell]:
-    """The cells asked for; ValueError if there is no such cell."""
+    """Return the requested cells; ValueError if there is no such cell."""
     if options.nodes is None and options.rates is None and options.sizes is None:
         return default_plan()
     nodes = [int(count) for count in (options.nodes or "4").split(",")]
@@ -93,7 +93,7 @@ def plan(options: argparse.Namespace) -> list[Cell]:
 
 
 def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> list[str]:
-    """Measure cells cluster by cluster; returns what failed."""
+    """Measure cells cluster by cluster; returns the failures."""
     mpich = has_mpich() and not options.no_mpich
     if not mpich:
         log("without MPICH (`make test-mpich` sets it up)")
@@ -116,7 +116,7 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
 
 
 def write(folder: Path, options: argparse.Namespace) -> None:
-    """Tables and plots of all records there are; what has none stays in the document as it is."""
+    """Tables and plots of all records there are; parts without records stay in the document as they are."""
     records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
     timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
     hidden, stepped = read(folder / "backward", "backward"), read(folder / "steps", "steps")

@@ -1,6 +1,6 @@
-"""How much of the communication of a training step is hidden behind backward.
+"""Part of a training step's communication that is hidden behind backward.
 
-*Backward* is that of the model alone. *Communication* is what averages the gradients of all buckets, one after the
+*Backward* is that of the model alone. *Communication* is the averaging of the gradients of all buckets, one after the
 other, when backward is over. *Both* is backward with the buckets begun from its hooks, until the last mean is there.
 All take turns. The size of the batch sets how long backward takes. *Exposed* is the part of both in which the rank
 waits for calls in flight, as the trace has it. *Computing* is the part of communication alone in which the rank does
@@ -117,7 +117,7 @@ def _within(spans: Sequence[tuple[float, float]], span: tuple[float, float]) -> 
 
 
 class Times(NamedTuple):
-    """Of backward, of the rest until the means are there, and of both by the trace's clock; in seconds."""
+    """Return the seconds of backward, of the rest until the means are there, and of both by the trace's clock."""
 
     backward_s: float
     rest_s: float
@@ -166,13 +166,13 @@ class Step:
 
 
 def _medians(comm: Communicator, values: Sequence[Sequence[float]]) -> list[float]:
-    """Of each column, of the slowest rank, the same on all."""
+    """Return each column's values on the slowest rank, the same on all ranks."""
     medians: list[float] = np.median(gather(comm, np.array(values)).max(axis=0), axis=0).tolist()
     return medians
 
 
 def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
-    """Measure what has no record yet; returns what failed."""
+    """Measure the cells without a record; returns the failures."""
     failed = []
     for cluster, names in CLUSTERS.items():
         path = folder / f"backward-{cluster.name}.json"
@@ -186,7 +186,7 @@ def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
 
 
 def over(row: dict[str, Any]) -> float:
-    """How many times as long as the longer of both alone."""
+    """Return the time relative to the longer of both alone."""
     return float(row["both_s"] / max(row["backward_s"], row["communication_s"]))
 
 

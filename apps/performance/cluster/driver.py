@@ -51,7 +51,7 @@ class Limits:
 
 @contextmanager
 def standing(cluster: Cluster) -> Iterator[tuple[Network, Path, list[dict[str, Any]]]]:
-    """A cluster's hosts, a folder for their jobs, and a record of what the links carry."""
+    """A cluster's hosts, a folder for their jobs, and a record of the links' rates."""
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
         links = measure(network)
         yield (
@@ -124,7 +124,7 @@ def run_job(
 
 
 def has_mpich() -> bool:
-    """Whether `make test-mpich` has made its environment."""
+    """Return True if `make test-mpich` has made its environment."""
     return MPICH_PYTHON.exists() and MPICH_PYTHON.with_name("mpirun").exists()
 
 

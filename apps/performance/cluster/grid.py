@@ -39,14 +39,14 @@ class Cluster:
 
     @property
     def layout(self) -> Layout:
-        """What `Network` builds."""
+        """Return the layout for `Network`."""
         between = Rate.parse(self.between)
         groups = 1 if between.bits_per_s is None else 2
         return Layout((Rate.parse(self.rate),) * self.nodes, groups, between)
 
     @property
     def bits_per_s(self) -> float | None:
-        """Of the slowest link; None: not limited."""
+        """Rate of the slowest link; None: not limited."""
         known = [rate.bits_per_s for rate in (Rate.parse(self.rate), Rate.parse(self.between)) if rate.bits_per_s]
         return min(known, default=None)
 
@@ -57,7 +57,7 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """For files."""
+        """Name in files."""
         return f"{self.nodes}x{self.links.replace('/', '-')}"
 
 
@@ -75,12 +75,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For files."""
+        """Name in files."""
         return f"{self.cluster.name}-{size_text(self.nbytes)}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For the record."""
+        """Settings for the record."""
         return {**asdict(self.cluster), "bytes": self.nbytes}
 
 

@@ -1,4 +1,4 @@
-"""The all-reduces that are compared, what each should take in a cell, and which are left out as too slow."""
+"""The all-reduces that are compared, their expected times in a cell, and those left out as too slow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from math import log2
 from apps.performance.cluster.grid import Cell
 from collectives.schedules.registry import topology
 
-COPY_BYTES_PER_S = 1.0e9  # what one core gets through MPI, TCP and the sum, roughly
+COPY_BYTES_PER_S = 1.0e9  # throughput of one core through MPI, TCP and the sum, roughly
 CORES = 2
 LATENCY_S = 2e-4  # of a round
 LEAST_REPEATS, LEAST_OPTIONAL = 3, 2  # timed calls in each job: of implementations that are core, and of the others
 SLOW_S = 2.0  # calls expected to take longer are timed from the first one
-MEMORY_PART = 0.7  # of what is free
+MEMORY_PART = 0.7  # of the free memory
 ONE_BIT = ("ring", "segmented-ring", "torus", "tree", "double-tree", "halving-doubling", "star")
 MOST_NODES_OF_A_STAR = 4
 # Of Open MPI's coll_tuned_allreduce_algorithm.
@@ -51,7 +51,7 @@ class Implementation:
         return LEAST_REPEATS if self.core else LEAST_OPTIONAL
 
     def load(self, nodes: int) -> float:
-        """What the busiest rank sends, in vectors of float32; a coarse guess."""
+        """Vectors of float32 that the busiest rank sends; a coarse guess."""
         even = 2 * (nodes - 1) / nodes
         by_topology = {"tree": 2 * log2(nodes), "double-tree": 2.0, "star": nodes - 1.0}
         by_algorithm = {"2": 2.0, "3": log2(nodes)}
@@ -90,7 +90,7 @@ def of_library(library: str, nodes: int) -> list[Implementation]:
 
 
 def fits(name: str, nodes: int) -> bool:
-    """Whether a topology is one of its own on so many nodes."""
+    """Return True if a topology differs from the others on so many nodes."""
     if name == "torus":  # with one row it is a ring
         return any(nodes % rows == 0 for rows in range(2, int(nodes**0.5) + 1))
     topology(name).plan(0, nodes)
@@ -122,7 +122,7 @@ def choose(
 
 
 def memory_bytes(known: Sequence[Implementation], cell: Cell) -> int:
-    """Of all ranks together: input, output, what MPI's algorithms allocate, residuals and packed signs."""
+    """Return the memory of all ranks: input, output, buffers of MPI's algorithms, residuals and packed signs."""
     residuals = sum(one.kind == "marsit" for one in known)
     packed = sum(one.packed for one in known)
     return round(cell.cluster.nodes * (cell.nbytes * (3 + residuals + packed / 16) + 200e6))

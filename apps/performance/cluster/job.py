@@ -1,4 +1,4 @@
-"""What runs on the ranks: ``python -m apps.performance.cluster.job REQUEST``, a JSON file that `driver` writes."""
+"""Program of the ranks: ``python -m apps.performance.cluster.job REQUEST``, a JSON file that `driver` writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collectives import Communicator
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the request says; rank 0 writes each record as soon as it has it."""
+    """Measure as requested; rank 0 writes each record as soon as it has it."""
     mpicomp.install_abort_hook()
     request = json.loads(Path((sys.argv[1:] if argv is None else argv)[0]).read_text())
     if request["kind"] == "grid":

@@ -1,4 +1,4 @@
-"""Every method's all-reduce on slow links, beside what its bytes and its computing alone would take."""
+"""Every method's all-reduce on slow links, next to the times of its bytes alone and of its computing alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 32
 
 
 def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
-    """Predict all methods, and time them in turn with what a training step computes; collective."""
+    """Predict all methods, and time them in turn with the computing of a training step; collective."""
     predicted = measure_methods(comm, METHODS, n) if comm.size > 1 else {}
     x, out = filled(n, comm.rank)
     started = {name: method.start(comm, n) for name, method in METHODS.items()}
@@ -111,7 +111,7 @@ def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]
 
 
 def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
-    """Measure what is missing; returns what failed."""
+    """Make the missing measurements; returns the failures."""
     failed = []
     for cluster, repeats in REPEATS.items():
         path = folder / f"methods-{cluster.name}.json"
@@ -143,7 +143,7 @@ def render(records: Sequence[Record]) -> str:
 
 
 def _derived(record: Record, name: str) -> dict[str, Any]:
-    """A method's row with what follows from it and from dense's."""
+    """Return a method's row with values that follow from it and from dense's."""
     row, dense = record["rows"][name], record["rows"]["dense"]
     sent, each_s = row["cost"]["bytes_sent_most"], row["codec_s"]
     # the least time in which processors that all ranks share do what each of them computes

@@ -1,4 +1,4 @@
-"""How much of the computing of a one-bit ring is hidden behind the wire, at several rates.
+"""Part of a one-bit ring's computing that is hidden behind the wire, at several rates.
 
 *Wire* runs the same program with the same pieces and buffers, and computes nothing. *Compute* calls the same kernels on
 the same pieces, on all ranks at once, and sends nothing. *Both* is the real call. All three take turns. *Moving* is the
@@ -56,16 +56,16 @@ class EmptyPayload:
         self.outgoing, self.incoming, self.replacing = real.outgoing, real.incoming, real.replacing
 
     def encode(self, piece: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def prepare(self, message: Message, buffer: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def merge(self, message: Message, buffer: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self, piece: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Kernels:
@@ -75,7 +75,7 @@ class Kernels:
         self._x, self._out = x, out.view(np.uint32)
         self._streaming = x.size >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
         self._ends = np.array([1, -1], np.float32).view(np.uint32)
-        reducer = SignMerge(comm, x.size, Sign().bind("cpu", Stream(0, 0, "merge")), 0)  # what the method itself runs
+        reducer = SignMerge(comm, x.size, Sign().bind("cpu", Stream(0, 0, "merge")), 0)  # code of the method itself
         self.program, self.payload = reducer.program, reducer.payload
         self.payload.begin(0, self.encode, self.finish)
 
@@ -150,7 +150,7 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
 
 
 def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int = JOBS) -> list[str]:
-    """Measure what is missing; returns what failed."""
+    """Make the missing measurements; returns the failures."""
     failed = _measure({cluster: f"overlap-{cluster.name}" for cluster in CLUSTERS}, folder, fresh, n, repeats, jobs)
     paths = [folder / f"overlap-{cluster.name}.json" for cluster in CLUSTERS if cluster.nodes == 2]
     records = [read_record(path) for path in paths if path.exists()]
@@ -162,7 +162,7 @@ def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int
 
 
 def _measure(names: Mapping[Cluster, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
-    """Let the clusters whose record is missing take turns, a job each; returns what failed, which has no record."""
+    """Let the clusters whose record is missing take turns, a job each; returns the failures, which have no record."""
     failed = []
     missing = {cluster: name for cluster, name in names.items() if fresh or not (folder / f"{name}.json").exists()}
     parts = {

@@ -1,7 +1,7 @@
 """Pipelines of four stages on slow links: activations in full, in few bits, and as differences to the last message.
 
 Every stage trains its slice of one model, with one method and schedule after the other. All take turns. AQ-SGD is timed
-once every example has been visited. *Computing* is what a micro-batch takes on a stage while all stages compute: the
+once every example has been visited. *Computing* is the time of a micro-batch on a stage while all stages compute: the
 processor's time, times as many as share one. From it and the size of messages follows the rate at which float32 needs
 `RATIO` times as long for its messages as for computing.
 """
@@ -51,7 +51,7 @@ class Method:
     deltas: bool = False
 
     def compressions(self, examples: int) -> tuple[Any, Any]:
-        """Of a stage that trains on so many examples, forward and backward."""
+        """Return the compressions of a stage that trains on so many examples, forward and backward."""
         from mpicomp.pipeline import Deltas, Direct  # torch, which other jobs can do without
 
         forward = Deltas(self.forward, examples=examples) if self.deltas else Direct(self.forward)
@@ -59,7 +59,7 @@ class Method:
 
 
 def bits_names(method: str) -> list[str]:
-    """What is measured of a method with few bits, such as ``"AQ-SGD fw2 bw4"``."""
+    """Return the names of a method's measurements with few bits, such as ``"AQ-SGD fw2 bw4"``."""
     return [f"{method} fw{forward} bw{backward}" for forward, backward in BITS]
 
 
@@ -134,7 +134,7 @@ def _step(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, 
 
 
 def _alive(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str) -> list[int]:
-    """Of how many micro-batches each stage keeps activations at one time, of `ALIVE_MICRO_BATCHES`; collective."""
+    """Return how many of `ALIVE_MICRO_BATCHES` each stage keeps activations of at one time; collective."""
     from apps.performance.pipeline_load import Load, trainer
 
     many = Load(**asdict(load) | {"micro_batches": ALIVE_MICRO_BATCHES, "batches": 1})
@@ -146,7 +146,7 @@ def _alive(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str)
 def _computing(comm: Communicator, module: Any, loss: Any, load: Any) -> dict[str, float]:
     """Processor seconds of a micro-batch on a stage, while all compute: medians, and the mean over stages; collective.
 
-    Unlike the time on the wall they do not depend on what else the machine does.
+    Unlike the time on the wall they do not depend on other load of the machine.
     """
     import torch
 
@@ -190,7 +190,7 @@ def _coding(comm: Communicator, load: Any, name: str) -> dict[str, float]:
 
 
 def run(folder: Path, fresh: bool, n: Mapping[str, Any] | None = None) -> list[str]:
-    """Measure what is missing; returns what failed."""
+    """Make the missing measurements; returns the failures."""
     failed = []
     for rate in RATES:
         cluster = Cluster(STAGES, rate)
@@ -205,7 +205,7 @@ def run(folder: Path, fresh: bool, n: Mapping[str, Any] | None = None) -> list[s
 def measure_missing(
     kind: str, cluster: Cluster, path: Path, fresh: bool, repeats: int, n: Mapping[str, Any] | None
 ) -> list[str]:
-    """Run a job of this kind on a cluster unless its record is there, or anyway if `fresh`; returns what failed."""
+    """Run a job of this kind on a cluster unless its record is there, or anyway if `fresh`; returns the failures."""
     if path.exists() and not fresh:
         return []
     log(f"{kind}: {cluster.nodes} nodes, {cluster.links}")
@@ -223,7 +223,7 @@ def slow_mbit(record: Record) -> float:
 
 
 def computing_s(record: Record) -> float:
-    """Of a micro-batch on a stage, forward and backward, while all stages compute."""
+    """Return the seconds of a micro-batch on a stage, forward and backward, while all stages compute."""
     return way_s(record, "forward") + way_s(record, "backward")
 
 
@@ -234,5 +234,5 @@ def way_s(record: Record, way: str) -> float:
 
 
 def message_bytes(record: Record, name: str) -> float:
-    """Of a micro-batch, forward and backward: what a middle stage sends."""
+    """Return the bytes that a middle stage sends for a micro-batch, forward and backward."""
     return float(record["codecs"][name]["forward_bytes"] + record["codecs"][name]["backward_bytes"])

@@ -124,7 +124,7 @@ def _row(way: tuple[str, str], seconds: Seconds, sent: NDArray[np.float64]) -> d
 
 
 def run(folder: Path, fresh: bool, n: Mapping[str, Any] | None = None) -> list[str]:
-    """Measure what is missing; returns what failed. The records of `pipeline` lie in the folder beside."""
+    """Make the missing measurements; returns the failures. The records of `pipeline` lie in the folder beside."""
     paths = {rate: folder / f"pipeline-grid-{Cluster(REPLICAS * STAGES, rate).name}.json" for rate in RATES}
     failed = []
     slow = folder.parent / "pipeline" / f"{SLOW}.json"

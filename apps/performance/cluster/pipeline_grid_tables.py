@@ -1,4 +1,4 @@
-"""Tables of `pipeline_grid`: throughput, what each compression adds to the other, and bytes."""
+"""Tables of `pipeline_grid`: throughput, the gain of each compression over the other, and bytes."""
 
 from __future__ import annotations
 

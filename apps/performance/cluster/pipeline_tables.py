@@ -1,4 +1,4 @@
-"""Tables of `pipeline`: throughput, what a micro-batch takes, targets, and micro-batches alive."""
+"""Tables of `pipeline`: throughput, times of a micro-batch, targets, and micro-batches alive."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def render(records: Sequence[Record]) -> str:
 
 
 def ratio(record: Record) -> float:
-    """How many times as long as computing a micro-batch the messages of float32 take."""
+    """Return the time of float32's messages, relative to computing a micro-batch."""
     return _wire_s(record, message_bytes(record, FP32)) / computing_s(record)
 
 
@@ -78,7 +78,7 @@ def judge(record: Record) -> Iterator[Row]:
 
 
 def simulated_s(record: Record, schedule: str, name: str) -> float:
-    """What the simulator says of a step, from what a micro-batch takes; half of the codec belongs to each way."""
+    """Simulate a step from the times of a micro-batch; half of the codec belongs to each way."""
     coded = record["codecs"][name]
     times = Times(
         forward=way_s(record, "forward") + coded["seconds"] / 2,
@@ -143,7 +143,7 @@ def _times(record: Record, schedule: str) -> Mapping[str, Any]:
 
 
 def _wire_s(record: Record, nbytes: float) -> float:
-    """What the slowest link takes for so many bytes, by the rate that it was measured to carry."""
+    """Return the time of the slowest link for so many bytes, by its measured rate."""
     return 8 * nbytes / payload_rate(record)
 
 

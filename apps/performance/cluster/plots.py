@@ -49,7 +49,7 @@ BARS = (*(f"one-bit {name}" for name in ONE_BIT), MARSIT_RING, "Marsit torus", D
 
 
 def draw(records: Sequence[Record], overlaps: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw what there are records for; returns the files written."""
+    """Draw the plots that have records; returns the files written."""
     full = [r for r in records if r["settings"]["nodes"] == FULL and r["settings"]["between"] == "none"]
     drawn = {
         "cluster-time": time_by_size(full),
@@ -66,7 +66,7 @@ def draw_iterations(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def draw_backward(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw what is exposed of communication beside backward; returns the files written."""
+    """Draw the exposed communication next to backward; returns the files written."""
     return [save(exposed(records), folder / "cluster-backward.png")] if records else []
 
 
@@ -168,7 +168,7 @@ def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
 
 
 def stages(records: Sequence[Record]) -> Figure | None:
-    """Draw where a call's time goes, as parts of it; the time itself stands beside each bar."""
+    """Draw where a call's time goes, as parts of it; the time itself stands next to each bar."""
     shown = [record for record in records if record["settings"]["bytes"] == max(SHOWN_BYTES)]
     if not shown:
         return None
@@ -276,7 +276,7 @@ def _rates_below(axis: Axes, rates: Sequence[float]) -> None:
 
 
 def _shares(timed: dict[str, Any]) -> list[float]:
-    """What part of a call each of `STAGES` takes, and the rest."""
+    """Return the part of a call that each of `STAGES` takes, and the rest."""
     parts = [timed["cost"][field] / timed["elapsed_s"] for field in STAGES.values()]
     return [*parts, max(0.0, 1 - sum(parts))]
 

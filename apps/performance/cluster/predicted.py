@@ -1,4 +1,4 @@
-"""What the model of time predicts from what `mpicomp advise` measures, beside what the grid measured."""
+"""Predictions of the model of time from measurements of `mpicomp advise`, next to those of the grid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CLOSE, FAR = 0.2, 0.4
 
 
 def measure_advice(comm: Communicator, n: int) -> dict[str, Any]:
-    """What `mpicomp advise` finds of network and speeds for vectors of `n` elements; collective."""
+    """Measure network and speeds, as `mpicomp advise` does, for vectors of `n` elements; collective."""
     network = measure_network(comm)
     speeds = {name: measure_speed(comm, COMPARED[ring][0], n, "float32", network) for name, ring in METHODS.items()}
     return {
@@ -54,7 +54,7 @@ def measure_advice(comm: Communicator, n: int) -> dict[str, Any]:
 
 
 def predict(record: Record, name: str, cell: Cell | None = None) -> float:
-    """Seconds of a call in a record's cell, or in another: the mean of what follows from each job's measurements."""
+    """Seconds of a call in a record's cell, or in another: the mean over predictions from each job's measurements."""
     cell, (algorithm, over) = cell or cell_of(record), PREDICTED[name]
     found = []
     for advised in record["advised"]:
@@ -66,7 +66,7 @@ def predict(record: Record, name: str, cell: Cell | None = None) -> float:
 
 
 def measure_methods(comm: Communicator, methods: Mapping[str, Algorithm], n: int) -> dict[str, float]:
-    """What `mpicomp advise` says that a call of each method takes, around a ring or by its own route; collective."""
+    """Predict a call of each method as `mpicomp advise` does, around a ring or by its own route; collective."""
     network = measure_network(comm)
     job = Job(comm.size, n, "float32", network, comm.packed_piece_bytes())
     found = {}
@@ -78,7 +78,7 @@ def measure_methods(comm: Communicator, methods: Mapping[str, Algorithm], n: int
 
 
 def render(measured: Sequence[Record]) -> str:
-    """Tables: what was measured of each chosen cell's network, and each prediction; and how many are close."""
+    """Tables: measurements of each chosen cell's network, and each prediction; and how many are close."""
     known = [record for record in in_order(measured) if record["advised"]]
     advised = [record for record in known if cell_of(record).nbytes >= LEAST_BYTES]
     chosen = [record for record in advised if cell_of(record) in CELLS]
@@ -93,7 +93,7 @@ def render(measured: Sequence[Record]) -> str:
 
 
 def closeness(errors: Sequence[float]) -> str:
-    """How many predictions are close, and how many are far off."""
+    """Count the predictions that are close, and those that are far off."""
     close, far = _counts(errors)
     return f"{close} of {len(errors)} within {CLOSE:.0%}, {far} off by more than {FAR:.0%}"
 
@@ -107,7 +107,7 @@ def _errors(records: Sequence[Record], name: str) -> list[float]:
 
 
 def _by_implementation(records: Sequence[Record]) -> str:
-    """How near predictions come for each topology."""
+    """Table of the predictions' errors for each topology."""
     rows = [(name, errors) for name in PREDICTED if (errors := _errors(records, name))]
     return table(
         (
@@ -122,7 +122,7 @@ def _by_implementation(records: Sequence[Record]) -> str:
 
 
 def _advice(records: Sequence[Record]) -> str:
-    """In each cell whether the one-bit ring was predicted, and measured, to be worth it; MPI's own sum is measured."""
+    """Table of cells in which the one-bit ring was predicted, and measured, to pay; MPI's own sum is measured."""
     rows = []
     for record in records:
         mpi_s, dense_s, bit_s = (measured_s(record, name) for name in (MPI_DEFAULT, DENSE_RING, ONE_BIT_RING))
@@ -172,7 +172,7 @@ def _work(record: Record, which: str, *parts: str) -> str:
     return " + ".join(f"{1e9 * work[part]:.2f}" for part in parts)
 
 
-# what the first of each cell's jobs measured
+# measurements of the first of each cell's jobs
 NETWORK = (
     *PLACE,
     ("latency", lambda record: duration(record["advised"][0]["network"]["latency_s"])),

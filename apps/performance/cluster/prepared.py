@@ -26,7 +26,7 @@ MARSIT = mpicomp.Marsit(None)
 class Prepared:
     """An implementation, ready to be called on vectors of one length.
 
-    `check` raises unless the first call's result is right; collective. `traffic` is what all calls have cost so far;
+    `check` raises unless the first call's result is right; collective. `traffic` is the cost of all calls so far;
     None for implementations that are not ours.
     """
 

@@ -30,7 +30,7 @@ def best_mpi(record: Record) -> tuple[str, float] | None:
 
 
 def speedup(record: Record, name: str, over: str) -> float | None:
-    """How many times faster one implementation is than another; `over` may be "best MPI"."""
+    """Return the speed-up of one implementation over another; `over` may be "best MPI"."""
     best = best_mpi(record)
     ours = seconds(record, name)
     theirs = (best[1] if best else None) if over == "best MPI" else seconds(record, over)
@@ -48,7 +48,7 @@ def speedups_by_job(record: Record, name: str, over: str) -> list[float]:
 
 
 def over_mpich(record: Record) -> float | None:
-    """How many times faster the one-bit ring is than MPICH's all-reduce, both in jobs with MPICH."""
+    """Return the speed-up of the one-bit ring over MPICH's all-reduce, both in jobs with MPICH."""
     return speedup(record, ONE_BIT_RING + IN_MPICH, MPICH_DEFAULT)
 
 
@@ -58,14 +58,15 @@ def payload_rate(record: Record) -> float:
 
 
 def nominal_rate(record: Record) -> float | None:
-    """Bits per second asked for on the slowest link; None: not limited."""
+    """Requested bits per second of the slowest link; None: not limited."""
     return cluster_of(record).bits_per_s
 
 
 def bucket_share(record: Record) -> float:
-    """How much longer the one-bit ring would take if the slowest link had no bucket of tokens, as a share of its time.
+    """Return the time that the slowest link's bucket of tokens saves the one-bit ring, as a share of its time.
 
-    A link lets through at once what its bucket holds, which a real link does not. This flatters those that send little.
+    A link lets through the tokens of its bucket at once, which a real link does not. This flatters implementations
+    that send little.
     """
     timed, bits_per_s = record["timings"].get(ONE_BIT_RING), nominal_rate(record)
     if timed is None or timed["cost"] is None or bits_per_s is None:
@@ -99,7 +100,7 @@ def balanced(overlaps: Sequence[Record]) -> float | None:
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
-    """Where y of the positive (x, y) falls below 1 last, interpolated between logarithms; None: nowhere."""
+    """Return x where y of the positive (x, y) falls below 1 last, interpolated between logarithms; None: nowhere."""
     found = None
     for (x0, y0), (x1, y1) in pairwise(sorted(points)):
         a, b = math.log(y0), math.log(y1)

@@ -40,17 +40,17 @@ def merge(parts: Sequence[Record], left_out: dict[str, str]) -> Record:
 
 
 def cell_of(record: Record) -> Cell:
-    """Which cell a record of the grid is of."""
+    """Return the cell that a record of the grid belongs to."""
     return Cell(cluster_of(record), record["settings"]["bytes"])
 
 
 def cluster_of(record: Record) -> Cluster:
-    """Which cluster a record is of."""
+    """Return the cluster that a record belongs to."""
     return Cluster(*(record["settings"][name] for name in ("nodes", "rate", "between")))
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:
-    """By nodes, links and size."""
+    """Sort records by nodes, links and size."""
 
     def place(record: Record) -> tuple[Any, ...]:
         cell = cell_of(record)
@@ -61,7 +61,7 @@ def in_order(records: Iterable[Record]) -> list[Record]:
 
 
 def merge_environments(jobs: Sequence[Record]) -> dict[str, Any]:
-    """What several jobs were run on: all their MPI libraries, the highest load, and memory's scaling before each."""
+    """Merge the environments of several jobs: all MPI libraries, the highest load, memory's scaling before each."""
     found = [job["environment"] for job in jobs]
     return found[0] | {
         "mpi": " and ".join(dict.fromkeys(one["mpi"] for one in found)),

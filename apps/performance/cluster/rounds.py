@@ -24,12 +24,12 @@ A round can take a minute, and some virtual machines take back memory that is id
 
 
 def repeats_for(seconds: float, share_s: float, least: int) -> int:
-    """How often something is called that takes so long and may take `share_s` altogether."""
+    """Return the number of calls of so many seconds that take `share_s` altogether."""
     return max(least, min(MOST_REPEATS, int(share_s / max(seconds, 1e-9))))
 
 
 def wire_bytes() -> int:
-    """What this host has sent so far, headers included."""
+    """Return the bytes that this host has sent so far, headers included."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
@@ -105,7 +105,7 @@ def _costs(one: Prepared) -> NDArray[np.float64]:
 
 
 def _summary(samples: NDArray[np.float64]) -> dict[str, Any]:
-    """What `measure` returns, of samples ``[ranks, calls, ...]``."""
+    """Return the result of `measure`, of samples ``[ranks, calls, ...]``."""
     times = samples[:, :, 0].max(axis=0)
     elapsed_s, cpu_s, *costs = samples.mean(axis=(0, 1)).tolist()
     sent = COSTS.index("bytes_sent")

@@ -159,7 +159,7 @@ def _step(model: Any, loss: Loss, optimizer: Any) -> None:
 
 
 def run(folder: Path, fresh: bool) -> list[str]:
-    """Measure what is missing; returns what failed."""
+    """Make the missing measurements; returns the failures."""
     failed = []
     for cluster in CLUSTERS:
         for model in MODELS:

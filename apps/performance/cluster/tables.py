@@ -135,7 +135,7 @@ def timed(name: str, heading: str = "") -> Column:
 
 
 def times(ratio: float | None) -> str:
-    """How many times faster, or longer."""
+    """Format a ratio: faster, or longer."""
     return ABSENT if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
 
 
@@ -248,7 +248,7 @@ def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
 
 
 def scaling(records: Sequence[Record]) -> str:
-    """How much more memory gave to all processors than to one, before the jobs."""
+    """Describe the memory's rate for all processors relative to one, before the jobs."""
     found = [float(one) for record in records for one in record["environment"]["memory_scaling"]]
     ends = dict.fromkeys((f"{min(found):.1f}", f"{max(found):.1f}"))
     return f" All processors at once read memory {' to '.join(ends)} times as fast as one."

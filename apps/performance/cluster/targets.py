@@ -1,4 +1,4 @@
-"""What the project set out to reach on the emulated cluster, beside what was measured."""
+"""Targets of the project on the emulated cluster, next to the measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOST_OVER_BOUND, MODEL_OFF = 1.08, 0.2
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a target: of a cell's record, from the times of the implementations `names`."""
+    """Return the measurement of a target: of a cell's record, from the times of the implementations `names`."""
 
     what: str
     measured: str
@@ -70,7 +70,7 @@ BEHIND: Sequence[Column] = (
 
 
 def render(records: Sequence[Record]) -> str:
-    """A table of ratios, the times they are made of and how many calls; what is not measured has no line."""
+    """A table of ratios, the times they are made of and how many calls; targets that were not measured have no line."""
     by_cell = {cell_of(record): record for record in records}
     rows = [*_ratios(by_cell), *_bound(by_cell), *_torus(by_cell)]
     return table((*COLUMNS, *BEHIND), rows) if rows else NOTHING

@@ -36,7 +36,7 @@ Lines = list[dict[str, Any]]
 
 
 def run(folder: Path, fresh: bool) -> list[str]:
-    """Train what is missing; returns what failed."""
+    """Make the missing runs; returns the failures."""
     failed = []
     for cluster in CLUSTERS:
         missing = {method: _path(folder, cluster, method) for method in METHODS}
@@ -98,7 +98,7 @@ def render(found: dict[Cluster, dict[str, Lines]]) -> str:
 
 
 def _rates(runs: Iterable[Lines]) -> str:
-    """What the slowest link carried before the runs."""
+    """Return the rate of the slowest link before the runs."""
     slowest = [min(link["bits_per_s"] for link in lines[0]["links"]) for lines in runs]
     ends = dict.fromkeys(str(Rate(round(rate, -5))) for rate in (min(slowest), max(slowest)))
     return f"\n\n<sub>Payload that the slowest link carried before: {' to '.join(ends)}.</sub>"

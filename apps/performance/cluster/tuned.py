@@ -18,7 +18,7 @@ SETTINGS = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
 
 
 class ToolsError(RuntimeError):
-    """The tools interface of this MPI does not do what is asked."""
+    """The tools interface of this MPI does not support a request."""
 
 
 class AllreduceAlgorithm:

@@ -1,6 +1,6 @@
-"""Vectors whose sum every rank knows, and what a right result is.
+"""Vectors whose sum every rank knows, and the check of a result.
 
-Each rank's vector repeats a block of its own, of a length that is prime: whatever is moved to a wrong place shows.
+Each rank's vector repeats a block of its own, of a length that is prime: an element in a wrong place shows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Vector = NDArray[np.float32]
 
 
 class WrongResult(RuntimeError):
-    """An implementation does not compute what it should."""
+    """An implementation computes a wrong result."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What runs of split learning depend on, and the command line that gives it."""
+"""Options of runs of split learning, and their command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """As the paper names methods."""
+        """Name of the method, as in the paper."""
         if self.method == "fp32":
             return "fp32"
         method = {"directq": "DirectQ", "aq-sgd": "AQ-SGD"}[self.method]
@@ -56,14 +56,14 @@ class Options:
         return f"{method} fw{self.forward_bits} bw{self.backward_bits}{kept}"
 
     def forward(self, examples: int) -> Compression:
-        """How activations travel, where a client has so many examples."""
+        """Return the compression of activations, where a client has so many examples."""
         if self.method == "fp32":
             return Direct()
         codec = RowQuantizer(self.forward_bits)
         return Direct(codec) if self.method == "directq" else Deltas(codec, examples)
 
     def backward(self) -> Compression:
-        """How gradients travel: means over a batch are small, so that scales need float32."""
+        """Return the compression of gradients: means over a batch are small, so that scales need float32."""
         if self.method == "fp32":
             return Direct()
         codec = RowQuantizer(self.backward_bits, scale="float32")

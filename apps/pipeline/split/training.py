@@ -65,7 +65,7 @@ class Training:
             self.party = SplitClient(first, last, comm, options.clients, loss=loss, **travel)
 
     def train_round(self, after_turn: Callable[[], None] = lambda: None) -> Record:
-        """Give every client its turn, and test the model; returns what is found, on every rank."""
+        """Give every client its turn, and test the model; returns the findings, on every rank."""
         start, before = time.perf_counter(), self.party.bytes_sent
         losses = list[float]()
         for client in range(self.options.clients):
@@ -99,7 +99,7 @@ class Training:
             self._optimizer.zero_grad()
 
     def _train(self, clients: SplitClient, client: int) -> list[float]:
-        """A turn of a client here; its momentum begins anew, as if each had a machine of its own."""
+        """A turn of a client here; its momentum begins from scratch, as if each had a machine of its own."""
         optimizer = self._sgd(self._layers)
         losses = []
         for ids, images, labels in self._batches(client):
@@ -131,7 +131,7 @@ class Training:
         return min(self.options.test_examples, len(self._dataset.test))
 
     def _test(self, client: int) -> int:
-        """How many of the test images this rank's client recognises, with the weights that it has now."""
+        """Count the test images that this rank's client recognises, with the weights that it has now."""
         right = 0
         with self.party.turn(client) as takes_part:
             if isinstance(self.party, SplitServer):
@@ -147,7 +147,7 @@ class Training:
 def train(
     options: Options, comm: Communicator, dataset: Dataset, after_round: Callable[[Record], None] = lambda _: None
 ) -> Record:
-    """Train as the options say; returns the record of the run, on every rank; collective."""
+    """Train with these options; returns the record of the run, on every rank; collective."""
     training = Training(options, comm, dataset)
     rounds = []
     for _ in range(options.rounds):

@@ -35,7 +35,7 @@ def seconds_to(goal: float, losses: Sequence[float], epoch_s: float) -> float | 
 
 
 def judge(runs: Runs, taken: Times, step_s: float, lengths: Sequence[int]) -> list[Claim]:
-    """Whether DoubleSqueeze reaches the loss of dense SGD, within the margin, sooner than each rival."""
+    """Check whether DoubleSqueeze reaches the loss of dense SGD, within the margin, sooner than each rival."""
     goal = (1 + MARGIN) * float(np.mean(last(runs[DENSE], "loss")))
     claims = []
     for n in lengths:

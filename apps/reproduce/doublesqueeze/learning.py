@@ -58,7 +58,7 @@ def learn(results: Results, seeds: int, full: bool) -> tuple[Runs, dict[str, flo
 
 
 def judge(found: Runs, rates: dict[str, float], full: bool) -> list[Claim]:
-    """Which methods converge as others, and which are worse."""
+    """Claims about methods that converge as others, and methods that are worse."""
     losses = {name: last(records, "loss") for name, records in found.items()}
     differs = (
         f"MLP with {HIDDEN} hidden units on {SAMPLES} images of Fashion-MNIST, {RANKS} ranks, "
@@ -67,7 +67,7 @@ def judge(found: Runs, rates: dict[str, float], full: bool) -> list[Claim]:
     )
 
     def compare(what: str, paper: str, name: str, other: str, margin: float | None) -> Claim:
-        """Whether a loss is surely less than `margin` above another one, or, without a margin, surely above it."""
+        """Claim that a loss is surely less than `margin` above another one or, without a margin, surely above it."""
         gap = paired(losses[name], losses[other])
         ours = f"{name} {np.mean(losses[name]):.3f}, {other} {np.mean(losses[other]):.3f}; difference {gap}"
         tuned = (

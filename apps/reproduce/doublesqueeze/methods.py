@@ -51,7 +51,7 @@ def formula_bytes(name: str, topology: str, n: int, ranks: int) -> int:
 
     Codes go from every rank but the owner of a part to the owner, and the result goes back: ``(M - 1) (first +
     second)``. Codes that are gathered go from every rank to all others: ``M (M - 1) first``. The formula leaves out the
-    words by which ranks tell each other of NaN, and the padding of messages that carry a part of the vector.
+    words by which ranks report NaN, and the padding of messages that carry a part of the vector.
     """
     one_bit, top_k, full = OneBit(BUCKET), TopK(RATE, BLOCK), FullPrecision("float32")
     passes: dict[str, tuple[Codec, Codec]] = {

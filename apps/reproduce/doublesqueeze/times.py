@@ -20,7 +20,7 @@ MODEL = 784 * HIDDEN + HIDDEN + HIDDEN * 10 + 10  # elements of the trained mode
 RESNET_18 = 11_173_962  # with ten classes, as in the paper
 LARGEST = 25_000_000
 REPEATS = 5
-BYTES_OFF = 0.02  # padding, and the words that tell of NaN
+BYTES_OFF = 0.02  # padding, and the words that report NaN
 EQUAL_STEPS = 5
 
 Times = dict[str, Record]
@@ -74,7 +74,7 @@ def step_seconds(results: Results) -> float:
 
 
 def measured(results: Results, full: bool) -> Times | str:
-    """Times at each rate; or the reason why there are none."""
+    """Times at each rate; or the reason why records are missing."""
     found: Times = {}
     lengths = [MODEL, RESNET_18, *([LARGEST] if full else [])]
     arguments = {"topologies": list(TOPOLOGIES), "lengths": lengths, "repeats": REPEATS}
@@ -93,12 +93,12 @@ def seconds(found: Times, rate: str, n: int, topology: str, name: str) -> float:
 
 
 def speedups(found: Times, n: int, topology: str, ours: str, other: str) -> dict[str, float]:
-    """By rate: how many times our synchronization is faster than the other."""
+    """Return the speed-ups of our synchronization over the other, by rate."""
     return {rate: seconds(found, rate, n, topology, other) / seconds(found, rate, n, topology, ours) for rate in found}
 
 
 def judge(found: Times | str, full: bool) -> list[Claim]:
-    """Whether DoubleSqueeze is faster than each rival on slow links, and gains more the slower they are."""
+    """Check whether DoubleSqueeze is faster than each rival on slow links, and gains more the slower they are."""
     where = "experiments, time against bandwidth"
     if isinstance(found, str):
         return [Claim(where, "DoubleSqueeze is faster on slow links", "curves", "left out", None, found)]
@@ -123,7 +123,7 @@ def judge(found: Times | str, full: bool) -> list[Claim]:
 
 
 def draw(found: Times | str, folder: Path, full: bool) -> list[Path]:
-    """Draw the time of a synchronization, and the gain of DoubleSqueeze, against what a link carries."""
+    """Draw the time of a synchronization, and the gain of DoubleSqueeze, against the rate of a link."""
     if isinstance(found, str):
         return []
     drawn = []

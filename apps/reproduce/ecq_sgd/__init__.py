@@ -49,7 +49,7 @@ PARTS = (study,)
 
 
 def figure_2(features: int, found: Found, differs: str) -> Claim:
-    """Whether the distances to the optimum are in the order dense <= ECQ-SGD < QSGD."""
+    """Check whether the distances to the optimum are in the order dense <= ECQ-SGD < QSGD."""
     distance = {name: ends(records, "distance") for name, records in found.items()}
     gain, cost = paired(distance["ECQ-SGD"], distance["QSGD"]), paired(distance["ECQ-SGD"], distance["dense"])
     means = ", ".join(f"{name} {np.mean(values):.3g}" for name, values in distance.items())
@@ -91,7 +91,7 @@ PAPER = {
 
 
 def table_1(name: str, found: Found, differs: str) -> list[Claim]:
-    """Whether losses compare with dense as in the paper, and messages are as long as the formula says."""
+    """Check losses against dense as in the paper, and lengths of messages against the formula."""
     dense = ends(found["dense"], "loss")
     error = 2 * float(np.std(dense, ddof=1)) / len(dense) ** 0.5
     full_bits, claims, lengths = found["dense"][0]["bits"], [], {}

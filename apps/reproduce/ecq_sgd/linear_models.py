@@ -95,7 +95,7 @@ def message_bits(method: Algorithm, gradient: Values, residual: Values, step: in
     Returns
     -------
     bits : float
-        Bits of the message; the word that tells of NaN is not counted.
+        Bits of the message; the word that reports NaN is not counted.
     formula : float
         For entropy codes, the formula takes the entropy of the codes in this message.
     """

@@ -51,7 +51,7 @@ def growth(codec: Quantizer, n: int, alpha: float, steps: int = 2000) -> float:
 
 
 def compression(codec: Quantizer, n: int, present: float = 1.0, times: int = 20) -> float:
-    """How many times shorter than float32 messages are, for normal values of which a part `present` is not 0."""
+    """Return the ratio of float32's length to the messages', for normal values of which a part `present` is not 0."""
     rng, sent = np.random.default_rng(2), 0
     for step in range(times):
         v = rng.standard_normal(n).astype(np.float32)
@@ -105,7 +105,7 @@ def table_2(found: Found, differs: str) -> list[Claim]:
 
 
 def residual(results: Results) -> Claim:
-    """Whether the residual stays bounded for alpha below 2 / (1 + gamma) at beta 1, and not beyond."""
+    """Check whether the residual stays bounded for alpha below 2 / (1 + gamma) at beta 1, and not beyond."""
     n, codec = 4096, Quantizer(4096, 4, "l2")
 
     def measure() -> Record:

@@ -49,7 +49,7 @@ def table_1(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list
 
 
 def judge(runs: dict[Case, list[Record]], seeds: int) -> list[Claim]:
-    """Whether cascading compression loses accuracy on 3 ranks, fails on 8, and gets worse with more ranks."""
+    """Check whether cascading compression loses accuracy on 3 ranks, fails on 8, and gets worse with more ranks."""
     accuracy = {case: [100 * run["accuracy"] for run in of_case] for case, of_case in runs.items()}
     differs = f"CNN on 8 x 8 digits for AlexNet on MNIST; 200 steps of 16 images per rank, {seeds} seeds"
     claims = []

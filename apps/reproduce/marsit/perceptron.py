@@ -119,7 +119,7 @@ def train(
     -------
     dict
         Test ``accuracy`` after each of ``steps``, one of `every` steps; ``bits`` per element and phase, from the bytes
-        that rank 0 sent. The seed decides the samples, whatever the method.
+        that rank 0 sent. The seed alone decides the samples, for every method.
     """
     looks, rates = [*range(0, steps, every), steps], LearningRate(lr, steps, steps // 50, "cosine")
 

@@ -64,7 +64,7 @@ def figure_5(results: Results, seeds: int, full: bool) -> tuple[list[Claim], lis
 
 
 def others_use(seconds: float = LOOK_S, accounts: Path = Path("/proc/stat")) -> float:
-    """The number of processors that are used while this process sleeps; 0 if the system does not tell.
+    """The number of processors that are used while this process sleeps; 0 if the system does not report it.
 
     The load average would count what this study itself has computed in the minutes before.
     """
@@ -97,7 +97,7 @@ def communicating(rows: Rows) -> Rows:
 
 
 def of_topology(topology: str, rows: dict[str, Rows], differs: str) -> Claim:
-    """Whether Marsit communicates for a shorter time than every other method."""
+    """Check whether Marsit communicates for a shorter time than every other method."""
     marsit = 1e3 * communicating(rows["Marsit"])
     others = {name: paired(marsit.tolist(), (1e3 * communicating(of_one)).tolist()) for name, of_one in rows.items()
               if name != "Marsit"}  # fmt: skip
@@ -115,7 +115,7 @@ def of_topology(topology: str, rows: dict[str, Rows], differs: str) -> Claim:
 
 
 def torus_against_ring(split: dict[str, dict[str, Rows]]) -> Claim:
-    """Whether every method communicates for a shorter time over the torus."""
+    """Check whether every method communicates for a shorter time over the torus."""
     medians = {
         name: [float(np.median(communicating(split[topology][name]))) for topology in ("torus", "ring")]
         for name in split["ring"]

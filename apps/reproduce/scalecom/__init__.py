@@ -48,7 +48,7 @@ def all_trained(
 
 
 def compare(found: Mapping[str, list[Record]], ours: str, where: str, what: str, paper: str, differs: str) -> Claim:
-    """Whether `ours` is as accurate as dense, that is, surely less than `MARGIN` below it."""
+    """Check whether `ours` is as accurate as dense, that is, surely less than `MARGIN` below it."""
     a, b = ([100 * record["accuracy"] for record in found[name]] for name in (ours, "dense"))
     difference = paired(a, b)
     holds = difference.least > -100 * MARGIN

@@ -82,7 +82,7 @@ def leaders(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list
 
 
 def choices(method: ScaleCom, task: Task, seed: int, own_options: Sequence[str] = ()) -> Record:
-    """How good the choices of the leaders are in the course of a run with ``beta`` 1.
+    """Measure the quality of the leaders' choices in the course of a run with ``beta`` 1.
 
     Returns
     -------
@@ -101,8 +101,8 @@ def choices(method: ScaleCom, task: Task, seed: int, own_options: Sequence[str] 
         step, (aggregator,) = training.step - 1, optimizer.aggregators
         if step % EVERY or step < method.warmup_steps:
             return
-        # With beta 1, the residuals are what the ranks would have averaged, except for the chosen elements. These are 0
-        # in the residuals, and the gradients hold their mean.
+        # With beta 1, the residuals are the values that the ranks would have averaged, except for the chosen elements.
+        # These are 0 in the residuals, and the gradients hold their mean.
         parameters, (names,) = dict(training.model.named_parameters()), optimizer.buckets
         result = torch.cat([parameters[name].grad.reshape(-1) for name in names]).numpy()  # type: ignore[union-attr]
         assert aggregator.residual is not None

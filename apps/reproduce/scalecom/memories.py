@@ -105,7 +105,7 @@ def length(epochs: int, ranks: int) -> tuple[str, str]:
 def recorded(
     results: Results, name: str, look: Callable[..., Record], method: Algorithm, task: Task, seed: int, lr: float
 ) -> Record:
-    """What a look at a training run found, from the folder if it is there; its name is `name` and the seed."""
+    """Return the findings of a look at a run, from the folder if they are there; its name is `name` and the seed."""
     own = ("--lr", str(lr))
     settings = {"options": [*task.options, *own], "method": repr(method), "ranks": task.ranks, "seed": seed}
     return results.get(f"{name}-{seed}", settings, partial(look, method, task, seed, own))
