@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array
+from collectives.annotations import AnyArray, Array, Bytes, Tensor
 from collectives.arrays.device import Device, Taken
 from collectives.arrays.device_lookup import HOST, device_at
 from collectives.arrays.dlpack import device_numbers, exported, require_values
@@ -130,6 +130,17 @@ def on_device(device: Device, array: Array) -> Flat:
     return Flat(taken.vector, taken.dtype, taken.shape, Place(device, taken, nbytes))
 
 
+def held(device: Device, vector: Tensor, dtype: str, host: Bytes) -> Flat:
+    """View a tensor on a device as a vector of element type `dtype`, for which `host` is the memory it crosses to.
+
+    The tensor may be the float32 copy of a 16-bit vector.
+    """
+    n, name = len(vector), str(vector.dtype).removeprefix("torch.")
+    staging = Staging(device, Taken(name, (n,), True, vector.data_ptr(), vector), host.nbytes)
+    staging.host = host
+    return Flat(_stand_in(n, storage(name)), dtype, (n,), staging)
+
+
 def crossing(vector: Flat) -> Flat:
     """Return the vector, with pinned memory if it is an array on a device; raises MemoryError if that fails."""
     staging = vector.staging
@@ -149,8 +160,11 @@ def _staged(device: Device, array: Array, allowed: tuple[str, ...]) -> Flat:
     stored, n = storage(taken.dtype), math.prod(taken.shape)
     if not n:
         return Flat(np.empty(0, stored), taken.dtype, taken.shape)
-    stand_in = np.lib.stride_tricks.as_strided(np.zeros(1, stored), (n,), (0,))
-    return Flat(stand_in, taken.dtype, taken.shape, Staging(device, taken, n * stored.itemsize))
+    return Flat(_stand_in(n, stored), taken.dtype, taken.shape, Staging(device, taken, n * stored.itemsize))
+
+
+def _stand_in(n: int, dtype: np.dtype[Any]) -> AnyArray:
+    return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), (n,), (0,))
 
 
 def _taken(device: Device, array: Array, allowed: tuple[str, ...]) -> Taken:

@@ -490,9 +490,16 @@ class Communicator:
         """
         return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, mark)
 
-    def mean_of_arrays(self, call: Call, source: Flat, target: Flat, traffic: Traffic) -> Steps:
+    def mean_of_arrays(
+        self,
+        call: Call,
+        source: Flat,
+        target: Flat,
+        traffic: Traffic,
+        scratch: Sequence[AnyArray] | None = None,
+    ) -> Steps:
         """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
-        return self._sums.of_arrays(self, call, source, target, "mean", traffic, None)
+        return self._sums.of_arrays(self, call, source, target, "mean", traffic, None, scratch=scratch)
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 

@@ -115,14 +115,13 @@ class DenseSums:
         traffic: Traffic,
         mark: int | None,
         background: bool = False,
+        scratch: Sequence[FloatArray] | None = None,
     ) -> Steps:
         """Return the steps of a sum of arrays in any memory; in the background the bits are the same."""
         if source.place is None and target.place is None:
-            mean, combine = op == "mean", COMBINE[op]
-            return self.steps(
-                comm, call, source.values, source.dtype, mean, target.values, traffic, None, mark, combine, background
-            )
-        through_host = partial(self._through_host, comm, call, op, traffic, mark, background)
+            vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
+            return self.steps(comm, call, *vectors, traffic, scratch, mark, combine, background)
+        through_host = partial(self._through_host, comm, call, op, traffic, mark, background, scratch)
         itemsize = itemsize_in_messages(source.values, source.dtype)
         nbytes = source.values.size * itemsize
         small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, COMBINE[op])
@@ -134,7 +133,7 @@ class DenseSums:
         check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
         if comm.size == 1:
             return copied_on_device(call, source, target, check)
-        program = _program(comm, source.values.size, itemsize)
+        program = _program(comm, source.values.size, itemsize, scratch is not None)
 
         def instead() -> Steps:
             try:
@@ -153,12 +152,13 @@ class DenseSums:
         traffic: Traffic,
         mark: int | None,
         background: bool,
+        scratch: Sequence[FloatArray] | None,
         source: Flat,
         target: Flat,
     ) -> Steps:
         """Return the steps of a sum of arrays that are copied through memory of the host."""
         vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
-        steps = self.steps(comm, call, *vectors, traffic, None, mark, combine, background)
+        steps = self.steps(comm, call, *vectors, traffic, scratch, mark, combine, background)
         return staged(call, steps, source.staging, target.staging)
 
     def _buffers(self, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:

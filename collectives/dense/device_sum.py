@@ -32,6 +32,8 @@ STAGED_BYTES = 4 << 20
 DIRECT_BYTES = 64 << 10
 RECEIVE_BUFFERS = 4  # one message is copied while another is added and others travel
 
+_NO_BYTES: Bytes = np.empty(0, np.uint8)
+
 
 class DevicePayload(MergedPayload):
     """Sum, mean, minimum or maximum of one vector per rank, of which this rank's is on a device.
@@ -46,7 +48,7 @@ class DevicePayload(MergedPayload):
         For two ranks or more.
     device : Device
     values : tensor[n]
-        Input; changed only if it is `out`.
+        Input; changed only if it is `out` or the float32 copy of a 16-bit vector.
     dtype : str
         Element type.
     op : str
@@ -55,6 +57,8 @@ class DevicePayload(MergedPayload):
         Overwritten with the result. The program may begin once the device has done all earlier work.
     direct : bool
         MPI reads and writes the device's memory; otherwise messages go through pinned memory, piece by piece.
+    host : uint8 array
+        Pinned memory for this, as long as the vector is in messages; another length: it is allocated.
 
     Raises
     ------
@@ -66,15 +70,27 @@ class DevicePayload(MergedPayload):
     receive_buffers = RECEIVE_BUFFERS
 
     def __init__(
-        self, program: Program, device: Device, values: Tensor, dtype: str, op: str, out: Tensor, direct: bool
+        self,
+        program: Program,
+        device: Device,
+        values: Tensor,
+        dtype: str,
+        op: str,
+        out: Tensor,
+        direct: bool,
+        host: Bytes = _NO_BYTES,
     ) -> None:
         self._device, self._direct, self._op = device, direct, op
         self._pieces, self._chains, self._size = program.pieces, program.chains, program.plan.size
         self._last_recv = program.last_recv
-        self._values, self._out = as_type(values, dtype), as_type(out, dtype)
         self._narrow, self._mean = dtype in SIXTEEN_BIT, op == "mean"
         travels = "float32" if self._narrow else dtype  # until the sum is complete
-        self._sums = device.zeros(values.numel(), travels) if self._narrow else self._out
+        self._is_wide = self._narrow and values.element_size() != out.element_size()
+        self._values, self._out = as_type(values, travels if self._is_wide else dtype), as_type(out, dtype)
+        if self._is_wide:
+            self._sums = self._values
+        else:
+            self._sums = device.zeros(values.numel(), travels) if self._narrow else self._out
         self._summed = [self._narrow] * len(self._pieces)  # the piece's state is in the sums, not in the input
         self._ranks = device.zeros(1, travels)
         if self._mean:
@@ -82,9 +98,10 @@ class DevicePayload(MergedPayload):
         longest = program.longest_piece
         self._landing = [device.zeros(longest, travels) for _ in range(RECEIVE_BUFFERS)]
         self._itemsize = self._sums.element_size()
-        self._host, self._pinned = np.empty(0, np.uint8), np.empty((0, 0), np.uint8)
+        self._host, self._pinned = _NO_BYTES, np.empty((0, 0), np.uint8)
         if not direct:
-            self._host = device.pinned(values.numel() * self._itemsize)
+            nbytes = values.numel() * self._itemsize
+            self._host = device.pinned(nbytes) if host.nbytes != nbytes else host
             self._pinned = device.pinned(RECEIVE_BUFFERS * longest * self._itemsize).reshape(RECEIVE_BUFFERS, -1)
         self._sent_on = {  # receives after whose merge the piece is sent
             message.index for chain in self._chains for message, after in pairwise(chain)
@@ -94,7 +111,7 @@ class DevicePayload(MergedPayload):
     @override
     def encode(self, piece: int) -> Testable | None:
         part = self._part(piece)
-        if self._narrow:
+        if self._narrow and not self._is_wide:
             self._device.run(partial(self._sums[part].copy_, self._values[part]))
         if self._chains[piece][0].is_send:
             return self._ready(piece, self._state(piece))
@@ -250,7 +267,7 @@ def sum_on_device(
     direct = nbytes >= DIRECT_BYTES and (yield from late(call, takes_device_memory(call, device.name)))
     if direct or nbytes >= STAGED_BYTES:
         with suppress(RuntimeError):  # PyTorch raises it if memory is missing
-            payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct)
+            payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct, here.host)
     if payload is None:
         yield from through_host()
         return

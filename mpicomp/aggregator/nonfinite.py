@@ -9,7 +9,7 @@ from collectives.annotations import FloatArray
 from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
 
-_EXPONENT = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}  # all ones: infinity or NaN
+EXPONENT = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}  # all ones: infinity or NaN
 
 
 def all_finite(values: FloatArray) -> bool:
@@ -20,7 +20,7 @@ def all_finite(values: FloatArray) -> bool:
 def all_finite_result(out: FloatArray, dtype: str) -> bool:
     """Return True if a result, uint16 for bfloat16, holds neither NaN nor infinity; equal on all ranks."""
     if dtype in SIXTEEN_BIT:
-        return bool(kernels.of("cpu").sign.all_finite_16(out.view(np.uint16), _EXPONENT[dtype]))
+        return bool(kernels.of("cpu").sign.all_finite_16(out.view(np.uint16), EXPONENT[dtype]))
     return all_finite(out)
 
 

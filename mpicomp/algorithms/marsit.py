@@ -41,6 +41,7 @@ from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.feedback.sign_residual import SignResidual
 from mpicomp.feedback.step_size import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.full_precision_mean import DeviceMean
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.sign_gather import sign_reducer
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model
@@ -141,7 +142,9 @@ class Marsit(Algorithm):
             reducer = SelectionGather(comm, spec.n, selection, reports, device)
         votes = reducer.pieces, reducer.bits, reducer.second
         feedback = SignResidual(device, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
-        return Parts(feedback, Sign(), MarsitDriver(self, comm, feedback, reducer))
+        every = self.full_precision_every
+        mean = DeviceMean(device, spec.n, spec.dtype) if every and spec.device != "cpu" else None
+        return Parts(feedback, Sign(), MarsitDriver(self, comm, feedback, reducer, mean))
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
@@ -157,16 +160,21 @@ class MarsitDriver(StepDriver):
     feedback: SignResidual
     reducer: OneBitReducer
 
-    def __init__(self, options: Marsit, comm: Communicator, feedback: SignResidual, reducer: OneBitReducer) -> None:
+    def __init__(
+        self,
+        options: Marsit,
+        comm: Communicator,
+        feedback: SignResidual,
+        reducer: OneBitReducer,
+        mean: DeviceMean | None,
+    ) -> None:
         super().__init__(comm, feedback, reducer)
         self._options, self._rank = options, comm.rank
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._stacklevel = 9 + (self._flag is not None)  # of the caller of `aggregate`: skipping takes one frame more
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
-        if options.full_precision_every is not None:
-            # allocate memory on a device now: an allocation may fail in the middle of a step
-            feedback.dense_memory(None, None)
+        self._device_mean = mean
 
     @override
     def prepare(self, step: int) -> None:
@@ -199,17 +207,21 @@ class MarsitDriver(StepDriver):
             self._warn(call.step)
 
     def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
-        feedback = self.feedback
+        feedback, on_device = self.feedback, self._device_mean
         feedback.begin(call)
-        total, mean = feedback.dense_memory(call.wide, call.out)
+        total = call.out if call.wide is None else call.wide
         yield from done(call, feedback.add_and_clear(total))
         self._encoded()
         yield from self._collect(call)
         self._raise(call)
-        yield from self._full_precision.mean(call, total, mean, self.reducer.scratch)
-        if not nonfinite.all_finite_result(mean, call.spec.dtype):
+        if on_device is None:
+            yield from self._full_precision.mean(call, total, call.out, self.reducer.scratch)
+            finite = nonfinite.all_finite_result(call.out, call.spec.dtype)
+        else:
+            yield from on_device.steps(call, total, call.out, self.reducer.scratch)
+            finite = yield from on_device.all_finite(call, call.out)
+        if not finite:
             raise call.non_finite(())
-        yield from done(call, feedback.deliver(mean))
 
     def _warn(self, step: int) -> None:
         """Warn once if much of the residual is clipped, or if it diverges."""

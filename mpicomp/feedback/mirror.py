@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from collectives.annotations import AnyArray, Array, Testable, Words
 from collectives.arrays import Device, Landed
 
 ALL = slice(None)
+ALIGNMENT = 16  # words
 
 
 class Mirror:
@@ -65,34 +65,55 @@ class Packed:
     ----------
     device : Device
     host : sequence of uint64[words of a piece]
+    heads : sequence of int, optional
+        Words in front of each piece that cross to the host in one copy with it; only on a device.
 
     Attributes
     ----------
     pieces : list of int64 tensors
         On the host the reducer's own words.
+    heads : list of int64 tensors
+        The words in front of each piece.
+    heads_here : list of int64 arrays
+        The same in the host's memory.
+    starts : list of int
+        Place of each piece's first word in `whole`.
     whole : int64 tensor
-        The words of all pieces, one piece after the other; only on a device.
+        The words of all pieces and their heads; only on a device.
     """
 
-    def __init__(self, device: Device, host: Sequence[Words]) -> None:
+    def __init__(self, device: Device, host: Sequence[Words], heads: Sequence[int] | None = None) -> None:
         self._host, self._on_host = list(host), device.name == "cpu"
         self.pieces: list[Array] = self._host
         if self._on_host:
             return
-        self._starts = [*accumulate((words.size for words in host), initial=0)]
-        self._mirror = Mirror(device, device.zeros(self._starts[-1], "int64"))
-        self.whole = self._mirror.there
-        self.pieces = [self.whole[start:stop] for start, stop in pairwise(self._starts)]
+        fronts = [0] * len(host) if heads is None else list(heads)
+        # pieces begin at multiples of 128 bytes, which vector accesses ask for
+        self.starts, end = list[int](), 0
+        for words, front in zip(host, fronts, strict=True):
+            self.starts.append(-(-(end + front) // ALIGNMENT) * ALIGNMENT)
+            end = self.starts[-1] + words.size
+        self._mirror = Mirror(device, device.zeros(end, "int64"))
+        self.whole, here, places = self._mirror.there, self._mirror.here, list(zip(self.starts, fronts, strict=True))
+        self.pieces = [self.whole[start : start + words.size] for start, words in zip(self.starts, host, strict=True)]
+        self.heads = [self.whole[start - front : start] for start, front in places]
+        self.heads_here = [here[start - front : start] for start, front in places]
 
     def _place(self, piece: int, some: slice) -> slice:
         first, stop, _ = some.indices(self._host[piece].size)
-        return slice(self._starts[piece] + first, self._starts[piece] + stop)
+        return slice(self.starts[piece] + first, self.starts[piece] + stop)
 
     def fetch(self, piece: int, some: slice = ALL) -> Testable | None:
-        """Copy words of a piece to the reducer; returns a handle, or None where they are there."""
+        """Copy the head and words of a piece to the reducer; returns a handle, or None where they are there.
+
+        The head crosses only together with the first word.
+        """
         if self._on_host:
             return None
-        return Landed(self._mirror.fetch(self._place(piece, some)), partial(self._land, piece, some))
+        place = self._place(piece, some)
+        if place.start == self.starts[piece]:
+            place = slice(place.start - self.heads_here[piece].size, place.stop)
+        return Landed(self._mirror.fetch(place), partial(self._land, piece, some))
 
     def _land(self, piece: int, some: slice) -> None:
         self._host[piece][some] = self._mirror.here[self._place(piece, some)].view(np.uint64)

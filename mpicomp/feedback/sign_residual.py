@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -29,8 +29,9 @@ from mpicomp.feedback.base import (
     overwrite,
     words_of,
 )
-from mpicomp.feedback.mirror import Mirror, Packed
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import Run, ScaleGroups, why
+from mpicomp.feedback.sign_blocks import SignBlocks
 from mpicomp.feedback.step_size import SignRule, StepSize
 
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
@@ -122,32 +123,26 @@ class SignResidual(Feedback):
         self._source: StepInput | None = None
         self._tensors: Tensors | None = None
         self._difference: Any = None
-        self._dense: tuple[FloatArray, FloatArray] | None = None  # memory of full-precision rounds, on the host
         self._lay_out(pieces, padded, bits, second)
         self.end()
 
     def _lay_out(self, pieces: Sequence[range], padded: Indices, bits: Array, second: Array | None) -> None:
         groups = ScaleGroups.of(padded.tolist(), self._n)
         self._firsts, self._pairs, self._host_bits = groups.firsts, second is not None, bits
-        self._packed: Packed | None = None  # None: signs need not cross
-        if not self.on_host and isinstance(bits, np.ndarray):
-            self._packed = Packed(self.device, [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces])
-            bits = self._packed.whole
-        self._sums = Mirror(self.device, self.device.zeros(groups.blocks, "float64"))  # of |u|, block by block
+        self._sums = np.zeros(groups.blocks)  # of |u|, block by block
+        self._clipped = [0] * len(pieces)  # elements of each piece; the sum of a list takes a tenth of an array's time
+        self._blocks = (
+            None if self.on_host else SignBlocks(self.device, groups, pieces, bits, second, not self._stateless)
+        )
 
         def part(run: Run) -> SignPart:
             own = bits[run.words()], None if second is None else second[run.words()]
             first, length = int(groups.starts[run.group]), int(self._lengths[run.group])
             within = slice(run.elements.start - first, min(run.elements.stop - first, length))
             kept = None if self._vector_residual is None else self._vector_residual[run.elements]
-            return SignPart(run.elements, within, run.group, *own, self._sums.there[run.sums], kept)
+            return SignPart(run.elements, within, run.group, *own, self._sums[run.sums], kept)
 
-        self._parts = [[part(run) for run in runs] for runs in groups.runs(pieces)]
-        counts = np.cumsum([0, *(sum(len(part.sums) for part in parts) for parts in self._parts)]).tolist()
-        self._spans = [slice(start, stop) for start, stop in pairwise(counts)]
-        # clipped elements of each piece; on the host in a list, whose sum takes a tenth of the time
-        self._clipped_here = [0] * len(pieces)
-        self._clipped = None if self.on_host else Mirror(self.device, self.device.zeros(len(pieces), "int64"))
+        self._parts = [[part(run) for run in runs] for runs in groups.runs(pieces)] if self.on_host else []
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -168,13 +163,11 @@ class SignResidual(Feedback):
         if difference is not None and self._vector_residual is not None:
             self._tensors = difference.flat_tensors()
             self.packed = self._tensors is not None and not self._pairs
-        if self._clipped is None:
-            self._out, self._clipped_here = call.out.view(self._words), [0] * len(self._parts)
+        if self.on_host:
+            self._out, self._clipped = call.out.view(self._words), [0] * len(self._parts)
             self._streaming = self._n >= STREAMING_ELEMENTS and call.out.ctypes.data % 32 == 0
         else:
             self._out = words_of(self.device, call.out)
-            self.launch(self._clipped.there.zero_)
-            self._clipped.here[:] = 0
         if self._tensors is None:
             self._vector()  # before several threads ask for it
         if self.rule.transactional:
@@ -217,16 +210,8 @@ class SignResidual(Feedback):
     @override
     def encode(self, piece: int) -> Testable | None:
         self._encoding = True
-        if self.on_host:
-            self._encode(piece)
-            return None
-        self.launch(self._encode, piece)
-        assert self._clipped is not None
-        self._sums.fetch(self._spans[piece])
-        clipped = self._clipped.fetch(slice(piece, piece + 1))
-        return clipped if self._packed is None else self._packed.fetch(piece)
-
-    def _encode(self, piece: int) -> None:
+        if self._blocks is not None:
+            return self._blocks.encode(piece, self._vector(), self._vector_residual, self._lazy, self._odd_positive)
         (zero, tiny), encode, size = self._constants, self.kernels.sign.encode, self.size
         tensors, whole = self._tensors, None
         vector = self._vector() if tensors is None else self._nothing
@@ -235,35 +220,22 @@ class SignResidual(Feedback):
             if tensors is not None:
                 before, after = tensors[tensor]
                 whole, u = before[part.within], after[part.within]
-            if self._stateless and self.on_host:
+            if self._stateless:
                 finite = self.kernels.sign.pack(u, part.bits, self._odd_positive, zero, tiny)
                 part.sums[:] = 0.0 if finite else np.nan
                 continue
             previous = self._pending[tensor] if self._lazy else None
             terms = u, whole, part.residual, part.bits, size.steps[tensor], size.limits[tensor], previous
-            if self._clipped is None:
-                self._clipped_here[piece] += encode(*terms, self._odd_positive, zero, tiny, part.sums)
-                continue
-            clipped = self._clipped.there[piece : piece + 1]
-            encode(*terms, self._odd_positive, zero, tiny, part.sums, clipped)
-
-        if self._stateless and not self.on_host:
-            self._sums.there[self._spans[piece]].mul_(0.0)  # NaN where a value is not finite
+            self._clipped[piece] += encode(*terms, self._odd_positive, zero, tiny, part.sums)
+        return None
 
     @override
     def decode(self, piece: int) -> Testable | None:
         """Write the result of a piece from its merged signs, unless they are to be kept packed."""
         if self.packed:
             return None
-        if self.on_host:
-            self._unpack(piece)
-            return None
-        if self._packed is not None:
-            self._packed.deliver(piece)
-        self.launch(self._unpack, piece)
-        return self.device.done()
-
-    def _unpack(self, piece: int) -> None:
+        if self._blocks is not None:
+            return self._blocks.decode(piece, self._out)
         positive, negative = self.size.positive, self.size.negative
         for part in self._parts[piece]:
             plus, minus, out = positive[part.tensor], negative[part.tensor], self._out[part.elements]
@@ -272,6 +244,7 @@ class SignResidual(Feedback):
             else:
                 unpack_pair, nothing = self.kernels.shared_selection.unpack_pair, positive.dtype.type(0)
                 unpack_pair(part.bits, part.second, plus, nothing, minus, self._streaming, out)
+        return None
 
     def _every_part(self) -> Iterator[SignPart]:
         return chain.from_iterable(self._parts)
@@ -299,18 +272,20 @@ class SignResidual(Feedback):
 
     @override
     def measure(self) -> Testable | None:
-        self.launch(self._measure, self._vector())
-        return self._sums.fetch()
-
-    def _measure(self, vector: Array) -> None:
+        vector = self._vector()
+        if self._blocks is not None:
+            return self._blocks.add_and_clear(vector, None, False, None)
         for part in self._every_part():
             self.kernels.sign.add_and_clear(vector[part.elements], None, part.bits, None, None, part.sums)
+        return None
 
     @override
     def report(self, row: Doubles) -> None:
         """Write the clipped elements, then the sum of |u| of each tensor."""
-        clipped = sum(self._clipped_here) if self._clipped is None else int(self._clipped.here.sum())
-        if not kernels.of("cpu").sign.add_up(self._sums.here, self._firsts, clipped, row):
+        sums, clipped = self._sums, sum(self._clipped)
+        if self._blocks is not None:
+            sums, clipped = self._blocks.reports()
+        if not kernels.of("cpu").sign.add_up(sums, self._firsts, clipped, row):
             row[:] = why(self.all_finite(self._vector()))
 
     @override
@@ -322,6 +297,8 @@ class SignResidual(Feedback):
     @override
     def fix_scales(self) -> Problem | None:
         if self.size.fix():
+            if self._blocks is not None:
+                self._blocks.send_scales(self.size, self._pending)
             return None
         self.size.magnitudes[:] = np.nan  # the next step measures again, or it would meet the same mean for ever
         if self._before is not None:
@@ -330,40 +307,21 @@ class SignResidual(Feedback):
 
     # Full-precision rounds -------------------------------------------------------------------------------------------
 
-    def dense_memory(self, wide: Array | None, out: Array | None) -> tuple[Array, Array]:
-        """Return where a full-precision round adds up, and where it leaves the mean: the caller's arrays, or pinned.
-
-        `wide` and `out` are those of the call.
-        """
-        if self.on_host:
-            return out if wide is None else wide, out
-        if self._dense is None:
-            pinned, itemsize = self.device.pinned, 2 if self._narrow else self._compute.itemsize
-            total = pinned(self._n * self._compute.itemsize).view(self._compute)
-            stored = np.uint16 if self._dtype == "bfloat16" else self._dtype
-            self._dense = total, pinned(self._n * itemsize).view(stored) if self._narrow else total
-        return self._dense
-
     def add_and_clear(self, total: Array) -> Testable | None:
-        """Overwrite `total`, in the host's memory, with vector + residual, and clear the residual."""
+        """Overwrite `total`, the caller's result or a widened vector, with vector + residual; clear the residual."""
         self._encoding = True
-        vector, there = self._vector(), total
-        if not self.on_host:
-            there = vector if self._narrow else self._out.view(vector.dtype)  # a widened vector may be overwritten
-        self.launch(self._add_and_clear, vector, there)
-        self._sums.fetch()
-        return self.device.copy(there, total)
-
-    def _add_and_clear(self, vector: Array, total: Array) -> None:
+        vector = self._vector()
+        copied = None
+        if self._blocks is not None:
+            if self._lazy:
+                self._blocks.send_scales(self.size, self._pending)
+            copied = self._blocks.add_and_clear(vector, self._vector_residual, self._lazy, total)
         for part in self._every_part():
             previous = self._pending[part.tensor] if self._lazy else None
             u, sums = vector[part.elements], total[part.elements]
             self.kernels.sign.add_and_clear(u, part.residual, part.bits, previous, sums, part.sums)
-        self._pending[:] = 0  # here, since a device may run this later than it is launched
-
-    def deliver(self, mean: FloatArray) -> Testable | None:
-        """Copy the mean to the result, if it was computed elsewhere."""
-        return None if self.on_host else self.device.copy(mean, self._out)
+        self._pending[:] = 0
+        return copied
 
     def clear(self, out: Array) -> Testable | None:
         """Overwrite a result with zeros."""
@@ -422,13 +380,13 @@ class SignResidual(Feedback):
             settled = self.device.zeros(self._n, self._compute.name) if self._spare is None else self._spare
             overwrite(self.device, settled, self._vector_residual)
         if self._lazy:
-            self.launch(self._subtract_pending, settled)
+            if self._blocks is not None:
+                self._blocks.send_scales(self.size, self._pending)
+                self._blocks.subtract_pending(settled)
+            for part in self._every_part():
+                pending = self._pending[part.tensor]
+                self.kernels.sign.subtract_result(settled[part.elements], part.bits, pending)
         return settled
-
-    def _subtract_pending(self, residual: Array) -> None:
-        for part in self._every_part():
-            pending = self._pending[part.tensor]
-            self.kernels.sign.subtract_result(residual[part.elements], part.bits, pending)
 
     @property
     @override

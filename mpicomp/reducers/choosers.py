@@ -19,8 +19,8 @@ from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
 from mpicomp.feedback.memory import Memory, Part
-from mpicomp.feedback.mirror import Mirror
 from mpicomp.kernels.streams import Stream, source
+from mpicomp.reducers.full_precision_mean import DeviceMean
 
 BRIEF_ELEMENTS = 1 << 18  # up to here work takes less time than accounting for pieces
 
@@ -165,32 +165,33 @@ class LeaderChoice(Chooser, Payload):
 
 
 class TrueChoice(Chooser):
-    """Chooser of the largest elements of the exact mean, which is computed on the host."""
+    """Chooser of the largest elements of the exact mean."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._search = memory, _Search(memory.parts if memory.on_host else (), memory.dtype)
-        device, n = memory.device, len(memory.residual)  # type: ignore[arg-type]
-        self._mean = Mirror(device, device.zeros(n, memory.dtype.name))
+        device, n, dtype = memory.device, len(memory.residual), memory.dtype.name  # type: ignore[arg-type]
+        self._mean = device.zeros(n, dtype)
+        self._on_device = None if memory.on_host else DeviceMean(device, n, dtype)
 
     @override
     def choose(self, call: VectorCall) -> Iterator[bool]:
         traffic, memory, mean = call.traffic, self._memory, self._mean
         clock = traffic.clock
         start = clock()
-        memory.add(call.values, mean.there)
-        memory.check_all(mean.there, with_residual=False)
+        memory.add(call.values, mean)
+        memory.check_all(mean, with_residual=False)
         added = clock()
-        yield from done(call, mean.fetch())
-        host = mean.here
-        yield from call.group.dense_steps(call, host, host.dtype.name, True, host, traffic)
+        if self._on_device is None:
+            yield from call.group.dense_steps(call, mean, memory.dtype.name, True, mean, traffic)
+        else:
+            yield from self._on_device.steps(call, mean, mean)
         summed = clock()
-        if memory.on_host:
+        if self._on_device is None:
             for part in memory.parts:
-                self._search.look(part, host[part.elements], None)
+                self._search.look(part, mean[part.elements], None)
                 memory.place(part, self._search.indices(part))
         else:
-            mean.deliver()
-            memory.find(mean.there, with_residual=False)
+            memory.find(mean, with_residual=False)
         spent = clock() - summed + added - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent

@@ -6,7 +6,7 @@ other, 16 lanes a block; the elements behind the last whole word are added one b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
 from mpicomp.kernels.gpu.common import (
     APART,
-    BLOCK,
     LANES,
     bits_of,
     elements,
@@ -32,50 +31,79 @@ from mpicomp.kernels.gpu.common import (
     to_words,
     write,
 )
+from mpicomp.kernels.gpu.stretches import numbers_on, places_on
 from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
 
 __all__ = [
-    "add_and_clear", "add_up", "all_finite", "all_finite_16", "encode", "follow", "pack", "set_steps",
-    "subtract_result", "unpack",
+    "BlockRows", "add_and_clear", "add_and_clear_blocks", "add_up", "all_finite", "all_finite_16", "encode",
+    "encode_blocks", "follow", "pack", "set_steps", "subtract_blocks", "subtract_result", "unpack", "unpack_blocks",
 ]  # fmt: skip
 
 WORDS = 16  # words of a program that packs
 WIDTH = 1024  # elements of any other program
+WIDE = tl.constexpr(WIDTH)
+COLUMNS = tl.constexpr(4)  # of a table of blocks
+ROWS = tl.constexpr(6)  # numbers of a tensor among the scales
+STEP, LIMIT, LEAST, PREVIOUS, POSITIVE, NEGATIVE = (tl.constexpr(i) for i in range(6))
+
+
+class BlockRows(NamedTuple):
+    """Blocks of up to 4096 elements that a launch works on, one program each.
+
+    Attributes
+    ----------
+    table : int64[all blocks, 4]
+        First element, a multiple of 64; the element behind the last; tensor; place of the first element's word. On the
+        device.
+    first, count : int
+        The rows that are meant.
+    aligned : bool
+        All blocks end at multiples of 64. Otherwise the last turn of each takes its elements one by one.
+    """
+
+    table: Tensor
+    first: int
+    count: int
+    aligned: bool
+
+
+def whole_blocks(n: int, device: torch.device) -> BlockRows:
+    """Return the blocks of a single tensor, counted from its first element."""
+    begins = np.arange(0, n, streams.BLOCK)
+    rows = np.stack([begins, np.minimum(begins + streams.BLOCK, n), 0 * begins, begins // 64], axis=1)
+    return BlockRows(places_on(device, rows.reshape(-1)), 0, len(rows), n % 64 == 0)
+
+
+def scale_rows(like: Tensor, step: Any, limit: Any, previous: Any) -> Tensor:
+    """Return the scales of a single tensor; those of `POSITIVE` and `NEGATIVE` are 0."""
+    numbers = (step, limit, -limit, 0 if previous is None else previous)
+    return numbers_on(like.device, np.array([*(bits_of(one, like.dtype) for one in numbers), 0, 0], np.int64))
 
 
 @triton.jit
-def _values(u, whole, at, n, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Elements of u, or of whole - u; 0 behind the end."""
-    x = elements(u, at, n, WHOLE)
-    if whole is not None:
-        x = elements(whole, at, n, WHOLE) - x
-    return x
-
-
-@triton.jit
-def _sum_one_by_one(u, whole, start, stop):  # type: ignore[no-untyped-def]
+def _sum_one_by_one(u, start, stop):  # type: ignore[no-untyped-def]
     """Sum of the magnitudes of some elements, float64[1]."""
     total = tl.zeros([1], tl.float64)
     for first in range(start, stop, LANES):
-        at = tl.cast(first, tl.int64) + tl.arange(0, LANES)[None, :]
-        total = add_columns(total, tl.abs(_values(u, whole, at, stop, False)).to(tl.float64))
+        at = first + tl.arange(0, LANES)[None, :]
+        total = add_columns(total, tl.abs(elements(u, at, stop, False)).to(tl.float64))
     return total
 
 
 @triton.jit
-def _store_sum(lanes, rest, start, n, sums):  # type: ignore[no-untyped-def]
-    """Sum of the block from element `start` on; `rest` belongs to the block of element n - 1."""
-    is_last = start + BLOCK >= n
-    total = fold(tl.reshape(lanes, [1, LANES])) + tl.where(is_last, rest, 0)
-    at = start // BLOCK + tl.arange(0, 1)
-    tl.store(sums + at, total, mask=at * BLOCK < n)
+def _block(blocks, first, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Block of a program: first element, the one behind the last, tensor, and place of the first word."""
+    row = blocks + (first + tl.program_id(0).to(tl.int64)) * COLUMNS
+    begin, end, word = tl.multiple_of(tl.load(row), 64), tl.load(row + 1), tl.load(row + 3)
+    if ALIGNED:
+        end = tl.multiple_of(end, 64)
+    return begin, end, tl.load(row + 2), word
 
 
 @triton.jit
-def _turns(start, whole_until, stop):  # type: ignore[no-untyped-def]
-    """How many turns of a block are whole, and how many it has up to `stop`."""
-    room = tl.maximum(tl.minimum(whole_until - start, BLOCK), 0)
-    return (room // TURN).to(tl.int32), tl.cdiv(tl.minimum(stop - start, BLOCK), TURN).to(tl.int32)
+def _turns(begin, end):  # type: ignore[no-untyped-def]
+    """How many turns of a block are whole, and how many it has."""
+    return ((end - begin) // TURN).to(tl.int32), tl.cdiv(end - begin, TURN).to(tl.int32)
 
 
 @triton.jit
@@ -84,78 +112,131 @@ def _positive(x, at, ODD_POSITIVE: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
+def _load_words(bits, word, count, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Words of a turn; `count` of its elements are there."""
+    place = tl.arange(0, TURN // 64)
+    if WHOLE:
+        return tl.load(bits + word + place)
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return tl.load(bits + word + place, mask=place * 64 < count, other=0)
+
+
+@triton.jit
 def _encode_turn(  # type: ignore[no-untyped-def]
-    u, whole, residual, bits, n, size, full, step, limit, least, previous, first, lanes, noted,
+    u, residual, bits, own, most, least, last, first, end, full, word, lanes, noted,
     ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """noted : NaN where something may overflow (LAZY), else how often elements of these columns were clipped."""
     at = first + tl.arange(0, TURN)
-    word = first // 64 + tl.arange(0, TURN // 64)
-    x = _values(u, whole, at, n, WHOLE)
+    x = elements(u, at, end, WHOLE)
     magnitude = tl.abs(x) if WHOLE else tl.where(at < full, tl.abs(x), 0)
     if residual is None:
         positive = _positive(x, at, ODD_POSITIVE)
     else:
-        c = elements(residual, at, size, WHOLE)
-        own = number(step, x.dtype)
+        c = elements(residual, at, end, WHOLE)
         if LAZY:
-            last = number(previous, x.dtype)
-            old = tl.load(bits + word) if WHOLE else tl.load(bits + word, mask=word * 64 < size, other=0)
-            x = x + tl.where(to_bits(old), c - last, c + last)
+            x = x + tl.where(to_bits(_load_words(bits, word, end - first, WHOLE)), c - last, c + last)
             positive = x >= 0
             # nothing bounds x, nor x less the coming result: NaN where one of them may overflow
-            most = tl.abs(x) + own
-            noted += most - most if WHOLE else tl.where(at < size, most - most, 0)
+            largest = tl.abs(x) + own
+            noted += largest - largest if WHOLE else tl.where(at < end, largest - largest, 0)
         else:
             x = x + c
             positive = x >= 0
             x = tl.where(positive, x - own, x + own)
-            most, least_kept = number(limit, x.dtype), number(least, x.dtype)
             bounded = tl.where(x > most, most, x)
-            bounded = tl.where(bounded < least_kept, least_kept, bounded)
+            bounded = tl.where(bounded < least, least, bounded)
             if WHOLE:
-                beyond = (x > most) | (x < least_kept) | (x != x)
+                beyond = (x > most) | (x < least) | (x != x)
             else:
-                beyond = ((x > most) | (x < least_kept) | ((at < full) & (x != x))) & (at < size)
+                beyond = ((x > most) | (x < least) | ((at < full) & (x != x))) & (at < end)
             noted += beyond.to(tl.int32)
             x = bounded
-        keep_elements(residual, at, size, x, WHOLE)
+        keep_elements(residual, at, end, x, WHOLE)
     lanes = add_rows(lanes, tl.reshape(magnitude, [1, TURN]))
-    packed = to_words(tl.reshape(positive if WHOLE else positive & (at < size), [TURN // 64, 64]))
+    packed = to_words(tl.reshape(positive if WHOLE else positive & (at < end), [TURN // 64, 64]))
+    place = tl.arange(0, TURN // 64)
     if WHOLE:
-        tl.store(bits + word, packed)
+        tl.store(bits + word + place, packed)
     else:
-        tl.store(bits + word, packed, mask=word * 64 < size)
+        tl.store(bits + word + place, packed, mask=place * 64 < end - first)
     return lanes, noted
 
 
-@triton.jit(do_not_specialize=["step", "limit", "least", "previous"])
+@triton.jit
+def _report(lanes, rest, count, reports):  # type: ignore[no-untyped-def]
+    """Write a block's sum, and how many of its elements were clipped."""
+    at = tl.program_id(0).to(tl.int64) * 2 + tl.arange(0, 1)
+    total = fold(tl.reshape(lanes, [1, LANES])) + rest
+    tl.store(reports + at, total.to(tl.int64, bitcast=True))
+    tl.store(reports + at + 1, count)
+
+
+@triton.jit(do_not_specialize=["first"])
 def _encode_kernel(  # type: ignore[no-untyped-def]
-    u, whole, residual, bits, n, size, full, step, limit, least, previous, sums, clipped,
-    ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr,
-):  # fmt: skip
-    """`size` : elements with a bit. `full` : elements whose magnitudes are added in lanes."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    rest = _sum_one_by_one(u, whole, full, tl.where(start + BLOCK >= n, n, full))
+    u,
+    residual,
+    bits,
+    blocks,
+    first,
+    scales,
+    reports,
+    ALIGNED: tl.constexpr,
+    ODD_POSITIVE: tl.constexpr,
+    LAZY: tl.constexpr,
+):
+    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    full = begin + (end - begin) // 64 * 64  # up to here magnitudes are added in lanes
+    rest = _sum_one_by_one(u, full, end)
     lanes = tl.zeros([LANES], tl.float64)
     noted = tl.zeros([TURN], u.dtype.element_ty if LAZY else tl.int32)
-    whole_turns, turns = _turns(start, tl.minimum(n, full), size)
+    # before the turns, in which the stores would keep these loads from being moved out
+    scales += tensor * ROWS
+    kind = u.dtype.element_ty
+    own, most = number(tl.load(scales + STEP), kind), number(tl.load(scales + LIMIT), kind)
+    least, last = number(tl.load(scales + LEAST), kind), number(tl.load(scales + PREVIOUS), kind)
+    whole_turns, turns = _turns(begin, end)
     for turn in tl.range(0, whole_turns, num_stages=STAGES):
         lanes, noted = _encode_turn(
-            u, whole, residual, bits, n, size, full, step, limit, least, previous, start + turn * TURN, lanes, noted,
-            ODD_POSITIVE, LAZY, True,
+            u, residual, bits, own, most, least, last, begin + turn * TURN, end, full, word + turn * (TURN // 64),
+            lanes, noted, ODD_POSITIVE, LAZY, True,
         )  # fmt: skip
     for turn in range(whole_turns, turns):
         lanes, noted = _encode_turn(
-            u, whole, residual, bits, n, size, full, step, limit, least, previous, start + turn * TURN, lanes, noted,
-            ODD_POSITIVE, LAZY, False,
+            u, residual, bits, own, most, least, last, begin + turn * TURN, end, full, word + turn * (TURN // 64),
+            lanes, noted, ODD_POSITIVE, LAZY, False,
         )  # fmt: skip
+    count = tl.full((), 0, tl.int64)
     if LAZY:
         lanes = lanes + tl.sum(noted).to(tl.float64)
-    _store_sum(lanes, rest, start, n, sums)
-    if clipped is not None:
+    else:
         count = tl.sum(noted).to(tl.int64)
-        tl.atomic_add(clipped, count, mask=count > 0, sem="relaxed")
+    _report(lanes, rest, count, reports)
+
+
+def encode_blocks(
+    u: Tensor, residual: Tensor | None, bits: Tensor, blocks: BlockRows, scales: Tensor, lazy: bool, odd_positive: bool,
+    reports: Tensor,
+) -> None:  # fmt: skip
+    """`encode` for blocks of many tensors, in one launch.
+
+    Parameters
+    ----------
+    u, residual, bits, odd_positive
+        As in `encode`; whole vectors. A block's words are where its row says.
+    blocks : BlockRows
+    scales : int64[tensors, 6]
+        Bits of the columns STEP to NEGATIVE, see `scale_rows`.
+    lazy : bool
+        Rule "paper".
+    reports : int64[blocks, 2]
+        Overwritten: the bits of each block's sum, and how many of its elements were clipped.
+    """
+    if blocks.count:
+        _encode_kernel[(blocks.count,)](
+            u, residual, bits, blocks.table, blocks.first, scales, reports, blocks.aligned, int(odd_positive),
+            lazy and residual is not None, num_warps=1, **APART
+        )  # fmt: skip
 
 
 def encode(
@@ -170,7 +251,6 @@ def encode(
     zero: Any,
     tiny: Any,
     sums: Tensor,
-    clipped: Tensor | None = None,
 ) -> Tensor:
     """Add the residual, take signs, pack them, leave the new residual: one pass.
 
@@ -190,35 +270,27 @@ def encode(
         Rule "paper", lazily: w = u + (residual - previous * last result), residual <- w.
     odd_positive : bool
         Without a residual: whether zeros at odd indices (else at even ones) count as positive.
-    zero, tiny : scalars like u
+    zero, tiny
         Not used.
     sums : float64[ceil(n / 4096)]
         Overwritten: sum of |u| per block; not finite where `u` is not, or with `previous` where |w| + step is not.
-    clipped : int64[1], optional
-        How many elements were clipped is added to it, in the same launch.
 
     Returns
     -------
     int64[]
-        How many elements were clipped: at this call, or where `clipped` is given, what that has now.
+        How many elements were clipped.
     """
-    if clipped is None:
-        clipped = torch.zeros(1, dtype=torch.int64, device=u.device)
-    if not (n := u.numel()):
-        return clipped.view(())
-    lazy = residual is not None and previous is not None
-    clips = residual is not None and previous is None
-    size, full = n, n // 64 * 64
-    if whole is not None and residual is not None and residual.numel() > n:
-        size = full = residual.numel()
-    dtype = u.dtype
-    scalars = (0, 0, 0) if residual is None else (bits_of(step, dtype), bits_of(limit, dtype), bits_of(-limit, dtype))
-    last = bits_of(previous, dtype) if lazy else 0
-    _encode_kernel[(triton.cdiv(n, streams.BLOCK),)](
-        u, whole, residual, bits, n, size, full, *scalars, last, sums, clipped if clips else None,
-        int(odd_positive), lazy, num_warps=1, **APART
-    )  # fmt: skip
-    return clipped.view(())
+    if whole is not None:
+        u = whole - u
+        if residual is not None and residual.numel() > u.numel():
+            u = torch.nn.functional.pad(u, (0, residual.numel() - u.numel()))
+    blocks = whole_blocks(u.numel(), u.device)
+    reports = torch.zeros((blocks.count, 2), dtype=torch.int64, device=u.device)
+    lazy = previous is not None
+    scales = scale_rows(u, step, limit, previous)
+    encode_blocks(u, residual, bits, blocks, scales, lazy, odd_positive, reports)
+    sums.copy_(reports[:, 0].view(torch.float64))
+    return reports[:, 1].sum()
 
 
 @triton.jit
@@ -260,6 +332,45 @@ def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: 
         _unpack_kernel[(triton.cdiv(n, WIDTH),)](bits, signed(positive), signed(negative), n, out, WIDTH, **APART)
 
 
+@triton.jit(do_not_specialize=["first"])
+def _unpack_blocks_kernel(bits, second, blocks, first, scales, out, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    scales += tensor * ROWS
+    positive, negative = tl.load(scales + POSITIVE), tl.load(scales + NEGATIVE)
+    whole_turns, turns = (end - begin) // WIDE, tl.cdiv(end - begin, WIDE)
+    for turn in range(0, whole_turns):
+        _unpack_turn(bits, second, word, positive, negative, turn, begin, end, out, True)
+    for turn in range(whole_turns, turns):
+        _unpack_turn(bits, second, word, positive, negative, turn, begin, end, out, False)
+
+
+@triton.jit
+def _unpack_turn(  # type: ignore[no-untyped-def]
+    bits, second, word, positive, negative, turn, begin, end, out, WHOLE: tl.constexpr
+):
+    first = begin + turn * WIDE
+    place = tl.arange(0, WIDE // 64)
+    inside = place * 64 < end - first
+    at = word + turn * (WIDE // 64) + place
+    one = to_bits(tl.load(bits + at, mask=inside, other=0))
+    value = tl.where(one, positive, negative)
+    if second is not None:
+        value = tl.where(one == to_bits(tl.load(second + at, mask=inside, other=0)), value, 0)
+    keep_elements(out, first + tl.arange(0, WIDE), end, value.to(out.dtype.element_ty), WHOLE)
+
+
+def unpack_blocks(bits: Tensor, second: Tensor | None, blocks: BlockRows, scales: Tensor, out: Tensor) -> None:
+    """`unpack`, or with `second` `shared_selection.unpack_pair`, for blocks of many tensors, in one launch.
+
+    bits, second : int64; a block's words are where its row says. blocks, scales : as in `encode_blocks`.
+    out : signed integers [n] of the whole vector; the blocks' are overwritten.
+    """
+    if blocks.count:
+        _unpack_blocks_kernel[(blocks.count,)](
+            bits, second, blocks.table, blocks.first, scales, out, blocks.aligned, **APART
+        )
+
+
 @triton.jit
 def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     v = read(x, tl.program_id(0).to(tl.int64) * WIDTH, n, WIDTH)
@@ -292,43 +403,55 @@ def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
 
 @triton.jit
 def _add_and_clear_turn(  # type: ignore[no-untyped-def]
-    u, residual, bits, previous, n, full, out, first, lanes, LAZY: tl.constexpr, WHOLE: tl.constexpr
+    u, residual, bits, last, first, end, full, word, out, lanes, LAZY: tl.constexpr, WHOLE: tl.constexpr
 ):
     at = first + tl.arange(0, TURN)
-    x = elements(u, at, n, WHOLE)
+    x = elements(u, at, end, WHOLE)
     magnitude = tl.abs(x) if WHOLE else tl.where(at < full, tl.abs(x), 0)
     if residual is not None:
-        c = elements(residual, at, n, WHOLE)
+        c = elements(residual, at, end, WHOLE)
         if LAZY:
-            last = number(previous, x.dtype)
-            word = first // 64 + tl.arange(0, TURN // 64)
-            old = tl.load(bits + word) if WHOLE else tl.load(bits + word, mask=word * 64 < n, other=0)
-            c = tl.where(to_bits(old), c - last, c + last)
+            c = tl.where(to_bits(_load_words(bits, word, end - first, WHOLE)), c - last, c + last)
         x = x + c
-        keep_elements(residual, at, n, tl.zeros_like(x), WHOLE)
+        keep_elements(residual, at, end, tl.zeros_like(x), WHOLE)
     if out is not None:
-        keep_elements(out, at, n, x, WHOLE)
+        keep_elements(out, at, end, x, WHOLE)
     return add_rows(lanes, tl.reshape(magnitude, [1, TURN]))
 
 
-@triton.jit(do_not_specialize=["previous"])
+@triton.jit(do_not_specialize=["first"])
 def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
-    u, residual, bits, previous, n, full, out, sums, LAZY: tl.constexpr
+    u, residual, bits, blocks, first, scales, out, reports, ALIGNED: tl.constexpr, LAZY: tl.constexpr
 ):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    # before the turns, which may write to u
-    rest = _sum_one_by_one(u, None, full, tl.where(start + BLOCK >= n, n, full))
+    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    full = begin + (end - begin) // 64 * 64
+    rest = _sum_one_by_one(u, full, end)  # before the turns, which may write to u
     lanes = tl.zeros([LANES], tl.float64)
-    whole_turns, turns = _turns(start, full, n)
+    last = number(tl.load(scales + tensor * ROWS + PREVIOUS), u.dtype.element_ty)
+    whole_turns, turns = _turns(begin, end)
     for turn in tl.range(0, whole_turns, num_stages=STAGES):
         lanes = _add_and_clear_turn(
-            u, residual, bits, previous, n, full, out, start + turn * TURN, lanes, LAZY, True
+            u, residual, bits, last, begin + turn * TURN, end, full, word + turn * (TURN // 64), out, lanes, LAZY,
+            True,
         )  # fmt: skip
     for turn in range(whole_turns, turns):
         lanes = _add_and_clear_turn(
-            u, residual, bits, previous, n, full, out, start + turn * TURN, lanes, LAZY, False
+            u, residual, bits, last, begin + turn * TURN, end, full, word + turn * (TURN // 64), out, lanes, LAZY,
+            False,
         )  # fmt: skip
-    _store_sum(lanes, rest, start, n, sums)
+    _report(lanes, rest, tl.full((), 0, tl.int64), reports)
+
+
+def add_and_clear_blocks(
+    u: Tensor, residual: Tensor | None, bits: Tensor, blocks: BlockRows, scales: Tensor, lazy: bool, out: Tensor | None,
+    reports: Tensor,
+) -> None:  # fmt: skip
+    """`add_and_clear` for blocks of many tensors, in one launch; parameters as there and in `encode_blocks`."""
+    if blocks.count:
+        _add_and_clear_kernel[(blocks.count,)](
+            u, residual, bits, blocks.table, blocks.first, scales, out, reports, blocks.aligned,
+            lazy and residual is not None, num_warps=1, **APART
+        )  # fmt: skip
 
 
 def add_and_clear(
@@ -339,22 +462,31 @@ def add_and_clear(
     residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
     overwritten, and may be u; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
     """
-    if n := u.numel():
-        lazy = residual is not None and previous is not None
-        last = bits_of(previous, u.dtype) if lazy else 0
-        _add_and_clear_kernel[(triton.cdiv(n, streams.BLOCK),)](
-            u, residual, bits, last, n, n // 64 * 64, out, sums, lazy, num_warps=1, **APART
-        )
+    blocks = whole_blocks(u.numel(), u.device)
+    reports = torch.zeros((blocks.count, 2), dtype=torch.int64, device=u.device)
+    scales = scale_rows(u, 0, 0, previous)
+    add_and_clear_blocks(u, residual, bits, blocks, scales, previous is not None, out, reports)
+    sums.copy_(reports[:, 0].view(torch.float64))
 
 
-@triton.jit(do_not_specialize=["step"])
-def _subtract_result_kernel(x, bits, step, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    v, own = read(x, start, n, WIDTH), number(step, x.dtype.element_ty)
-    write(x, start, n, tl.where(read_bits(bits, start, n, WIDTH), v - own, v + own), WIDTH)
+@triton.jit(do_not_specialize=["first"])
+def _subtract_blocks_kernel(x, bits, blocks, first, scales, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    own = number(tl.load(scales + tensor * ROWS + PREVIOUS), x.dtype.element_ty)
+    for turn in range(0, tl.cdiv(end - begin, WIDE)):
+        start = begin + turn * WIDE
+        v = read(x, start, end, WIDE)
+        place = tl.arange(0, WIDE // 64)
+        words = tl.load(bits + word + turn * (WIDE // 64) + place, mask=place * 64 < end - start, other=0)
+        write(x, start, end, tl.where(to_bits(words), v - own, v + own), WIDE)
+
+
+def subtract_blocks(x: Tensor, bits: Tensor, blocks: BlockRows, scales: Tensor) -> None:
+    """x -= PREVIOUS of the block's tensor where the bit is 1, x += PREVIOUS elsewhere; as `encode_blocks`."""
+    if blocks.count:
+        _subtract_blocks_kernel[(blocks.count,)](x, bits, blocks.table, blocks.first, scales, blocks.aligned, **APART)
 
 
 def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:
     """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : int64[ceil(n / 64)]."""
-    if n := x.numel():
-        _subtract_result_kernel[(triton.cdiv(n, WIDTH),)](x, bits, bits_of(step, x.dtype), n, WIDTH, **APART)
+    subtract_blocks(x, bits, whole_blocks(x.numel(), x.device), scale_rows(x, 0, 0, step))

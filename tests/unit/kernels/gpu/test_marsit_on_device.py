@@ -23,6 +23,9 @@ from tests.unit.kernels.gpu.on_device import (
 
 pytestmark = pytest.mark.usefixtures("made")
 
+REPORT = 16  # bytes of a block: sum of its magnitudes, and clipped elements
+SCALES = 48  # bytes of a tensor in each step
+
 
 @pytest.mark.parametrize(
     ("method", "n", "dtype", "lengths"),
@@ -67,8 +70,7 @@ def test_of_winners_a_rank_s_own_signs_cross_and_those_of_all_come_back(made: di
         copied.append(sum(made[comm.rank].copied))
 
     run_local(2, take)
-    sums = 8 * n // 4096
-    assert copied == [n // 2 // 8 + n // 8 + sums + 8] * 2
+    assert copied == [n // 2 // 8 + n // 8 + REPORT * n // 4096 + SCALES] * 2
 
 
 def test_only_signs_and_sums_cross_between_full_precision_rounds(made: dict[int, FakeDevice]) -> None:
@@ -78,8 +80,7 @@ def test_only_signs_and_sums_cross_between_full_precision_rounds(made: dict[int,
         for step in range(2):
             made[0].copied.clear()
             aggregator.aggregate(FakeArray(vector(0, step, n)))
-        sums = 8 * n // 4096
-        assert sum(made[0].copied) == 2 * n // 8 + sums + 8
+        assert sum(made[0].copied) == 2 * n // 8 + REPORT * n // 4096 + SCALES
 
 
 def test_the_device_may_still_compute_when_a_call_begins(made: dict[int, FakeDevice]) -> None:

@@ -1,0 +1,137 @@
+"""Marsit's kernels on a device: one launch for a piece, and one copy each way, whatever the number of its tensors.
+
+Tables of blocks and scales are on the device, where each program of a launch looks up its tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Testable
+from collectives.arrays import Device
+from mpicomp.feedback.mirror import Mirror, Packed
+from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.feedback.step_size import StepSize
+from mpicomp.kernels import of
+from mpicomp.kernels.streams import BLOCK
+
+N_SCALES = 6  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`
+
+
+class SignBlocks:
+    """Tables, reports and packed signs of one vector on a device.
+
+    A block's report has the sum of its magnitudes and the number of clipped elements.
+
+    Parameters
+    ----------
+    device : Device
+    groups : ScaleGroups
+        Tensors of the vector, padding included.
+    pieces : sequence of range
+    bits : uint64 array, or int64 tensor
+        The reducer's signs, in the host's memory or on the device.
+    second : int64 tensor, optional
+        Second votes.
+    sums : bool
+        False: one-bit steps report 0 in place of sums, or NaN where a value is not finite.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        groups: ScaleGroups,
+        pieces: Sequence[range],
+        bits: Array,
+        second: Array | None,
+        sums: bool,
+    ) -> None:
+        self._device, self._sign, self._second = device, of("cuda").sign, second
+        rows = [_rows(groups, cut) for cut in pieces]
+        counts = [len(of_piece) for of_piece in rows]
+        self._reports = Mirror(device, device.zeros(2 * sum(counts), "int64"))  # of all blocks
+        stops = np.cumsum([0, *counts]).tolist()
+        self._spans = [slice(2 * start, 2 * stop) for start, stop in pairwise(stops)]
+        self._packed: Packed | None = None  # None: signs need not cross
+        self._bits = bits
+        if isinstance(bits, np.ndarray):
+            words = [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces]
+            self._packed = Packed(device, words, [2 * count for count in counts])
+            self._bits = self._packed.whole
+            for of_piece, cut, start in zip(rows, pieces, self._packed.starts, strict=True):
+                of_piece[:, 3] += start - cut.start // 64
+        table = np.concatenate([np.zeros((0, 4), np.int64), *rows])
+        self._table = Mirror.of(device, table.reshape(-1))
+        aligned = not (table[:, 1] % 64).any()
+        block_rows = partial(self._sign.BlockRows, self._table.there, aligned=aligned)
+        self._all = block_rows(0, len(table))
+        self._pieces = [block_rows(start, count) for start, count in zip(stops, counts, strict=False)]
+        self._scales = Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64"))
+        self._seen = list[AnyArray]()  # reports of the last pass over the vector, in the host's memory
+        self._gain, self._gain_of_signs = 1.0, float(sums)
+
+    def send_scales(self, size: StepSize, pending: FloatArray) -> None:
+        """Copy the scales of a step to the device. Earlier copies must have ended, or have had the same numbers.
+
+        pending : s of each tensor's result that is not yet subtracted.
+        """
+        rows = self._scales.here.reshape(-1, N_SCALES)
+        for column, scales in enumerate((size.steps, size.limits, -size.limits, pending)):
+            rows[:, column] = scales.view(f"i{scales.itemsize}")
+        for column, words in enumerate((size.positive, size.negative), 4):
+            rows[:, column] = words.view(f"i{words.itemsize}")
+        self._scales.deliver()
+
+    def encode(
+        self, piece: int, vector: Array, residual: Array | None, lazy: bool, odd_positive: bool
+    ) -> Testable | None:
+        """Encode a piece; returns a handle of its signs and reports on the host."""
+        reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
+        terms = vector, residual, self._bits, self._pieces[piece], self._scales.there, lazy, odd_positive, reports
+        self._device.run(partial(self._sign.encode_blocks, *terms))
+        self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
+        self._gain = self._gain_of_signs
+        return self._reports.fetch(self._spans[piece]) if self._packed is None else self._packed.fetch(piece)
+
+    def decode(self, piece: int, out: Array) -> Testable | None:
+        """Write the result of a piece to `out`, integers[n], from its merged signs."""
+        if self._packed is not None:
+            self._packed.deliver(piece)
+        terms = self._bits, self._second, self._pieces[piece], self._scales.there, out
+        self._device.run(partial(self._sign.unpack_blocks, *terms))
+        return self._device.done()
+
+    def add_and_clear(self, vector: Array, residual: Array | None, lazy: bool, total: Array | None) -> Testable | None:
+        """Overwrite `total` with vector + residual, and clear the residual; returns a handle of the reports.
+
+        Without a residual and `total` the magnitudes alone are summed.
+        """
+        terms = vector, residual, self._bits, self._all, self._scales.there, lazy, total, self._reports.there
+        self._device.run(partial(self._sign.add_and_clear_blocks, *terms))
+        self._seen, self._gain = [self._reports.here], 1.0
+        return self._reports.fetch()
+
+    def subtract_pending(self, residual: Array) -> None:
+        """Subtract the results that are pending from a residual."""
+        terms = residual, self._bits, self._all, self._scales.there
+        self._device.run(partial(self._sign.subtract_blocks, *terms))
+
+    def reports(self) -> tuple[Doubles, int]:
+        """Return each block's sum of magnitudes, and the number of clipped elements, of the last pass."""
+        reports = np.concatenate([self._reports.here[:0], *self._seen]).reshape(-1, 2)
+        sums = np.ascontiguousarray(reports[:, 0]).view(np.float64)
+        return sums * self._gain, int(reports[:, 1].sum())
+
+
+def _rows(groups: ScaleGroups, cut: range) -> AnyArray:
+    """Return a row of `mpicomp.kernels.gpu.sign.BlockRows` for each block of a piece; words count from element 0."""
+    rows = [np.zeros((0, 4), np.int64)]
+    for run in groups.runs([cut])[0]:
+        begins = np.arange(run.elements.start, run.elements.stop, BLOCK)
+        stops = np.minimum(begins + BLOCK, run.elements.stop)
+        rows.append(np.stack([begins, stops, np.full_like(begins, run.group), begins // 64], axis=1))
+    return np.concatenate(rows)
