@@ -19,7 +19,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from collectives import arrays
 from collectives.arrays import Taken, device_lookup
-from tests.fake_device import FakeDevice
+from tests.fake_device import FakeDevice, order_of_test
 
 NAME, KIND = "fake", 12  # DLPack's number of devices that it does not know
 
@@ -138,7 +138,7 @@ class FakeTorchDevice(FakeDevice):
     """See `FakeDevice`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(order=order_of_test())
         self.name = f"{NAME}:0"
 
     def take(self, array: Any) -> Taken:

@@ -267,7 +267,7 @@ def sum_on_device(
     direct = nbytes >= DIRECT_BYTES and (yield from late(call, takes_device_memory(call, device.name)))
     if direct or nbytes >= STAGED_BYTES:
         with suppress(RuntimeError):  # PyTorch raises it if memory is missing
-            payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct, here.host)
+            payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct, host=here.host)
     if payload is None:
         yield from through_host()
         return

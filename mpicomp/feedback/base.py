@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from collectives.annotations import AnyArray, Array, Doubles, Testable
+from collectives.annotations import AnyArray, Array, Bytes, Doubles, Testable
 from collectives.arrays import Device, wait
 from collectives.arrays.elements import PAGE
 from mpicomp import kernels
@@ -269,7 +269,8 @@ class Feedback(ABC):
         if self.on_host:
             return bool(self.kernels.sign.all_finite(values))
         flag = FiniteFlag(self.device)
-        self.launch(lambda: flag.clear_unless(self.kernels.sign.all_finite(values)))
+        flag.reset()
+        self.launch(flag.check, self.kernels.sign.all_finite, values)
         wait(flag.fetch())
         return bool(flag)
 
@@ -277,29 +278,67 @@ class Feedback(ABC):
 class FiniteFlag:
     """Flag that stays set while everything that a step has checked is finite.
 
-    On a device kernels find that out, so the flag is copied to the host behind them.
+    On a device kernels find that out: they clear a flag there, which is copied to the host behind them.
+
+    Parameters
+    ----------
+    device : Device
+    memory : (uint8[1] on the device, uint8[1] of the host), optional
+        Memory that the flag has in messages of its owner, who copies it. None: it has memory of its own.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, memory: tuple[Array, Bytes] | None = None) -> None:
         self._device, self._is_set = device, True
-        self._mirror = None if device.name == "cpu" else Mirror(device, device.zeros(1, "uint8"))
-        self.reset()
+        self._mirror: Mirror | None = None
+        if device.name != "cpu":
+            if memory is None:
+                self._mirror = Mirror(device, device.zeros(1, "uint8"))
+                memory = self._mirror.there, self._mirror.here
+            self._there, self._here = memory
+        self._on_host = device.name == "cpu"
+        self._is_known = False  # the host has seen the device's flag since it was last used
 
     def __bool__(self) -> bool:
-        return self._is_set if self._mirror is None else bool(self._mirror.here[0])
+        if self._on_host:
+            return self._is_set
+        self._is_known = True
+        return bool(self._here[0])
+
+    @property
+    def landed(self) -> bool:
+        """The device's flag as the last copy has found it; later kernels may have cleared it."""
+        return bool(self._here[0])
 
     def reset(self) -> None:
         """Set the flag for another step."""
         self._is_set = True
-        if self._mirror is not None:
-            self._device.run(partial(self._mirror.there.fill_, 1))
+        if not self._on_host:
+            # a launch that can be spared as long as everything is finite
+            if not (self._is_known and self._here[0]):
+                self._device.run(partial(self._there.fill_, 1))
+            self._is_known = False
 
     def clear_unless(self, finite: Any) -> None:
         """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels."""
-        if self._mirror is not None:
-            self._mirror.there.mul_(finite)
-        elif not finite:
-            self._is_set = False
+        if isinstance(finite, bool):
+            self._is_set &= finite
+        elif self._on_host:
+            self._is_set &= bool(finite)
+        elif finite.data_ptr() != self._there.data_ptr():
+            self._there.mul_(finite)
+
+    def check(self, kernel: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a kernel, or a codec, that returns whether all is finite; return that, and clear the flag if it is not.
+
+        A kernel on a device clears this flag itself.
+        """
+        if self._on_host:
+            finite = kernel(*arguments)
+        else:
+            with kernels.of("cuda").arrays.clearing(self._there):
+                finite = kernel(*arguments)
+        self.clear_unless(finite)
+        return finite
 
     def fetch(self) -> Testable | None:
         """Copy the flag to the host; returns a handle, or None where it is there."""

@@ -51,6 +51,7 @@ class Codes(Feedback):
         self.encoders, self._mine = dict(encoders), next(iter(encoders.values()))
         self._cuts, self._payloads, self._results = cuts, payloads, results
         self._values: Array = None
+        self._encoded = list[int]()  # pieces of this step, on a device
 
     @property
     @override
@@ -65,6 +66,7 @@ class Codes(Feedback):
         self._results.begin(call.out)
         for encoder in self.encoders.values():
             encoder.begin(call.step)
+        self._encoded.clear()
 
     @override
     def end(self) -> None:
@@ -76,9 +78,19 @@ class Codes(Feedback):
         """Return the elements to encode: a piece of this rank's vector, unless a subclass alters it."""
         return self._values[cut.start : cut.stop]
 
+    def _encode(self, piece: int, cut: range) -> None:
+        """Encode a piece of this rank's vector."""
+        payloads = self._payloads
+        finite = payloads.finite[piece] if payloads.finite else None
+        if finite is not None:
+            finite.reset()
+            self._encoded.append(piece)
+        self._mine.encode(self._part(cut), cut, payloads.there[piece], finite)
+
     @override
     def report(self, row: Doubles) -> None:
         mine, *others = (not encoder.finite for encoder in self.encoders.values())
+        mine = mine or not all(map(bool, [self._payloads.finite[piece] for piece in self._encoded]))
         bad = mine and not self.all_finite(self._values)  # else finite numbers overflowed
         row[0] = _BAD if bad else _OVERFLOWED if mine or any(others) else _GOOD
 
@@ -105,7 +117,7 @@ class GatheredCodes(Codes):
     @override
     def encode(self, piece: int) -> Testable | None:
         cut = self._cuts[piece % len(self._cuts)]
-        self._mine.encode(self._part(cut), cut, self._payloads.there[piece])
+        self._encode(piece, cut)
         return self._payloads.fetch(piece)
 
     @override
@@ -158,7 +170,7 @@ class OwnedCodes(Codes):
     @override
     def encode(self, piece: int) -> Testable | None:
         cut = self._cuts[piece]
-        self._mine.encode(self._part(cut), cut, self._payloads.there[piece])
+        self._encode(piece, cut)
         encoded = self._payloads.fetch(piece)
         return after_copy(encoded, partial(self.encode_mean, piece)) if self._ranks == 1 else encoded
 

@@ -147,22 +147,22 @@ class FeedbackEncoder:
         self._step = step
         self.finite.reset()
 
-    def encode(self, part: Array, cut: range, payload: Array) -> None:
-        """Overwrite `payload` with Q of the elements `cut` of a vector, and the next residual with the rest."""
+    def encode(self, part: Array, cut: range, payload: Array, finite: FiniteFlag | None = None) -> None:
+        """Overwrite `payload` with Q of the elements `cut` of a vector, and the next residual with the rest.
+
+        finite : cleared in place of the encoder's own flag.
+        """
+        work = partial(self._encode, part, cut, payload, self.finite if finite is None else finite)
         if self._on_host:
-            self._encode(part, cut, payload)
+            work()
         else:
-            self._device.run(partial(self._encode, part, cut, payload))
-            self.finite.fetch()
+            self._device.run(work)
 
     @QUIET
-    def _encode(self, part: Array, cut: range, payload: Array) -> None:
-        finite = self._encode_piece(part, cut, payload)
-        if not self._on_host:
-            payload.mul_(finite)  # bytes of zeros decode to zeros in every codec, so no owner fails for this rank
-        self.finite.clear_unless(finite)
+    def _encode(self, part: Array, cut: range, payload: Array, finite: FiniteFlag) -> None:
+        finite.check(self._encode_piece, part, cut, payload, finite)
 
-    def _encode_piece(self, part: Array, cut: range, payload: Array) -> Any:
+    def _encode_piece(self, part: Array, cut: range, payload: Array, flag: FiniteFlag) -> Any:
         """Encode a piece; returns whether it is finite: a bool, or bool[] on a device."""
         draw = self.draw(cut)
         if self._rule is None:
@@ -182,7 +182,11 @@ class FeedbackEncoder:
             rounded = self._scratch.rounded[: len(cut)]
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
-        return finite & self._rule.keep(part, compensated, sent, residual, following)
+        kept = self._rule.keep(part, compensated, sent, residual, following)
+        if self._on_host:
+            return finite & kept
+        flag.clear_unless(finite)
+        return kept
 
     def draw(self, cut: range) -> Draw:
         """Return the place in the random stream that a piece of this step begins at."""

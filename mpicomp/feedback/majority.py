@@ -54,7 +54,7 @@ class MajorityVotes(Feedback):
     ) -> None:
         super().__init__(device, {})
         self._majority, self._random = kernels.of("cpu").vote_counts.majority, Sign().bind("cpu", stream)
-        self._pieces, self._ranks, self._packed = pieces, ranks, Packed(device, counts)
+        self._pieces, self._ranks, self._packed = pieces, ranks, Packed(device, counts, [1] * len(pieces))
         self._n = pieces[-1].stop if pieces else 0
         self._words = [-(-len(cut) // 64) for cut in pieces]
         kind = compute_type(dtype)
@@ -65,7 +65,10 @@ class MajorityVotes(Feedback):
         ones = np.zeros(2, stored)
         narrow(np.array([1, -1], np.float32), dtype, ones)
         self._plus, self._minus = ones.view(UNSIGNED[stored.itemsize])
-        self._finite = FiniteFlag(device)
+        # a piece's flag crosses in front of its signs
+        self._finite = [
+            FiniteFlag(device, None if self.on_host else self._packed.first_byte(piece)) for piece in range(len(pieces))
+        ]
         self._nothing: Array = np.empty(0)
         self._step, self._streaming = 0, False
         self.end()
@@ -73,7 +76,8 @@ class MajorityVotes(Feedback):
     @override
     def begin(self, call: StepInput) -> None:
         super().begin(call)
-        self._finite.reset()
+        for finite in self._finite:
+            finite.reset()
         self._step, self._values = call.step, call.values
         self._out = words_of(self.device, call.out)
         if self.on_host:
@@ -90,17 +94,16 @@ class MajorityVotes(Feedback):
             self._pack(piece)
             return None
         self.launch(self._pack, piece)
-        self._finite.fetch()
         return self._packed.fetch(piece, slice(self._words[piece]))
 
     def _pack(self, piece: int) -> None:
         cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
         values = self._values[cut.start : cut.stop]
-        self._finite.clear_unless(self.kernels.sign.pack(values, signs, self._step % 2 == 0, *self._constants))
+        self._finite[piece].check(self.kernels.sign.pack, values, signs, self._step % 2 == 0, *self._constants)
 
     @override
     def report(self, row: Doubles) -> None:
-        row[0] = not self._finite
+        row[0] = not all(map(bool, self._finite))
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:

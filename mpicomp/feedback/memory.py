@@ -164,15 +164,25 @@ class Memory(Feedback):
         self._gain: Any = None if whole else kind(beta)
         self._kept = None if whole else device.zeros(count, compute.name)
         self._limit = kind(limit)
-        self._picked = Mirror(device, self._crossing(count, compute))
-        self.values = self._picked.here
+        self._flags: Mirror | None = None
+        nbytes = count * compute.itemsize
+        if self.on_host:
+            self._picked = self.values = self._crossing(count, compute)
+        else:  # values and flags cross in one copy
+            self._flags = Mirror(device, device.zeros(nbytes + 2, "uint8"))
+            self._picked = self._flags.there[:nbytes].view(device.zeros(0, compute.name).dtype)
+            self.values = self._flags.here[:nbytes].view(compute)
         words = UNSIGNED[stored.itemsize]
         self._arrived = Mirror(
             device, self._crossing(count, np.dtype(words if self.on_host else f"i{stored.itemsize}"))
         )
         self.means: AnyArray = self._arrived.here.view(words)
         self.stored_means = self.means.view(stored)
-        self.finite, self.within = FiniteFlag(device), FiniteFlag(device)
+        memory: list[Any] = [None, None]
+        if self._flags is not None:
+            there, here = self._flags.there[nbytes:], self._flags.here[nbytes:]
+            memory = [(there[i : i + 1], here[i : i + 1]) for i in range(2)]
+        self.finite, self.within = (FiniteFlag(device, one) for one in memory)
         if not self.on_host:
             self._indices = Mirror(device, device.zeros(count, "int32"))
             self.indices = self._indices.here.view(np.uint32)
@@ -201,10 +211,10 @@ class Memory(Feedback):
         if with_residual:
             self.launch(self._check, vector, self._residual.current, self.sums(slice(None)))
         else:
-            self.launch(lambda: self.finite.clear_unless(self.kernels.sign.all_finite(vector)))
+            self.launch(self.finite.check, self.kernels.sign.all_finite, vector)
 
     def _check(self, vector: Array, residual: Array, sums: Array | None) -> None:
-        self.finite.clear_unless(self.kernels.sparse.finite_sum(vector, residual, sums))
+        self.finite.check(self.kernels.sparse.finite_sum, vector, residual, sums)
 
     def sums(self, some: slice) -> Array | None:
         """Return the memory for vector + residual that is looked at, so that `renew` need not add again; or None.
@@ -232,10 +242,12 @@ class Memory(Feedback):
 
     def _find(self, run: Part, vector: Array, with_residual: bool, sums: Array | None) -> None:
         x, rest = vector[run.elements], self._residual.current[run.elements] if with_residual else None
-        indices, found = self._indices.there[run.values], self._picked.there[run.values]
-        finite = self._selectors[run.chunk, run.keep](x, rest, indices, found, sums)
+        indices, found = self._indices.there[run.values], self._picked[run.values]
+        select = self._selectors[run.chunk, run.keep]
         if with_residual:
-            self.finite.clear_unless(finite)
+            self.finite.check(select, x, rest, indices, found, sums)
+        else:
+            select(x, rest, indices, found, sums)
 
     def fetch_indices(self) -> Testable | None:
         """Copy the indices of `find` to the host."""
@@ -263,13 +275,11 @@ class Memory(Feedback):
     def pick(self, vector: Array) -> Testable | None:
         """Take the values at the places; they, `finite` and `within` are known once the handle completes."""
         self.launch(self._pick, vector)
-        self._picked.fetch()
-        self.finite.fetch()
-        return self.within.fetch()
+        return None if self._flags is None else self._flags.fetch()
 
     def _pick(self, vector: Array) -> None:
-        picked = vector, self._residual.current, self.places, self._limit, self._past, self._picked.there, self._kept
-        self.within.clear_unless(self.kernels.sparse.pick(*picked))
+        picked = vector, self._residual.current, self.places, self._limit, self._past, self._picked, self._kept
+        self.within.check(self.kernels.sparse.pick, *picked)
 
     # While they travel -----------------------------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Testable, Words
+from collectives.annotations import AnyArray, Array, Bytes, Testable, Words
 from collectives.arrays import Device, Landed
 
 ALL = slice(None)
@@ -83,7 +84,8 @@ class Packed:
     """
 
     def __init__(self, device: Device, host: Sequence[Words], heads: Sequence[int] | None = None) -> None:
-        self._host, self._on_host = list(host), device.name == "cpu"
+        self._host, self._device, self._on_host = list(host), device, device.name == "cpu"
+        self._bytes: Any = None  # PyTorch's type, without an import of PyTorch
         self.pieces: list[Array] = self._host
         if self._on_host:
             return
@@ -98,6 +100,12 @@ class Packed:
         self.pieces = [self.whole[start : start + words.size] for start, words in zip(self.starts, host, strict=True)]
         self.heads = [self.whole[start - front : start] for start, front in places]
         self.heads_here = [here[start - front : start] for start, front in places]
+
+    def first_byte(self, piece: int) -> tuple[Array, Bytes]:
+        """Return the first byte of a piece's head, on the device and in the host's memory."""
+        if self._bytes is None:
+            self._bytes = self._device.zeros(0, "uint8").dtype
+        return self.heads[piece].view(self._bytes)[:1], self.heads_here[piece].view(np.uint8)[:1]
 
     def _place(self, piece: int, some: slice) -> slice:
         first, stop, _ = some.indices(self._host[piece].size)

@@ -20,6 +20,7 @@ from mpicomp.feedback.mirror import Mirror
 
 QUIET = np.errstate(over="ignore", invalid="ignore")
 """NumPy does not warn of values that are not finite: the ranks look for them and report them."""
+FLAG_BYTES = 16  # in front of a payload on a device: copies begin at multiples of 16
 ALIGNMENT = 64  # bytes that each payload begins at a multiple of
 Decode = Callable[[Array, Array], object]
 """Overwrites a piece of the result, float32 or float64, and as many elements of scratch."""
@@ -56,6 +57,8 @@ class Payloads:
         Encodes to `there`, and decodes from it.
     there : list of vectors of bytes
         Payloads where vectors are encoded.
+    finite : list of FiniteFlag
+        Whether all that a payload was made of is finite; zeros are sent for the rest. Empty on the host.
     host : list of uint8 arrays
         Payloads where they are sent from and received: on the host the same arrays.
     """
@@ -64,30 +67,36 @@ class Payloads:
         self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
         sizes = [self.codec.nbytes(n) for n in lengths]
         self.there: list[Array]
+        self.finite: list[FiniteFlag] = []
         if self._on_host:
             self.host = self.there = buffers(sizes)
             return
-        starts = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+        room = (ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+        starts = accumulate(room, initial=ALIGNMENT)
         self._spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         self._mirror = Mirror(device, device.zeros(self._spans[-1].stop if sizes else 0, "uint8"))
         self.there = [self._mirror.there[span] for span in self._spans]
+        device.run(partial(self._mirror.there.fill_, 1))  # flags of payloads that nobody checks stay set
+        flags = [slice(span.start - FLAG_BYTES, span.start - FLAG_BYTES + 1) for span in self._spans]
+        self.finite = [FiniteFlag(device, (self._mirror.there[one], self._mirror.here[one])) for one in flags]
         self._crossing = self.host = [self._mirror.here[span] for span in self._spans]
         self._recoder: Array = None if self.codec is codec else codec
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
 
     def fetch(self, piece: int) -> Testable | None:
-        """Copy a payload to `host`; returns a handle, or None where it is there.
-
-        The encoder's finite flag is on the host by then.
-        """
+        """Copy a payload and its flag to `host`; returns a handle, or None where they are there."""
         if self._on_host:
             return None
-        copy = self._mirror.fetch(self._spans[piece])
-        return copy if self._recoder is None else after_copy(copy, partial(self._recode, piece))
+        span = self._spans[piece]
+        copy = self._mirror.fetch(slice(span.start - FLAG_BYTES, span.stop))
+        return after_copy(copy, partial(self._land, piece))
 
-    def _recode(self, piece: int) -> None:
-        self._recoder.from_fixed(self._crossing[piece], self._lengths[piece], self.host[piece])
+    def _land(self, piece: int) -> None:
+        if not self.finite[piece].landed:
+            self._crossing[piece][:] = 0  # decodes to zeros in every codec, so no owner fails for this rank
+        if self._recoder is not None:
+            self._recoder.from_fixed(self._crossing[piece], self._lengths[piece], self.host[piece])
 
     def deliver(self, piece: int) -> None:
         """Copy a payload from `host`, for kernels that are launched from now on."""
@@ -154,6 +163,6 @@ class Results:
             decoded = part.new_empty(n)
         decode(part, decoded)
         if self._narrow:
-            self.finite.clear_unless(narrow_into(part, self._dtype, words_of(self._device, out)))
+            self.finite.check(narrow_into, part, self._dtype, words_of(self._device, out))
         else:
-            self.finite.clear_unless(kernels.beside(out).sign.all_finite(out))
+            self.finite.check(kernels.beside(out).sign.all_finite, out)

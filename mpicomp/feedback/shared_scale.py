@@ -6,6 +6,7 @@ The compensated vector p is kept; s sgn(p) is subtracted while the next step is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,11 @@ class SharedScale(VoteValues):
         n, kind = pieces[-1].stop if pieces else 0, compute_type(dtype)
         # p of the last step: its s sgn(p) is not yet subtracted
         self._compensated = Residual(device, n, kind)
-        super().__init__(device, groups, pieces, counts, dtype, ranks, {"residual": self._compensated})
         self._blocks = [groups.blocks_in(cut) for cut in pieces]
+        heads = [blocks.stop - (blocks.start or 0) for blocks in self._blocks]  # sums cross in front of signs
+        super().__init__(device, groups, pieces, counts, dtype, ranks, {"residual": self._compensated}, heads)
+        if not self.on_host:
+            self._heads = [head.view(self._sums.there.dtype) for head in self._packed.heads]
         # s of the last step, and of this one
         self._scales, self._next_scales = (Mirror.of(device, np.zeros(groups.starts.size, kind)) for _ in range(2))
 
@@ -51,19 +55,24 @@ class SharedScale(VoteValues):
             self._compensate_and_pack(piece)
             return None
         self.launch(self._compensate_and_pack, piece)
-        self._sums.fetch(self._blocks[piece])
         return self._packed.fetch(piece, slice(self._words[piece]))
 
     def _compensate_and_pack(self, piece: int) -> None:
         cut = self._pieces[piece]
+        sums: tuple[Any, ...] = (self._sums.there,)
+        if not self.on_host:
+            sums = self._heads[piece], self._blocks[piece].start or 0
         self.kernels.ef_sign.compensate_and_pack(
             self._values, self._compensated.current, self._scales.there, self._starts, self._stops, self._firsts,
             (cut.start, cut.stop), *self._spans[piece], self._n >= STREAMING_ELEMENTS, self._compensated.following,
-            self._packed.pieces[piece], self._sums.there,
+            self._packed.pieces[piece], *sums,
         )  # fmt: skip
 
     @override
     def report(self, row: Doubles) -> None:
+        if not self.on_host:
+            for blocks, head in zip(self._blocks, self._packed.heads_here, strict=True):
+                self._sums.here[blocks] = head.view(np.float64)
         if not self._total_sums(row):
             row[:] = self._reason()
 

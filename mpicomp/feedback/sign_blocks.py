@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,60 @@ from mpicomp.kernels import of
 from mpicomp.kernels.streams import BLOCK
 
 N_SCALES = 6  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`
+
+
+class BlockTable:
+    """Blocks of scale groups, cut along the pieces that travel: a row for each program of a launch on a device.
+
+    Parameters
+    ----------
+    groups : ScaleGroups
+        Each begins at a multiple of 64.
+    pieces : sequence of range
+
+    Attributes
+    ----------
+    spans : list of slice
+        Rows of each piece; sums of blocks have the same places. A last one, which is empty, follows.
+    all : BlockRows
+        Rows of all pieces, see `mpicomp.kernels.gpu.sign`; set by `send`.
+    """
+
+    all: Any
+
+    def __init__(self, groups: ScaleGroups, pieces: Sequence[range]) -> None:
+        self._pieces, self._rows = pieces, [_rows(groups, cut) for cut in pieces]
+        stops = np.cumsum([0, *(len(rows) for rows in self._rows), 0]).tolist()
+        self.spans = [slice(start, stop) for start, stop in pairwise(stops)]
+
+    def send(self, device: Device, starts: Sequence[int] | None) -> None:
+        """Copy the table to a device.
+
+        starts : place of each piece's first word among all packed words; None: words follow each other.
+        """
+        if starts is not None:
+            for rows, cut, start in zip(self._rows, self._pieces, starts, strict=True):
+                rows[:, 3] += start - cut.start // 64
+        table = np.concatenate([np.zeros((0, 4), np.int64), *self._rows])
+        # kept as a mirror: its memory of the host must live until it is copied
+        self._mirror = Mirror.of(device, table.reshape(-1))
+        rows_of = of("cuda").sign.BlockRows
+        self.all = rows_of(self._mirror.there, 0, len(table), not (table[:, 1] % 64).any())
+
+    def of_piece(self, piece: int) -> Any:
+        """Return the rows of a piece."""
+        span = self.spans[piece]
+        return self.all._replace(first=span.start, n_blocks=span.stop - span.start)
+
+
+def _rows(groups: ScaleGroups, cut: range) -> AnyArray:
+    """Return first element, stop, group and word of each block of a piece; words count from element 0."""
+    rows = [np.zeros((0, 4), np.int64)]
+    for run in groups.runs([cut])[0]:
+        begins = np.arange(run.elements.start, run.elements.stop, BLOCK)
+        stops = np.minimum(begins + BLOCK, run.elements.stop)
+        rows.append(np.stack([begins, stops, np.full_like(begins, run.group), begins // 64], axis=1))
+    return np.concatenate(rows)
 
 
 class SignBlocks:
@@ -51,25 +106,16 @@ class SignBlocks:
         sums: bool,
     ) -> None:
         self._device, self._sign, self._second = device, of("cuda").sign, second
-        rows = [_rows(groups, cut) for cut in pieces]
-        counts = [len(of_piece) for of_piece in rows]
-        self._reports = Mirror(device, device.zeros(2 * sum(counts), "int64"))  # of all blocks
-        stops = np.cumsum([0, *counts]).tolist()
-        self._spans = [slice(2 * start, 2 * stop) for start, stop in pairwise(stops)]
+        self._blocks = blocks = BlockTable(groups, pieces)
+        self._reports = Mirror(device, device.zeros(2 * blocks.spans[-1].stop, "int64"))  # of all blocks
+        self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
         self._packed: Packed | None = None  # None: signs need not cross
         self._bits = bits
         if isinstance(bits, np.ndarray):
             words = [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces]
-            self._packed = Packed(device, words, [2 * count for count in counts])
+            self._packed = Packed(device, words, [span.stop - span.start for span in self._spans])
             self._bits = self._packed.whole
-            for of_piece, cut, start in zip(rows, pieces, self._packed.starts, strict=True):
-                of_piece[:, 3] += start - cut.start // 64
-        table = np.concatenate([np.zeros((0, 4), np.int64), *rows])
-        self._table = Mirror.of(device, table.reshape(-1))
-        aligned = not (table[:, 1] % 64).any()
-        block_rows = partial(self._sign.BlockRows, self._table.there, aligned=aligned)
-        self._all = block_rows(0, len(table))
-        self._pieces = [block_rows(start, count) for start, count in zip(stops, counts, strict=False)]
+        blocks.send(device, None if self._packed is None else self._packed.starts)
         self._scales = Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64"))
         self._seen = list[AnyArray]()  # reports of the last pass over the vector, in the host's memory
         self._gain, self._gain_of_signs = 1.0, float(sums)
@@ -91,7 +137,16 @@ class SignBlocks:
     ) -> Testable | None:
         """Encode a piece; returns a handle of its signs and reports on the host."""
         reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
-        terms = vector, residual, self._bits, self._pieces[piece], self._scales.there, lazy, odd_positive, reports
+        terms = (
+            vector,
+            residual,
+            self._bits,
+            self._blocks.of_piece(piece),
+            self._scales.there,
+            lazy,
+            odd_positive,
+            reports,
+        )
         self._device.run(partial(self._sign.encode_blocks, *terms))
         self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
         self._gain = self._gain_of_signs
@@ -101,7 +156,7 @@ class SignBlocks:
         """Write the result of a piece to `out`, integers[n], from its merged signs."""
         if self._packed is not None:
             self._packed.deliver(piece)
-        terms = self._bits, self._second, self._pieces[piece], self._scales.there, out
+        terms = self._bits, self._second, self._blocks.of_piece(piece), self._scales.there, out
         self._device.run(partial(self._sign.unpack_blocks, *terms))
         return self._device.done()
 
@@ -110,14 +165,14 @@ class SignBlocks:
 
         Without a residual and `total` the magnitudes alone are summed.
         """
-        terms = vector, residual, self._bits, self._all, self._scales.there, lazy, total, self._reports.there
+        terms = vector, residual, self._bits, self._blocks.all, self._scales.there, lazy, total, self._reports.there
         self._device.run(partial(self._sign.add_and_clear_blocks, *terms))
         self._seen, self._gain = [self._reports.here], 1.0
         return self._reports.fetch()
 
     def subtract_pending(self, residual: Array) -> None:
         """Subtract the results that are pending from a residual."""
-        terms = residual, self._bits, self._all, self._scales.there
+        terms = residual, self._bits, self._blocks.all, self._scales.there
         self._device.run(partial(self._sign.subtract_blocks, *terms))
 
     def reports(self) -> tuple[Doubles, int]:
@@ -125,13 +180,3 @@ class SignBlocks:
         reports = np.concatenate([self._reports.here[:0], *self._seen]).reshape(-1, 2)
         sums = np.ascontiguousarray(reports[:, 0]).view(np.float64)
         return sums * self._gain, int(reports[:, 1].sum())
-
-
-def _rows(groups: ScaleGroups, cut: range) -> AnyArray:
-    """Return a row of `mpicomp.kernels.gpu.sign.BlockRows` for each block of a piece; words count from element 0."""
-    rows = [np.zeros((0, 4), np.int64)]
-    for run in groups.runs([cut])[0]:
-        begins = np.arange(run.elements.start, run.elements.stop, BLOCK)
-        stops = np.minimum(begins + BLOCK, run.elements.stop)
-        rows.append(np.stack([begins, stops, np.full_like(begins, run.group), begins // 64], axis=1))
-    return np.concatenate(rows)

@@ -11,7 +11,9 @@ import numpy as np
 from collectives.annotations import Array, Doubles, Testable, Words, override
 from collectives.arrays import Device
 from mpicomp.feedback.base import Problem, Residual, StepInput, bad_ranks, compute_type, copy_to_host
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.feedback.sign_blocks import BlockTable
 from mpicomp.feedback.vote_values import VoteValues
 from mpicomp.kernels.streams import Stream, source
 
@@ -69,9 +71,15 @@ class StochasticVotes(VoteValues):
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)
         self._has_norm, self._norms = has_norm, np.zeros(groups.starts.size)  # N of each group
+        self._blocks: BlockTable | None = None
+        if not self.on_host:
+            self._blocks = BlockTable(groups, pieces)
+            self._blocks.send(device, self._packed.starts)
+            self._factors_of_draws = Mirror(device, device.zeros(groups.starts.size, "float64"))
         self._parts = [
             [_Part(run.elements, run.group, self._sums.there[run.sums], bits[run.words(cut.start)]) for run in runs]
             for cut, bits, runs in zip(pieces, self._packed.pieces, groups.runs(pieces), strict=True)
+            if self.on_host
         ]
         self._step = np.uint64(0)
 
@@ -95,6 +103,10 @@ class StochasticVotes(VoteValues):
         return self._sums.fetch()
 
     def _square(self) -> None:
+        if self._blocks is not None:
+            terms = self.momentum, self._beta, self._gain, self._blocks.all, self._sums.there
+            self.kernels.ssdm.squares_of_blocks(self._values, *terms)
+            return
         for part in chain.from_iterable(self._parts):
             values, momentum = self._values[part.elements], part.of(self._momentum)
             self.kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
@@ -128,6 +140,9 @@ class StochasticVotes(VoteValues):
             return Problem(bad_ranks(np.isnan(reports).any(axis=1)))
         longest = reports.max(axis=0)
         self._norms[:] = longest if self._has_norm else reports[self._rank]
+        if self._blocks is not None:
+            known = self._norms > 0
+            self._factors_of_draws.send(np.where(known, 2.0**31 / np.where(known, self._norms, 1), 0))
         unanimous = (longest if self._has_norm else longest > 0).astype(self._factors.here.dtype)
         representable = self._set_factors(unanimous / self._ranks)
         return None if representable or not self._has_norm else Problem(quantity="the norm")
@@ -141,6 +156,13 @@ class StochasticVotes(VoteValues):
         return self._packed.fetch(piece, slice(self._words[piece]))
 
     def _draw_signs(self, piece: int) -> None:
+        if self._blocks is not None:
+            self.kernels.ssdm.stochastic_signs_of_blocks(
+                self._schedule, self._step, self._source, self._values, self.momentum,
+                None if self._momentum is None else self._momentum.following, self._beta, self._gain,
+                self._factors_of_draws.there, self._blocks.of_piece(piece), self._packed.whole,
+            )  # fmt: skip
+            return
         for part in self._parts[piece]:
             self.kernels.ssdm.stochastic_signs(
                 self._schedule, np.uint64(part.elements.start), self._step, self._source,

@@ -34,6 +34,8 @@ class VoteValues(Feedback):
         Of the result.
     ranks : int
     residuals : dict of str to Residual
+    heads : sequence of int, optional
+        As in `Packed`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class VoteValues(Feedback):
         dtype: str,
         ranks: int,
         residuals: Mapping[str, Residual],
+        heads: Sequence[int] | None = None,
     ) -> None:
         super().__init__(device, residuals)
         self.groups, self._pieces, self._dtype, self._ranks = groups, pieces, dtype, ranks
@@ -52,7 +55,7 @@ class VoteValues(Feedback):
         self._n = pieces[-1].stop if pieces else 0
         self._spans = [groups.span(cut) for cut in pieces]
         self._words = [-(-len(cut) // 64) for cut in pieces]  # of a plane of a piece's counts
-        self._packed = Packed(device, counts)
+        self._packed = Packed(device, counts, heads)
         kind = compute_type(dtype)
         self._sums = Mirror(device, zeros(device, groups.blocks, np.float64))  # of each block, for the scales
         # kept as mirrors: their memory of the host must live until it is copied

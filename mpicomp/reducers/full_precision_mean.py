@@ -148,9 +148,9 @@ class DeviceMean:
         def find_nonfinite() -> None:
             if vector.element_size() == 2:
                 exponent = nonfinite.EXPONENT[self._dtype]
-                finite.clear_unless(sign.all_finite_16(words_of(self._device, vector), exponent))
+                finite.check(sign.all_finite_16, words_of(self._device, vector), exponent)
             else:
-                finite.clear_unless(sign.all_finite(vector))
+                finite.check(sign.all_finite, vector)
 
         self._device.run(find_nonfinite)
         yield from done(call, finite.fetch())

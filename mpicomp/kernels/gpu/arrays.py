@@ -5,10 +5,14 @@ Of unsigned integers of more than 8 bits tensors hold the bits, in signed ones.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-__all__ = ["convert", "divide", "empty", "view", "xp"]
+from mpicomp.kernels.gpu.common import clearing
+
+__all__ = ["clearing", "convert", "divide", "empty", "view", "xp"]
 
 xp = torch
 
@@ -35,9 +39,14 @@ def convert(array: Tensor, dtype: str | torch.dtype) -> Tensor:
     return array.to(_type(dtype))
 
 
+@lru_cache(maxsize=64)
+def _number(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
 def divide(array: Tensor, divisor: int) -> None:
     """Divide by a number of the array's type, rounding once. `array` is overwritten.
 
     By a number of the host's PyTorch would multiply with its reciprocal, which rounds twice.
     """
-    array.div_(torch.full((), divisor, dtype=array.dtype, device=array.device))
+    array.div_(_number(divisor, array.dtype, array.device))

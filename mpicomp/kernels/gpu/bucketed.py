@@ -9,7 +9,19 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L1, L2, LINF
-from mpicomp.kernels.gpu.common import APART, LANES, bits_of, fold, number, read, read_bits, to_words, write
+from mpicomp.kernels.gpu.common import (
+    APART,
+    LANES,
+    bits_of,
+    finite_flag,
+    fold,
+    is_set,
+    number,
+    read,
+    read_bits,
+    to_words,
+    write,
+)
 from mpicomp.kernels.gpu.sums import (
     SQUARES,
     STAGES,
@@ -295,12 +307,12 @@ def _pack_and_subtract_kernel(  # type: ignore[no-untyped-def]
 def _pack_and_subtract(
     values: Tensor, residual: Tensor, upper: Tensor, lower: Tensor | None, bucket: int, left: Tensor, bits: Tensor
 ) -> Tensor:
-    finite = torch.ones((), dtype=torch.uint8, device=left.device)
+    finite = finite_flag(left)
     if n := left.numel():
         _pack_and_subtract_kernel[(triton.cdiv(n, WIDTH),)](
             values, residual, n, upper, lower, bucket, left, bits, finite, bucket >= WIDTH, WIDTH, **APART
         )
-    return finite.view(torch.bool)
+    return is_set(finite)
 
 
 def keep_signs(

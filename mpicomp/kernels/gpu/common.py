@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mpicomp.kernels import streams
 
@@ -17,6 +21,30 @@ BLOCK = tl.constexpr(streams.BLOCK)
 # of a launch: products are rounded before something is added to them, as on the CPU; Triton warns where that is open
 APART: dict[str, Any] = {"enable_fp_fusion": False}
 _FLOATS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+_given = threading.local()
+
+
+@contextmanager
+def clearing(flag: Tensor) -> Iterator[None]:
+    """Have kernels that this thread launches clear a flag, uint8[1], instead of new ones, which take a launch each."""
+    before, _given.flag = getattr(_given, "flag", None), flag
+    try:
+        yield
+    finally:
+        _given.flag = before
+
+
+def finite_flag(like: Tensor) -> Tensor:
+    """Return the flag that a kernel overwrites with 0 where a value is not finite: uint8[1], given or new."""
+    given: Tensor | None = getattr(_given, "flag", None)
+    return torch.ones(1, dtype=torch.uint8, device=like.device) if given is None else given
+
+
+def is_set(flag: Tensor) -> Tensor:
+    """View a flag as bool[]."""
+    return flag.view(torch.bool).view(())
 
 
 def signed(value: np.generic) -> int:

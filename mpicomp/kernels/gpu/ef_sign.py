@@ -58,9 +58,9 @@ def _pack_edge(g, before, scale, start, stop, carry, first_word, after, bits):  
     return tl.sum(packed)
 
 
-@triton.jit(do_not_specialize=["cut_start", "cut_stop", "low", "high"])
+@triton.jit(do_not_specialize=["cut_start", "cut_stop", "low", "high", "first_sum"])
 def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
-    g, before, last_scales, starts, stops, firsts, cut_start, cut_stop, low, high, after, bits, sums
+    g, before, last_scales, starts, stops, firsts, cut_start, cut_stop, low, high, after, bits, sums, first_sum
 ):
     block = tl.cast(cut_start, tl.int64) // BLOCK + tl.program_id(0)
     begin = block * BLOCK
@@ -97,7 +97,7 @@ def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
             carry = _pack_edge(g, before, scale, tail, stop, 0, first_word, after, bits)
         carried = tl.where(stop % 64 == 0, -1, stop // 64)
         one = tl.arange(0, 1)
-        place = tl.load(firsts + stretch) + (block - first // BLOCK)
+        place = tl.load(firsts + stretch) + (block - first // BLOCK) - first_sum
         tl.store(sums + place + one, fold(tl.reshape(lanes, [1, LANES])) + rest, mask=one + start < stop)
         stretch += 1
         first = tl.load(starts + stretch, mask=stretch < high, other=0)
@@ -106,7 +106,7 @@ def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
 def compensate_and_pack(
     g: Tensor, before: Tensor, last_scales: NDArray[Any] | Tensor, starts: NDArray[np.int64] | Tensor,
     stops: NDArray[np.int64] | Tensor, firsts: NDArray[np.int64] | Tensor, cut: tuple[int, int], low: int, high: int,
-    streaming: bool, after: Tensor, bits: Tensor, sums: Tensor,
+    streaming: bool, after: Tensor, bits: Tensor, sums: Tensor, first_sum: int = 0,
 ) -> None:  # fmt: skip
     """after = g + e, with e = before - s sgn(before), and the signs of `after`: one pass over a piece.
 
@@ -130,13 +130,15 @@ def compensate_and_pack(
         Of the piece; overwritten, but for words of padding alone.
     sums : float64[blocks]
         The piece's are overwritten: sum of |after| per block; not finite where `after` is not.
+    first_sum : int
+        Number of the block whose sum is the first element of `sums`.
     """
     cut_start, cut_stop = int(cut[0]), int(cut[1])
     if cut_start < cut_stop and low < high:
         tables = (places_on(g.device, table) for table in (starts, stops, firsts))
         _compensate_and_pack_kernel[(triton.cdiv(cut_stop - cut_start, streams.BLOCK),)](
             g, before, numbers_on(g.device, last_scales), *tables, cut_start, cut_stop, int(low), int(high), after,
-            bits, sums, num_warps=1, **APART,
+            bits, sums, first_sum, num_warps=1, **APART,
         )  # fmt: skip
 
 

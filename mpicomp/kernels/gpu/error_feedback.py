@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bits_of, number, read, write
+from mpicomp.kernels.gpu.common import (
+    APART,
+    bits_of,
+    finite_flag,
+    is_set,
+    number,
+    read,
+    write,
+)
 
 WIDTH = 1024  # elements of a program
 
@@ -37,15 +44,15 @@ def compensate(values: Tensor, residual: Tensor, alpha: Any, out: Tensor) -> Non
 
 @triton.jit(do_not_specialize=["beta"])
 def _keep_kernel(  # type: ignore[no-untyped-def]
-    values, sent, residual, n, beta, out, strange, SCALED: tl.constexpr, WIDTH: tl.constexpr
+    values, sent, residual, n, beta, out, finite, SCALED: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """`strange` becomes 1 where something is not finite."""
+    """`finite` becomes 0 where a part of the residual is not finite."""
     start = tl.program_id(0).to(tl.int64) * WIDTH
     left = read(values, start, n, WIDTH) - read(sent, start, n, WIDTH)
     if SCALED:
         left = read(residual, start, n, WIDTH) * number(beta, left.dtype) + left
     write(out, start, n, left, WIDTH)
-    tl.store(strange, 1, mask=tl.max(((left - left != 0) & (start + tl.arange(0, WIDTH) < n)).to(tl.int32)) > 0)
+    tl.store(finite, 0, mask=tl.max(((left - left != 0) & (start + tl.arange(0, WIDTH) < n)).to(tl.int32)) > 0)
 
 
 def keep(values: Tensor, sent: Tensor, residual: Tensor, beta: Any, out: Tensor) -> Tensor:
@@ -58,10 +65,10 @@ def keep(values: Tensor, sent: Tensor, residual: Tensor, beta: Any, out: Tensor)
     bool[]
         Whether all of `out` is finite.
     """
-    strange = torch.zeros((), dtype=torch.int32, device=out.device)
+    finite = finite_flag(out)
     if n := out.numel():
         scale = 0 if beta is None else bits_of(beta, out.dtype)
         _keep_kernel[(triton.cdiv(n, WIDTH),)](
-            values, sent, residual, n, scale, out, strange, beta is not None, WIDTH, **APART
+            values, sent, residual, n, scale, out, finite, beta is not None, WIDTH, **APART
         )
-    return strange == 0
+    return is_set(finite)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpicomp.kernels.cpu.quantizer import WORDS
 from mpicomp.kernels.gpu.bucketed import L2, as_float32, bucket_of, norms
-from mpicomp.kernels.gpu.common import APART, read, to_words, write
+from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, read, to_words, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 from mpicomp.kernels.gpu.planes import read_planes
 
@@ -188,7 +188,7 @@ def encode(
     bool[]
         Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
     """
-    finite = torch.ones((), dtype=torch.uint8, device=x.device)
+    finite = finite_flag(x)
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
         if norm is not None:
@@ -201,7 +201,7 @@ def encode(
             key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios,
             units, int(levels), int(negative), sent, *planes.shape, planes, bucket >= WIDTH, WIDTH, **APART,
         )  # fmt: skip
-    return finite.view(torch.bool)
+    return is_set(finite)
 
 
 def dequantize(

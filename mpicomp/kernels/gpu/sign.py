@@ -21,7 +21,9 @@ from mpicomp.kernels.gpu.common import (
     LANES,
     bits_of,
     elements,
+    finite_flag,
     fold,
+    is_set,
     keep_elements,
     number,
     read,
@@ -55,7 +57,7 @@ class BlockRows(NamedTuple):
     table : int64[all blocks, 4]
         First element, a multiple of 64; the element behind the last; tensor; place of the first element's word. On the
         device.
-    first, count : int
+    first, n_blocks : int
         The rows that are meant.
     aligned : bool
         All blocks end at multiples of 64. Otherwise the last turn of each takes its elements one by one.
@@ -63,7 +65,7 @@ class BlockRows(NamedTuple):
 
     table: Tensor
     first: int
-    count: int
+    n_blocks: int
     aligned: bool
 
 
@@ -91,7 +93,7 @@ def _sum_one_by_one(u, start, stop):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(blocks, first, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def block_of_program(blocks, first, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Block of a program: first element, the one behind the last, tensor, and place of the first word."""
     row = blocks + (first + tl.program_id(0).to(tl.int64)) * COLUMNS
     begin, end, word = tl.multiple_of(tl.load(row), 64), tl.load(row + 1), tl.load(row + 3)
@@ -185,7 +187,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     ODD_POSITIVE: tl.constexpr,
     LAZY: tl.constexpr,
 ):
-    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     full = begin + (end - begin) // 64 * 64  # up to here magnitudes are added in lanes
     rest = _sum_one_by_one(u, full, end)
     lanes = tl.zeros([LANES], tl.float64)
@@ -232,8 +234,8 @@ def encode_blocks(
     reports : int64[blocks, 2]
         Overwritten: the bits of each block's sum, and how many of its elements were clipped.
     """
-    if blocks.count:
-        _encode_kernel[(blocks.count,)](
+    if blocks.n_blocks:
+        _encode_kernel[(blocks.n_blocks,)](
             u, residual, bits, blocks.table, blocks.first, scales, reports, blocks.aligned, int(odd_positive),
             lazy and residual is not None, num_warps=1, **APART
         )  # fmt: skip
@@ -285,7 +287,7 @@ def encode(
         if residual is not None and residual.numel() > u.numel():
             u = torch.nn.functional.pad(u, (0, residual.numel() - u.numel()))
     blocks = whole_blocks(u.numel(), u.device)
-    reports = torch.zeros((blocks.count, 2), dtype=torch.int64, device=u.device)
+    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
     lazy = previous is not None
     scales = scale_rows(u, step, limit, previous)
     encode_blocks(u, residual, bits, blocks, scales, lazy, odd_positive, reports)
@@ -309,10 +311,10 @@ def pack(x: Tensor, bits: Tensor, odd_positive: bool, zero: Any, tiny: Any) -> T
 
     x : float32[n] or float64[n]; bits : int64[ceil(n / 64)], overwritten. zero, tiny : not used.
     """
-    finite = torch.ones((), dtype=torch.uint8, device=x.device)
+    finite = finite_flag(x)
     if n := x.numel():
         _pack_kernel[(triton.cdiv(n, 64 * WORDS),)](x, n, bits, finite, int(odd_positive), WORDS, **APART)
-    return finite.view(torch.bool)
+    return is_set(finite)
 
 
 @triton.jit(do_not_specialize=["positive", "negative"])
@@ -334,7 +336,7 @@ def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: 
 
 @triton.jit(do_not_specialize=["first"])
 def _unpack_blocks_kernel(bits, second, blocks, first, scales, out, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     scales += tensor * ROWS
     positive, negative = tl.load(scales + POSITIVE), tl.load(scales + NEGATIVE)
     whole_turns, turns = (end - begin) // WIDE, tl.cdiv(end - begin, WIDE)
@@ -365,8 +367,8 @@ def unpack_blocks(bits: Tensor, second: Tensor | None, blocks: BlockRows, scales
     bits, second : int64; a block's words are where its row says. blocks, scales : as in `encode_blocks`.
     out : signed integers [n] of the whole vector; the blocks' are overwritten.
     """
-    if blocks.count:
-        _unpack_blocks_kernel[(blocks.count,)](
+    if blocks.n_blocks:
+        _unpack_blocks_kernel[(blocks.n_blocks,)](
             bits, second, blocks.table, blocks.first, scales, out, blocks.aligned, **APART
         )
 
@@ -379,10 +381,10 @@ def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-un
 
 def all_finite(x: Tensor) -> Tensor:
     """Whether x, float32[n] or float64[n], has neither NaN nor infinity; bool[]."""
-    finite = torch.ones((), dtype=torch.uint8, device=x.device)
+    finite = finite_flag(x)
     if n := x.numel():
         _all_finite_kernel[(triton.cdiv(n, WIDTH),)](x, n, finite, WIDTH, **APART)
-    return finite.view(torch.bool)
+    return is_set(finite)
 
 
 @triton.jit
@@ -395,10 +397,10 @@ def _all_finite_16_kernel(  # type: ignore[no-untyped-def]
 
 def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
     """Whether 16-bit floats, int16[n], have neither NaN nor infinity; bool[]. exponent : the bits that it takes."""
-    finite = torch.ones((), dtype=torch.uint8, device=bits.device)
+    finite = finite_flag(bits)
     if n := bits.numel():
         _all_finite_16_kernel[(triton.cdiv(n, WIDTH),)](bits, n, finite, int(exponent), WIDTH, **APART)
-    return finite.view(torch.bool)
+    return is_set(finite)
 
 
 @triton.jit
@@ -423,7 +425,7 @@ def _add_and_clear_turn(  # type: ignore[no-untyped-def]
 def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
     u, residual, bits, blocks, first, scales, out, reports, ALIGNED: tl.constexpr, LAZY: tl.constexpr
 ):
-    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     full = begin + (end - begin) // 64 * 64
     rest = _sum_one_by_one(u, full, end)  # before the turns, which may write to u
     lanes = tl.zeros([LANES], tl.float64)
@@ -447,8 +449,8 @@ def add_and_clear_blocks(
     reports: Tensor,
 ) -> None:  # fmt: skip
     """`add_and_clear` for blocks of many tensors, in one launch; parameters as there and in `encode_blocks`."""
-    if blocks.count:
-        _add_and_clear_kernel[(blocks.count,)](
+    if blocks.n_blocks:
+        _add_and_clear_kernel[(blocks.n_blocks,)](
             u, residual, bits, blocks.table, blocks.first, scales, out, reports, blocks.aligned,
             lazy and residual is not None, num_warps=1, **APART
         )  # fmt: skip
@@ -463,7 +465,7 @@ def add_and_clear(
     overwritten, and may be u; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
     """
     blocks = whole_blocks(u.numel(), u.device)
-    reports = torch.zeros((blocks.count, 2), dtype=torch.int64, device=u.device)
+    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
     scales = scale_rows(u, 0, 0, previous)
     add_and_clear_blocks(u, residual, bits, blocks, scales, previous is not None, out, reports)
     sums.copy_(reports[:, 0].view(torch.float64))
@@ -471,7 +473,7 @@ def add_and_clear(
 
 @triton.jit(do_not_specialize=["first"])
 def _subtract_blocks_kernel(x, bits, blocks, first, scales, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    begin, end, tensor, word = _block(blocks, first, ALIGNED)
+    begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     own = number(tl.load(scales + tensor * ROWS + PREVIOUS), x.dtype.element_ty)
     for turn in range(0, tl.cdiv(end - begin, WIDE)):
         start = begin + turn * WIDE
@@ -483,8 +485,9 @@ def _subtract_blocks_kernel(x, bits, blocks, first, scales, ALIGNED: tl.constexp
 
 def subtract_blocks(x: Tensor, bits: Tensor, blocks: BlockRows, scales: Tensor) -> None:
     """x -= PREVIOUS of the block's tensor where the bit is 1, x += PREVIOUS elsewhere; as `encode_blocks`."""
-    if blocks.count:
-        _subtract_blocks_kernel[(blocks.count,)](x, bits, blocks.table, blocks.first, scales, blocks.aligned, **APART)
+    if blocks.n_blocks:
+        grid = (blocks.n_blocks,)
+        _subtract_blocks_kernel[grid](x, bits, blocks.table, blocks.first, scales, blocks.aligned, **APART)
 
 
 def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:

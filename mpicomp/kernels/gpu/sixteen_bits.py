@@ -5,12 +5,11 @@ The kernels work on bits, as the CPU's do: every GPU then gives the same NaN and
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, read, write
+from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, read, write
 
 REBIAS = tl.constexpr(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
 INFINITY = tl.constexpr(0x7F800000)  # of float32
@@ -87,10 +86,10 @@ def narrow(values: Tensor, bfloat16: bool, out: Tensor) -> Tensor:
     bool[]
         Whether all of `out` is finite.
     """
-    finite = torch.ones((), dtype=torch.uint8, device=out.device)
+    finite = finite_flag(out)
     if n := out.numel():
         _narrow_kernel[(triton.cdiv(n, WIDTH),)](values, n, out, finite, bool(bfloat16), WIDTH, **APART)
-    return finite.view(torch.bool)
+    return is_set(finite)
 
 
 @triton.jit

@@ -15,7 +15,16 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, number, read, write
+from mpicomp.kernels.gpu.common import (
+    APART,
+    bit_at,
+    bits_of,
+    finite_flag,
+    is_set,
+    number,
+    read,
+    write,
+)
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 
 WIDTH = 1024  # elements of a program
@@ -77,12 +86,12 @@ def draw_strata(
 
 
 @triton.jit
-def _finite_sum_kernel(x, residual, left, n, strange, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finite_sum_kernel(x, residual, left, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     start = tl.program_id(0).to(tl.int64) * WIDTH
     v = read(x, start, n, WIDTH) + read(residual, start, n, WIDTH)
     if left is not None:
         write(left, start, n, v, WIDTH)
-    tl.store(strange, 1, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
+    tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
 
 
 def finite_sum(x: Tensor, residual: Tensor, left: Tensor | None) -> Tensor:
@@ -90,15 +99,15 @@ def finite_sum(x: Tensor, residual: Tensor, left: Tensor | None) -> Tensor:
 
     left : like x, overwritten with the sum; or None.
     """
-    strange = torch.zeros((), dtype=torch.int32, device=x.device)
+    finite = finite_flag(x)
     if n := x.numel():
-        _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, left, n, strange, WIDTH, **APART)
-    return strange == 0
+        _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, left, n, finite, WIDTH, **APART)
+    return is_set(finite)
 
 
 @triton.jit(do_not_specialize=["limit", "past"])
 def _pick_kernel(  # type: ignore[no-untyped-def]
-    x, residual, places, k, limit, past, values, kept, beyond, WIDTH: tl.constexpr
+    x, residual, places, k, limit, past, values, kept, bounded, WIDTH: tl.constexpr
 ):
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = j < k
@@ -106,7 +115,7 @@ def _pick_kernel(  # type: ignore[no-untyped-def]
     old = tl.load(residual + place, mask=inside, other=0)
     v = tl.load(x + place, mask=inside, other=0) + old
     within = (tl.abs(v) <= number(limit, v.dtype)) | (j >= k)  # not where v is NaN
-    tl.store(beyond, 1, mask=tl.min(within.to(tl.int32)) == 0)
+    tl.store(bounded, 0, mask=tl.min(within.to(tl.int32)) == 0)
     tl.store(values + j, v, mask=inside)
     if kept is not None:
         tl.store(kept + j, number(past, v.dtype) * old, mask=inside)
@@ -120,12 +129,12 @@ def pick(
     places : int64[k]. past : scalar like x, or None. kept : like x, [k], overwritten with past * residual; None where
     `past` is.
     """
-    beyond = torch.zeros((), dtype=torch.int32, device=x.device)
+    bounded = finite_flag(x)
     if k := places.numel():
         scales = bits_of(limit, x.dtype), bits_of(0 if past is None else past, x.dtype)
         kept = None if past is None else kept
-        _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, *scales, values, kept, beyond, WIDTH, **APART)
-    return beyond == 0
+        _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, *scales, values, kept, bounded, WIDTH, **APART)
+    return is_set(bounded)
 
 
 @triton.jit(do_not_specialize=["past", "part"])

@@ -8,13 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bits_of, number, read, read_bits, write
+from mpicomp.kernels.gpu.common import (
+    APART,
+    bits_of,
+    finite_flag,
+    is_set,
+    number,
+    read,
+    read_bits,
+    write,
+)
 from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on
 from mpicomp.kernels.gpu.sums import TOTALS, total_of
 
@@ -148,9 +156,9 @@ def segment_totals(sums: Tensor, firsts: NDArray[np.int64] | Tensor, totals: Ten
     sums : float64[blocks]. firsts : int64[stretches], each one's first block. totals : float64[stretches],
     overwritten.
     """
-    finite = torch.ones((), dtype=torch.uint8, device=totals.device)
+    finite = finite_flag(totals)
     if stretches := totals.numel():
         _segment_totals_kernel[(triton.cdiv(stretches, TOTALS),)](
             sums, sums.numel(), places_on(sums.device, firsts), stretches, totals, finite, TOTALS, num_warps=1, **APART
         )
-    return finite.view(torch.bool)
+    return is_set(finite)

@@ -223,9 +223,9 @@ def test_what_the_library_claims_is_tried_once_and_if_not_true_arrays_are_staged
     direct = []
     make = DevicePayload.__init__
 
-    def noted(self: Any, *about: Any) -> None:
+    def noted(self: Any, *about: Any, **options: Any) -> None:
         direct.append(about[-1])
-        make(self, *about)
+        make(self, *about, **options)
 
     monkeypatch.setattr(DevicePayload, "__init__", noted)
     for _ in range(2):

@@ -14,7 +14,7 @@ from collectives.execution.handle import Call
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
 from mpicomp.algorithms import ALGORITHMS
-from tests.fake_device import FakeArray, FakeDevice
+from tests.fake_device import FakeArray, FakeDevice, order_of_test
 
 N = 700
 
@@ -23,7 +23,9 @@ N = 700
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices, which are made on their first use."""
     known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
+    monkeypatch.setitem(
+        arrays.MAKERS, arrays.CUDA, lambda index: known.setdefault(index, FakeDevice(index, order_of_test()))
+    )
     return known
 
 

@@ -18,7 +18,7 @@ from collectives.arrays.gpu_mpi.probe import Outcome
 from collectives.dense import device_sum
 from collectives.dense.device_sum import RECEIVE_BUFFERS, DevicePayload
 from collectives.threads.run_local import run_local
-from tests.fake_device import FakeArray, FakeDevice
+from tests.fake_device import FakeArray, FakeDevice, order_of_test
 
 N = 1000
 PIECE_BYTES = 256
@@ -28,7 +28,7 @@ PIECE_BYTES = 256
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeDevice]:
     """Give the fake devices, which are made on their first use, and let all vectors be long."""
     known: dict[int, FakeDevice] = {}
-    monkeypatch.setitem(MAKERS, CUDA, lambda index: known.setdefault(index, FakeDevice(index)))
+    monkeypatch.setitem(MAKERS, CUDA, lambda index: known.setdefault(index, FakeDevice(index, order_of_test())))
     monkeypatch.setattr(device_sum, "STAGED_BYTES", 0)
     monkeypatch.setattr(device_sum, "DIRECT_BYTES", 0)
     return known
@@ -40,8 +40,8 @@ def payloads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     added: list[bool] = []
     make = DevicePayload.__init__
 
-    def noted(self: DevicePayload, *about: Any) -> None:
-        make(self, *about)
+    def noted(self: DevicePayload, *about: Any, **options: Any) -> None:
+        make(self, *about, **options)
         added.append(about[-1])
 
     monkeypatch.setattr(DevicePayload, "__init__", noted)

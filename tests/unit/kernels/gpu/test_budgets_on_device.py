@@ -1,0 +1,104 @@
+"""Kernels and copies of a step on a device, method by method, and the same bits in every order of a device's work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpicomp
+from collectives import Communicator, Ring
+from collectives.arrays import CUDA, device_at
+from collectives.threads.run_local import run_local
+from mpicomp import Dense, DoubleSqueeze, EFSignSGD, MajorityVote, Marsit, OneBitSGD, RandomK, ScaleCom, TernGrad
+from tests.fake_device import ORDERS, FakeDevice, fake_devices
+from tests.unit.kernels.gpu import on_device
+
+N = 2048
+LENGTHS = (700, 1, 130, 64, 1, N - 704 - 64 - 192 - 64 - 64)  # six tensors, each padded to a multiple of 64 elements
+
+# Kernels, copies to the host and copies to the device of one step of one piece on one of two ranks. A piece costs one
+# kernel and one copy each way; the comments name the exceptions.
+BUDGETS: dict[Any, tuple[int, int, int]] = {
+    # step sizes
+    Marsit(None): (2, 1, 2),
+    Marsit(None, residual="paper"): (2, 1, 2),
+    Marsit(None, compensation=False, global_step=0.1): (2, 1, 2),
+    # winners are drawn, their signs picked and placed; reports cross beside the winners' signs
+    Marsit(None, winners=1): (5, 2, 2),
+    Marsit(None, winners=2): (6, 2, 2),
+    # a short vector crosses as a whole, beside reports and whether the mean is finite
+    Marsit(1): (2, 3, 1),
+    MajorityVote(): (2, 1, 1),
+    # scales of the residual and factors of the result
+    EFSignSGD(): (2, 1, 3),
+    # norms are exchanged before signs are drawn; factors of signs and of the result
+    mpicomp.SSDM(): (3, 2, 3),
+    mpicomp.SSDM(momentum=0.9): (3, 2, 3),
+    # scales take a pass of their own, every rank's codes are decoded and added; whether the result is finite crosses
+    mpicomp.QSGD(bucket=64): (13, 2, 1),
+    mpicomp.QSGD(bucket=64, coding="entropy"): (13, 2, 1),
+    mpicomp.ECQSGD(alpha=0.1, bucket=64): (14, 2, 1),
+    OneBitSGD(): (8, 2, 1),
+    mpicomp.TopKSGD(rate=10): (14, 2, 1),
+    mpicomp.LocalTopK(rate=10): (16, 2, 1),
+    # and scales are exchanged first
+    TernGrad(): (16, 3, 2),
+    # owners' codes are decoded
+    DoubleSqueeze(): (6, 2, 1),
+    mpicomp.MemSGD(): (6, 2, 1),
+    # places are drawn or cross; values are picked and put, zeros and the residual are written
+    RandomK(10): (8, 1, 1),
+    ScaleCom(10): (8, 1, 2),
+    mpicomp.TrueTopK(10): (13, 2, 2),
+    # of one message, which is added at once
+    mpicomp.CascadingSSDM(): (16, 2, 1),
+}
+ONE_OF_EACH = (
+    Marsit(2), Marsit(2, residual="paper", transactional=True), Marsit(None, winners=2), MajorityVote(), EFSignSGD(),
+    mpicomp.SSDM(momentum=0.9), mpicomp.ECQSGD(alpha=0.1, bucket=64, coding="entropy"), TernGrad(bucket=64),
+    mpicomp.LocalTopK(rate=10), DoubleSqueeze(), ScaleCom(10, beta=0.5), mpicomp.TrueTopK(10), RandomK(10),
+    Dense(wire="bfloat16"),
+)  # fmt: skip
+
+
+def steps(comm: Communicator, method: Any, made: dict[int, FakeDevice], count: int) -> tuple[Any, ...]:
+    """Take some steps; return the last result, and the counts of the last step."""
+    device = made.get(comm.rank)
+    there, lengths = device is not None, LENGTHS if method.uses_tensor_lengths else None
+    aggregator = on_device.start(comm, method, N, "float32", there, lengths)
+    for step in range(count):
+        if device is not None:
+            device.launches.clear()
+            device.to_host = device.to_device = 0
+        x = on_device.given(on_device.vector(comm.rank, step, N), "float32", comm.rank if there else None)
+        result = on_device.bits(aggregator.aggregate(x))
+    return (result,) if device is None else (result, list(device.launches), device.to_host, device.to_device)
+
+
+@pytest.mark.parametrize("method", BUDGETS, ids=lambda method: str(method)[:60])
+def test_kernels_and_copies_of_a_step_are_within_the_budget(method: Any, made: dict[int, FakeDevice]) -> None:
+    """Whatever the number of tensors: there are six."""
+    device_at(CUDA, 1)
+    _, launches, to_host, to_device = run_local(2, lambda comm: steps(comm, method, made, 3), Ring())[1]
+    most = BUDGETS[method]
+    assert len(launches) <= most[0], launches
+    assert to_host <= most[1]
+    assert to_device <= most[2]
+
+
+@pytest.mark.parametrize("method", ONE_OF_EACH, ids=lambda method: str(method)[:60])
+def test_every_order_of_copies_has_the_bits_of_the_cpu(
+    method: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda":
+        pytest.skip("needs the fake device: TRITON_INTERPRET=1")
+    expected = run_local(2, lambda comm: steps(comm, method, {}, 2), Ring(), piece_bytes=512)
+    for order in ORDERS:
+        with monkeypatch.context() as patch:
+            made = fake_devices(patch, order)
+            device_at(CUDA, 1)
+            found = run_local(2, lambda comm, made=made: steps(comm, method, made, 2), Ring(), piece_bytes=512)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one[0], other[0], order)
