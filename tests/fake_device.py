@@ -1,4 +1,4 @@
-"""A device that is none: its memory is the host's, and its copies are made as early or as late as they may be, or oddly.
+"""A device that is none: its memory is the host's, and its copies are made early, late, or in a random order.
 
 Released memory is handed out again at once, full of NaN. Kernels and copies are counted, and a kernel that is launched
 outside of `FakeDevice.run` of the device that holds its tensors fails.

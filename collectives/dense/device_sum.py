@@ -220,7 +220,7 @@ def copied_on_device(call: Call, source: Flat, target: Flat, check: Steps) -> St
     assert here is not None
     assert there is not None
     yield from check
-    here.device.run(lambda: there.vector.copy_(here.vector))
+    here.device.run(partial(there.vector.copy_, here.vector))
     yield from awaited(call, here.device.done, f"{here.device.name} does not come to the array")
 
 
@@ -267,7 +267,9 @@ def sum_on_device(
     direct = nbytes >= DIRECT_BYTES and (yield from late(call, takes_device_memory(call, device.name)))
     if direct or nbytes >= STAGED_BYTES:
         with suppress(RuntimeError):  # PyTorch raises it if memory is missing
-            payload = DevicePayload(program, device, here.vector, source.dtype, op, there.vector, direct, host=here.host)
+            payload = DevicePayload(
+                program, device, here.vector, source.dtype, op, there.vector, direct, host=here.host
+            )
     if payload is None:
         yield from through_host()
         return

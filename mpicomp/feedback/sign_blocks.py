@@ -35,7 +35,9 @@ class BlockTable:
     Attributes
     ----------
     spans : list of slice
-        Rows of each piece; sums of blocks have the same places. A last one, which is empty, follows.
+        Rows of each piece; sums of blocks have the same places.
+    n_blocks : int
+        Rows of all pieces.
     all : BlockRows
         Rows of all pieces, see `mpicomp.kernels.gpu.sign`; set by `send`.
     """
@@ -44,8 +46,8 @@ class BlockTable:
 
     def __init__(self, groups: ScaleGroups, pieces: Sequence[range]) -> None:
         self._pieces, self._rows = pieces, [_rows(groups, cut) for cut in pieces]
-        stops = np.cumsum([0, *(len(rows) for rows in self._rows), 0]).tolist()
-        self.spans = [slice(start, stop) for start, stop in pairwise(stops)]
+        stops = np.cumsum([0, *map(len, self._rows)]).tolist()
+        self.spans, self.n_blocks = [slice(start, stop) for start, stop in pairwise(stops)], stops[-1]
 
     def send(self, device: Device, starts: Sequence[int] | None) -> None:
         """Copy the table to a device.
@@ -107,7 +109,7 @@ class SignBlocks:
     ) -> None:
         self._device, self._sign, self._second = device, of("cuda").sign, second
         self._blocks = blocks = BlockTable(groups, pieces)
-        self._reports = Mirror(device, device.zeros(2 * blocks.spans[-1].stop, "int64"))  # of all blocks
+        self._reports = Mirror(device, device.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
         self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
         self._packed: Packed | None = None  # None: signs need not cross
         self._bits = bits
@@ -137,16 +139,8 @@ class SignBlocks:
     ) -> Testable | None:
         """Encode a piece; returns a handle of its signs and reports on the host."""
         reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
-        terms = (
-            vector,
-            residual,
-            self._bits,
-            self._blocks.of_piece(piece),
-            self._scales.there,
-            lazy,
-            odd_positive,
-            reports,
-        )
+        rows, scales = self._blocks.of_piece(piece), self._scales.there
+        terms = vector, residual, self._bits, rows, scales, lazy, odd_positive, reports
         self._device.run(partial(self._sign.encode_blocks, *terms))
         self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
         self._gain = self._gain_of_signs

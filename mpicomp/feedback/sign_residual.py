@@ -19,6 +19,7 @@ from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
 from mpicomp.feedback.base import (
     Feedback,
+    FiniteFlag,
     Problem,
     State,
     StateKind,
@@ -29,7 +30,6 @@ from mpicomp.feedback.base import (
     overwrite,
     words_of,
 )
-from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import Run, ScaleGroups, why
 from mpicomp.feedback.sign_blocks import SignBlocks
 from mpicomp.feedback.step_size import SignRule, StepSize
@@ -123,6 +123,7 @@ class SignResidual(Feedback):
         self._source: StepInput | None = None
         self._tensors: Tensors | None = None
         self._difference: Any = None
+        self._finite = FiniteFlag(device)
         self._lay_out(pieces, padded, bits, second)
         self.end()
 
@@ -333,9 +334,10 @@ class SignResidual(Feedback):
         if self.on_host:
             found[0] = not self.all_finite(values)
             return None
-        flag = Mirror(self.device, self.device.zeros(1, "uint8"))
-        self.launch(lambda: flag.there.copy_(self.kernels.sign.all_finite(values)))
-        return after_copy(flag.fetch(), lambda: found.__setitem__(0, not flag.here[0]))
+        flag = self._finite
+        flag.reset()
+        self.launch(flag.check, self.kernels.sign.all_finite, values)
+        return after_copy(flag.fetch(), lambda: found.__setitem__(0, not flag))
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
@@ -86,7 +87,7 @@ class SelectionPayload(Payload):
         if self._on_host:
             self._draw(k, step)
         else:
-            self._device.run(lambda: self._draw(k, step))
+            self._device.run(partial(self._draw, k, step))
 
     def _draw(self, k: int, step: int) -> None:
         if self._drawn[k] != step:
@@ -109,7 +110,7 @@ class SelectionPayload(Payload):
         if self._on_host:
             self._selection.encode(signs, self._rank, winners, payload)
             return None
-        self._device.run(lambda: self._selection.encode(signs, self._rank, winners, payload))
+        self._device.run(partial(self._selection.encode, signs, self._rank, winners, payload))
         return self._packed.fetch(k, mine)
 
     @override
@@ -132,7 +133,7 @@ class SelectionPayload(Payload):
         if self._on_host:
             self._place(k)
         else:
-            self._device.run(lambda: self._place(k))
+            self._device.run(partial(self._place, k))
         return self._decode_signs(k)
 
     def _place(self, k: int) -> None:

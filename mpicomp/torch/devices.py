@@ -20,6 +20,11 @@ _log = logging.getLogger("mpicomp")
 
 def require_reachable(name: str, tensor: Tensor) -> None:
     """Raise ValueError, with the tensor's name, unless it lives in host memory or on a GPU that can be reached."""
+    if type(tensor).__name__ == "DTensor":
+        raise ValueError(
+            f"{name} is a DTensor, of which this rank holds a part only; pass an optimizer of plain tensors, such as "
+            "parameter.to_local()"
+        )
     if tensor.device.type == "cpu":
         return
     if tensor.is_meta:

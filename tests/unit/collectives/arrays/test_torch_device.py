@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,9 @@ def in_thread(work: Callable[[], object]) -> None:
     thread.join()
     if raised:
         raise raised[0]
+
+
+PROJECT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
@@ -128,6 +133,15 @@ def test_profiles_show_the_work_by_its_name(device: StreamsDevice) -> None:
 
     TorchDevice.run(device, _encode)
     assert device.torch.ranges == ["mpicomp encode"]
+
+
+def test_work_on_devices_has_names() -> None:
+    """A lambda would be shown in profiles as such."""
+    unnamed = re.compile(r"\b(?:run|launch)\(\s*lambda")
+    files = [file for folder in ("collectives", "mpicomp") for file in (PROJECT / folder).rglob("*.py")]
+    assert files
+    found = [str(file) for file in files if unnamed.search(file.read_text().replace(">>> host.run(lambda", ""))]
+    assert not found
 
 
 def test_memory_of_a_copy_lives_until_it_is_done_though_its_event_is_dropped(device: StreamsDevice) -> None:

@@ -4,7 +4,8 @@ Tests of the kernels say what they are launched with. Results are then garbage, 
 left out, so that a test goes on to its next launch; whether it passes says nothing. ``MPICOMP_COMPILE_FOR`` is "cuda"
 or "hip". Of each kernel the first launch is compiled, and the first with other arguments left out;
 ``MPICOMP_COMPILE_ALL=1`` compiles every variant. ``MPICOMP_COMPILED`` is a file for what was done, in JSON: names of
-kernels that were compiled, and of those that were not launched, and what failed.
+kernels that were compiled, and of those that were not launched, and what failed. ``MPICOMP_RECORD_CEILINGS=1`` writes
+the ceilings of `tests.unit.kernels.gpu.machine_code`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from mpicomp.kernels import gpu
-from tests.unit.kernels.gpu import side_by_side
+from tests.unit.kernels.gpu import machine_code, side_by_side
 
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
 ALL = os.environ.get("MPICOMP_COMPILE_ALL") == "1"
@@ -32,6 +33,7 @@ _target = TARGETS[os.environ["MPICOMP_COMPILE_FOR"]]
 _launch = JITFunction.run
 _compiled: dict[str, int] = {}
 _failed: dict[str, str] = {}
+_counts: dict[str, dict[str, int]] = {}
 _forms: set[tuple[str, tuple[bool, ...]]] = set()
 
 
@@ -85,12 +87,25 @@ def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **option
     if ALL or form not in _forms:
         _forms.add(form)
         try:
-            compiled = _launch(kernel, *arguments, grid=grid, warmup=True, **options)
-            if found := faults(compiled.asm.get("ptx", "")):
-                _failed.setdefault(name, f"in PTX: {found}")
+            aligned = [_aligned(argument) for argument in arguments]
+            compiled = _launch(kernel, *aligned, grid=grid, warmup=True, **options)
+            found = [f"in PTX: {one}" for one in faults(compiled.asm.get("ptx", ""))]
+            counts = machine_code.measure(compiled.asm["cubin"]) if "cubin" in compiled.asm else None
+            if counts is not None:
+                largest = _counts.setdefault(name, counts)
+                # of the forms of a kernel the largest counts; variants beyond the first ones have no ceilings
+                _counts[name] = {one: max(largest[one], counts[one]) for one in counts}
+                found += machine_code.beyond("" if ALL else name, counts)
+            if found:
+                _failed.setdefault(name, f"{found}")
         except Exception as error:  # noqa: BLE001 - of whatever kind: tests must not hide it
             _failed.setdefault(name, f"{type(error).__name__}: {error}"[-2000:])
     _compiled[name] = _compiled.get(name, 0) + 1
+
+
+def _aligned(argument: Any) -> Any:
+    """Return memory for a tensor at a multiple of 16 bytes, as memory of training loops is; nothing is read from it."""
+    return torch.empty_like(argument) if isinstance(argument, torch.Tensor) else argument
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -107,5 +122,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 def pytest_sessionfinish() -> None:
     """Write what was done."""
+    if os.environ.get("MPICOMP_RECORD_CEILINGS") == "1":
+        machine_code.record(_counts)
     found = {"compiled": sorted(_compiled), "left_out": sorted(_known - set(_compiled)), "failed": _failed}
     Path(os.environ["MPICOMP_COMPILED"]).write_text(json.dumps(found))
