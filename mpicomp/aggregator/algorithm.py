@@ -17,7 +17,7 @@ from collectives.quoting import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
-from mpicomp.aggregator.rehearsal import compile_kernels
+from mpicomp.aggregator.rehearsal import compile_kernels, compile_on_device
 
 __all__ = ["Algorithm", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
 
@@ -174,6 +174,7 @@ class Algorithm(ABC):
                 comm.reject(
                     MemoryError(f"{comm.here}, start: {problem}; free memory, or take fewer ranks a node"), "start"
                 )
+        compile_on_device(self, comm, spec)
         try:
             with comm.tags_unused_on_error():
                 return Aggregator(self, comm, spec)

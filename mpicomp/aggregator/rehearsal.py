@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable
@@ -18,6 +19,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.annotations import Array, FloatArray, override
+from collectives.arrays import Place, Taken, named, wait
 from collectives.arrays.vectors import Flat
 from collectives.schedules.plan import Topology
 from mpicomp.aggregator.base import Aggregator, Method
@@ -27,6 +29,8 @@ from mpicomp.kernels.cache_folder import CACHE
 
 MOST_RANKS = 3  # 4 for an even number of ranks, among which votes may tie
 MOST_ELEMENTS = 1 << 18  # long enough that every method merges on the way if the size chooses the topology
+DEVICE_ELEMENTS = 1 << 16  # of a vector on a GPU: every launch has whole programs and a last one
+MOST_DEVICE_RANKS = 8
 STEPS = 3
 PATIENCE_S = 1e6  # timeout of a rank that waits while another one compiles
 WARM = "warm-"
@@ -63,6 +67,40 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
             with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
             rehearse(getattr(method, "method", method), short, ranks, comm.topology, with_moves)
         _done.add(key)
+
+
+def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None:
+    """Compile and load the kernels that steps of such vectors launch on a GPU, once in a process; not collective.
+
+    Short vectors make the steps. Triton compiles forms of their own for lengths that are multiples of 16, and for
+    blocks that end at multiples of 64; so the vectors are short by a multiple of 4096.
+    """
+    n, lengths = spec.n, spec.tensor_lengths
+    if n > DEVICE_ELEMENTS:
+        n = DEVICE_ELEMENTS + n % 4096
+    if lengths is not None and n > 256:
+        first = 65 if any(length % 64 for length in lengths[:-1]) else 64
+        lengths = first, n - -(-first // 64) * 64
+    elif lengths is not None:
+        lengths = None
+    ranks = min(comm.size, MOST_DEVICE_RANKS)
+    key = method, comm.topology, ranks, spec.dtype, spec.device, n, lengths
+    with _lock:
+        try:
+            if key in _done or not (n and _compiles_on_devices()):
+                return
+        except TypeError:  # an option or a topology of the user's own is not hashable
+            return
+        _done.add(key)
+        short = VectorSpec(n, spec.dtype, 0, lengths, spec.device)
+        try:
+            _make_steps(_shortened(getattr(method, "method", method)), short, ranks, comm.topology, False)
+        except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are launched
+            _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
+
+
+def _compiles_on_devices() -> bool:
+    return os.environ.get("TRITON_INTERPRET") != "1"  # the interpreter has nothing to compile
 
 
 def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
@@ -110,17 +148,25 @@ def _is_no_rehearsal(record: logging.LogRecord) -> bool:
 
 
 class _Rehearsal(Aggregator):
-    """Aggregator that takes NumPy arrays of every type."""
+    """Aggregator that takes NumPy arrays of every type, and tensors of its device."""
 
     @override
     def _view(self, array: Array) -> Flat:
-        return Flat(array, self.dtype, array.shape)
+        if self._device is None:
+            return Flat(array, self.dtype, array.shape)
+        taken = Taken(self.dtype, tuple(array.shape), True, array.data_ptr(), array)
+        return Flat(array, self.dtype, taken.shape, Place(self._device, taken, array.nbytes))
 
 
 def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec, with_moves: bool) -> None:
     _thread.rehearses = True
     aggregator = _Rehearsal(method, comm, spec)
     vector, out = _vector(spec, comm.rank), np.empty(spec.n, spec.stored)
+    if spec.device != "cpu":
+        device = named(spec.device)
+        there, out = device.zeros(spec.n, spec.dtype), device.zeros(spec.n, spec.dtype)
+        wait(device.copy(vector, there))
+        vector = there
     for _ in range(STEPS):
         aggregator.aggregate(vector, out)
     if with_moves:

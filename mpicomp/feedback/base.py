@@ -295,6 +295,7 @@ class FiniteFlag:
                 self._mirror = Mirror(device, device.zeros(1, "uint8"))
                 memory = self._mirror.there, self._mirror.here
             self._there, self._here = memory
+            self._here[0] = 1  # pinned memory is undefined, and a flag that no step has used is never copied
         self._on_host = device.name == "cpu"
         self._is_known = False  # the host has seen the device's flag since it was last used
 

@@ -89,17 +89,19 @@ class Packed:
         self.pieces: list[Array] = self._host
         if self._on_host:
             return
-        fronts = [0] * len(host) if heads is None else list(heads)
+        heads = [0] * len(host) if heads is None else heads
+        fronts = self._fronts = [size + size % 2 for size in heads]  # heads begin at multiples of 16 bytes
         # pieces begin at multiples of 128 bytes, which vector accesses ask for
         self.starts, end = list[int](), 0
         for words, front in zip(host, fronts, strict=True):
             self.starts.append(-(-(end + front) // ALIGNMENT) * ALIGNMENT)
             end = self.starts[-1] + words.size
         self._mirror = Mirror(device, device.zeros(end, "int64"))
-        self.whole, here, places = self._mirror.there, self._mirror.here, list(zip(self.starts, fronts, strict=True))
+        self.whole, here = self._mirror.there, self._mirror.here
+        places = [(start - front, size) for start, front, size in zip(self.starts, fronts, heads, strict=True)]
         self.pieces = [self.whole[start : start + words.size] for start, words in zip(self.starts, host, strict=True)]
-        self.heads = [self.whole[start - front : start] for start, front in places]
-        self.heads_here = [here[start - front : start] for start, front in places]
+        self.heads = [self.whole[at : at + size] for at, size in places]
+        self.heads_here = [here[at : at + size] for at, size in places]
 
     def first_byte(self, piece: int) -> tuple[Array, Bytes]:
         """Return the first byte of a piece's head, on the device and in the host's memory."""
@@ -120,7 +122,7 @@ class Packed:
             return None
         place = self._place(piece, some)
         if place.start == self.starts[piece]:
-            place = slice(place.start - self.heads_here[piece].size, place.stop)
+            place = slice(place.start - self._fronts[piece], place.stop)
         return Landed(self._mirror.fetch(place), partial(self._land, piece, some))
 
     def _land(self, piece: int, some: slice) -> None:
