@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.documents import PROJECT
+from tests.documents import PROJECT, inline_code, tables
 
 SCRIPT = PROJECT / "docs" / "draw_imports.py"
 
@@ -42,6 +42,14 @@ def test_the_check_names_what_was_added_and_what_is_gone(drawing: ModuleType) ->
 def test_every_package_has_a_box_and_a_role(drawing: ModuleType) -> None:
     ours = {name for name in drawing.read_graph() if name not in drawing.LIBRARIES.values()}
     assert ours == drawing.ROLES.keys()
+
+
+def test_the_table_of_packages_is_that_of_the_picture_and_names_files_that_exist(drawing: ModuleType) -> None:
+    table = tables(PROJECT / "docs" / "architecture.md")["folder"]
+    folders = [PROJECT / path for row in table for path in inline_code(row[0])]
+    assert {".".join(path.relative_to(PROJECT).with_suffix("").parts) for path in folders} == drawing.ROLES.keys()
+    files = [folder / name for folder, row in zip(folders, table, strict=True) for name in inline_code(row[2])]
+    assert [path for path in files if not path.is_file()] == []
 
 
 def test_arrows_point_down_and_boxes_of_a_row_do_not_touch(drawing: ModuleType) -> None:
