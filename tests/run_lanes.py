@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, arguments = parser.parse_known_args(argv)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the lanes end as well
     env = environment()
+    if shutil.which("mpirun", path=env.get("PATH")) is None:
+        parser.error(f"there is no mpirun for {sys.executable}: use the Python of an environment with MPI")
     waiting, running = [int(one) for one in options.ranks.split(",")], list[Lane]()
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

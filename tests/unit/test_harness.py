@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import run_lanes
 from tests.run_lanes import ABOVE_COMMUNICATOR, MOST_RANKS_ABOVE, PROJECT, TESTS, left_out
 
 pytestmark = pytest.mark.timeout(120)
@@ -159,3 +160,12 @@ def test_a_lane_without_tests_fails(tmp_path: Path, body: str, message: str) -> 
 def test_a_lane_that_hangs_outside_a_test_is_ended(tmp_path: Path) -> None:
     lane = run_lane(tmp_path, 1, "time.sleep(1000)", "--lane-timeout", "3")
     assert lane.status == 1
+
+
+def test_a_python_without_mpirun_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_lanes, "environment", lambda: {"PATH": str(tmp_path)})
+    with pytest.raises(SystemExit, match="2"):
+        run_lanes.main(["--ranks", "2"])
+    assert f"there is no mpirun for {sys.executable}" in capsys.readouterr().err
