@@ -134,7 +134,8 @@ class Plan:
 class Topology(Protocol):
     """Maker of plans. Implementations are frozen dataclasses: printable, comparable, hashable.
 
-    An attribute ``server`` is optional; see `server_of`.
+    An attribute ``server`` is optional; see `server_of`. Topologies with `collectives.schedules.ring.Lockstep` are
+    simulated for all ranks at once. docs/extending.md has an example.
     """
 
     @property

@@ -25,6 +25,9 @@ _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # a rank's report of its step
 class Codes(Feedback):
     """Base of the two: a rank's encoders, its payloads, and the result.
 
+    A method that keeps more than the encoders' residuals subclasses one of the two, adds its `Residual` objects to
+    `residuals`, and overrides `_part`; docs/extending.md has an example.
+
     Parameters
     ----------
     device : Device
