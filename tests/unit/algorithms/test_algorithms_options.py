@@ -159,9 +159,22 @@ def test_compressors_take_true_false_and_none_by_name(method: Any) -> None:
     assert (codec.rate, codec.chunk, codec.double) == (10, None, True)
 
 
-def test_what_is_just_in_range_is_taken() -> None:
-    Marsit(full_precision_every=1, global_step=1e-30, gamma=1e-30, clip=float("inf"))
-    Marsit(full_precision_every=None, global_step="auto", gamma="auto", residual="paper", nonfinite="skip")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"full_precision_every": 1, "global_step": 1e-30, "gamma": 1e-30, "clip": float("inf")},
+        {
+            "full_precision_every": None,
+            "global_step": "auto",
+            "gamma": "auto",
+            "residual": "paper",
+            "nonfinite": "skip",
+        },
+    ],
+)
+def test_values_at_the_edge_of_their_range_are_taken(options: dict[str, Any]) -> None:
+    made = Marsit(**options)
+    assert {name: getattr(made, name) for name in options} == options
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

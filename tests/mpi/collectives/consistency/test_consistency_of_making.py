@@ -24,7 +24,8 @@ def test_a_rank_that_does_not_come_is_named(mpi_comm: MPI.Intracomm) -> None:
 
 def test_a_rank_that_comes_late_is_waited_for(mpi_comm: MPI.Intracomm) -> None:
     time.sleep(0.5 if mpi_comm.rank == 0 else 0)
-    Communicator(mpi_comm, timeout=0.2, arrival_timeout=TIMEOUT_S).close()
+    with Communicator(mpi_comm, timeout=0.2, arrival_timeout=TIMEOUT_S) as comm:
+        assert (comm.rank, comm.size) == (mpi_comm.rank, mpi_comm.size)
 
 
 def test_a_rank_whose_argument_is_wrong_says_so_and_the_others_do_not_wait_for_it(mpi_comm: MPI.Intracomm) -> None:

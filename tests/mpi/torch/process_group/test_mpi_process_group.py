@@ -289,6 +289,8 @@ def test_a_monitored_barrier_of_gloo_stays_gloos() -> None:
     dist.monitored_barrier(gloo, timedelta(seconds=TIMEOUT_S))
     nowhere = dist.new_group([0], backend="gloo")
     dist.monitored_barrier(nowhere)  # warns on ranks that are no members
+    assert dist.get_backend(gloo) == "gloo"
+    assert dist.get_rank(nowhere) == (0 if dist.get_rank() == 0 else -1)
 
 
 @pytest.mark.usefixtures("group")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectives import CollectiveTimeout
-from collectives.progress.polling import Backoff, Limits
+from collectives.progress.polling import LONGEST_LOOK_S, Backoff, Limits
 
 
 def wait_for_ever(backoff: Backoff) -> None:
@@ -34,6 +34,7 @@ def test_time_spent_elsewhere_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
     now += 3600
     for _ in range(32):
         backoff.idle()
+    assert backoff._stalled_s <= LONGEST_LOOK_S
 
 
 def test_something_that_moves_starts_the_clock_anew(monkeypatch: pytest.MonkeyPatch) -> None:
