@@ -245,7 +245,7 @@ def test_a_closure_serves_the_first_step_too(name: str, options: dict[str, Any],
         # each rank's LBFGS follows its own loss under "updates", by evaluations of its own number
         return loss if optimizer.mode == "updates" else comm.allreduce(loss.detach(), op="mean")
 
-    first, *_, last = [float(optimizer.step(closure)) for _ in range(4)]
+    first, *_, last = [optimizer.step(closure).item() for _ in range(4)]
     assert last < first
     assert same_on_all_ranks(model, comm)
 

@@ -17,12 +17,9 @@ from apps.train.__main__ import main
 from tests.unit.faults.jobs import JOB_S, Job, Jobs
 
 RANKS = 2
+ENDLESS = "1000000"  # epochs
 
 pytestmark = pytest.mark.timeout(4 * JOB_S)
-
-
-def train(jobs: Jobs, *argv: str) -> Job:
-    return jobs.start(RANKS, ["-m", "apps.train", "--hidden", "16", *argv])
 
 
 def idx_folder(folder: Path, n_found: int) -> Path:
@@ -34,6 +31,20 @@ def idx_folder(folder: Path, n_found: int) -> Path:
             content = bytes(n_found * 64 if (prefix, name) == ("train", "images-idx3") else int(np.prod(shape)))
             (folder / f"{prefix}-{name}-ubyte").write_bytes(header + content)
     return folder
+
+
+def small(folder: Path) -> list[str]:
+    """Return arguments for a small model on a small dataset; the digits would load scikit-learn on every rank."""
+    return [
+        "--hidden",
+        "16",
+        "--batch",
+        "16",
+        "--dataset",
+        "idx",
+        "--data",
+        str(idx_folder(folder / "data", n_found=64)),
+    ]
 
 
 # Arguments, the exit status, and the error.
@@ -77,16 +88,16 @@ def kinds(record: Path) -> list[str]:
 
 def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_path: Path) -> None:
     record, checkpoints = tmp_path / "run.json", tmp_path / "checkpoints"
-    argv = ("--checkpoint", str(checkpoints), "--json", str(record), "--resume")
+    argv = ["-m", "apps.train", *small(tmp_path), "--checkpoint", str(checkpoints), "--json", str(record), "--resume"]
 
     def started(every: str) -> Job:
         """A run that has trained an epoch more than the earlier ones."""
         done = len(kinds(record))
-        job = train(jobs, *argv, "--checkpoint-every", every, "--epochs", "1000")
+        job = jobs.start(RANKS, [*argv, "--checkpoint-every", every, "--epochs", ENDLESS])
         job.wait_for(lambda: len(kinds(record)) > done, "trained an epoch")
         return job
 
-    job = started(every="1000")
+    job = started(every=ENDLESS)
     job.process.send_signal(signal.SIGUSR1)
     ended, output = job.finish()
     assert ended == 0, output
@@ -94,7 +105,7 @@ def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_pat
     assert "\x1b" not in output, "escape sequences have no place in a log file"
     (saved,) = checkpoints.iterdir()
 
-    job = started(every="1000")
+    job = started(every=ENDLESS)
     job.process.send_signal(signal.SIGTERM)  # of which mpirun makes SIGKILL soon: there may be no checkpoint of it
     ended, output = job.finish()
     assert ended == 1, output
@@ -107,7 +118,7 @@ def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_pat
     assert "signal 9" in output, output
 
     done = len(kinds(record))
-    ended, output = train(jobs, *argv, "--epochs", str(done + 1)).finish()
+    ended, output = jobs.start(RANKS, [*argv, "--epochs", str(done + 1)]).finish()
     assert ended == 0, output
     assert "resumed from" in output
     assert kinds(record) == ["epoch"] * (done + 1) + ["result"]
@@ -115,9 +126,8 @@ def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_pat
 
 def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    job = jobs.start(
-        3, ["-m", "apps.train", "--epochs", "1000", "--timeout", "2", "--arrival-timeout", "2", "--json", str(record)]
-    )
+    limits = ["--epochs", ENDLESS, "--timeout", "2", "--arrival-timeout", "2"]
+    job = jobs.start(3, ["-m", "apps.train", *small(tmp_path), *limits, "--json", str(record)])
     job.wait_for(lambda: bool(kinds(record)), "trained an epoch")
     stopped = job.ranks()[1]
     os.kill(stopped, signal.SIGSTOP)
@@ -154,7 +164,7 @@ def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_t
     jobs: Jobs, tmp_path: Path
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
-    job = jobs.run(RANKS, DAMAGE, ARGV=["--checkpoint", str(checkpoints), "--resume", "--hidden", "16"])
+    job = jobs.run(RANKS, DAMAGE, ARGV=["--checkpoint", str(checkpoints), "--resume", *small(tmp_path)])
     status, output = job.finish()
     assert status == 0, output
     assert [job.told(f"statuses-{rank}") for rank in range(RANKS)] == ["[0, 1, 1]"] * RANKS, output
