@@ -23,9 +23,10 @@ from mpicomp.torch import (
     bucket_reducers,
 )
 from tests.fake_torch import GPU_IN_ITS_PLACE, NAME, FakeTorchDevice, gpu, reachable
+from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
 
-pytestmark = [pytest.mark.mpi(max_size=3), pytest.mark.gpu]
+pytestmark = [up_to_two_ranks, pytest.mark.gpu]
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_a_state_of_a_model_on_a_device_is_saved_as_tensors_of_the_host(comm: Co
     torch.load(file, weights_only=True)
 
 
-@pytest.mark.mpi(min_size=2, max_size=3)
+@pytest.mark.mpi(min_size=2)
 def test_models_on_different_kinds_of_devices_are_refused_on_all_ranks(comm: Communicator) -> None:
     model = made(NAME if comm.rank == 0 else "cpu")
     with pytest.raises(CollectiveMismatch, match=rf"tensors on {NAME} of .*tensors on cpu of|on cpu of .*on {NAME} of"):

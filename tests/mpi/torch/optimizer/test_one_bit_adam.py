@@ -18,6 +18,8 @@ from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import make_model, same_on_all_ranks, train
 from tests.reference.one_process.one_bit_adam import OneBitAdamOneProcess
 
+pytestmark = few_ranks
+
 LENGTHS = (5, 70, 300, 64, 1)
 OPTIONS = ({"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.003, "betas": (0.8, 0.95), "eps": 1e-4})
 
@@ -136,7 +138,6 @@ def test_a_missing_gradient_counts_as_zeros(comm: Communicator) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
 
 
-@few_ranks
 def test_v_is_frozen_by_itself_once_it_is_stable(comm: Communicator) -> None:
     parameter = nn.Parameter(torch.zeros(500))
     optimizer = OneBitAdam([parameter], betas=(0.5, 0.8), comm=comm)
@@ -151,7 +152,6 @@ def test_v_is_frozen_by_itself_once_it_is_stable(comm: Communicator) -> None:
     assert 22 < frozen_at < 45
 
 
-@few_ranks
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_parameters_move_as_float32_masters(comm: Communicator, dtype: torch.dtype) -> None:
     model, wide = model_of(dtype), model_of(dtype)
@@ -199,7 +199,6 @@ def test_ranks_stay_equal_and_send_bits(comm: Communicator) -> None:
     assert one.traffic.last.bytes_sent < dense or comm.size == 1
 
 
-@few_ranks
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("lr", [0.001, 0.01])
 def test_learns_the_digits_as_dense_adam_does(comm: Communicator, bits: int, lr: float) -> None:

@@ -12,9 +12,10 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 from collectives.errors import CollectiveMismatch
 from mpicomp.torch.process_group import transfers
+from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.process_group.inputs import TYPES, of_rank, reduced
 
-pytestmark = pytest.mark.usefixtures("group")
+pytestmark = [few_ranks, pytest.mark.usefixtures("group")]
 
 SIZES = (0, 1, 37, 40_000)
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from collectives.errors import CollectiveMismatch
 from mpicomp.torch.process_group import transfers
+from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.process_group.inputs import of_rank
-
-pytestmark = pytest.mark.usefixtures("group")
 
 TYPES = (torch.bool, torch.uint8, torch.bfloat16, torch.float64, torch.complex64)
 
@@ -32,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(transfers, "LARGEST_MESSAGE_BYTES", 48)
 
 
-pytestmark = [pytestmark, pytest.mark.usefixtures("way")]
+pytestmark = [few_ranks, pytest.mark.usefixtures("group", "way")]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
