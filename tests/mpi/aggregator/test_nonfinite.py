@@ -15,6 +15,8 @@ from tests.methods import METHODS, must_be_restored
 from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere, up_to_four_ranks
 
 N = 5003
+# tests/unit/aggregator/test_nonfinite.py has the same promises on one rank, for more types and places.
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
 def spoiled(vector: Any, bad: float, position: int) -> Any:
