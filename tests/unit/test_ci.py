@@ -83,3 +83,8 @@ def test_the_end_of_the_log_says_which_tests_failed(tmp_path: Path) -> None:
     make = f"case $1 in lint) {lint};; test) {test};; esac"
     made, _ = check(tmp_path, status=1, make=make)
     assert made.endswith("--- failed: lint test\nE501\nFAILED tests/a.py::test_b - why\n")
+
+
+def test_the_output_of_a_set_up_that_fails_meanwhile_is_shown(tmp_path: Path) -> None:
+    made, _ = check(tmp_path, make="case $1 in .venv*) echo no network; exit 1;; esac")
+    assert "no network\n" in made
