@@ -25,6 +25,8 @@ few_ranks = pytest.mark.mpi(max_size=3)
 up_to_four_ranks = pytest.mark.mpi(max_size=4)
 # Marks a test, or a module, of steps that each rank does by itself: a third rank does them once more.
 up_to_two_ranks = pytest.mark.mpi(max_size=2)
+# Marks the same, and slow: other tests show that a lone rank works.
+two_ranks = pytest.mark.mpi(min_size=2, max_size=2)
 
 
 def lane_size(metafunc: pytest.Metafunc) -> int:

@@ -17,9 +17,10 @@ from torch._inductor import config as inductor_config
 from collectives import Communicator
 from mpicomp import DoubleSqueeze, Marsit
 from mpicomp.torch import OneBitAdam, average_buffers
+from tests.mpi.lanes import two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, wrap
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = two_ranks
 STEPS = 4
 Step = Callable[[Tensor], object]
 Form = Callable[[nn.Module, Communicator], Any]
@@ -146,7 +147,6 @@ def test_compilers_that_change_the_order_of_gradients_leave_the_ranks_one_model(
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler")
-@pytest.mark.mpi(min_size=2, max_size=2)
 @pytest.mark.timeout(300)
 def test_inductor_trains_the_same_model_to_rounding(comm: Communicator) -> None:
     def in_full_precision(model: nn.Module, comm: Communicator) -> Any:  # whose signs no rounding turns

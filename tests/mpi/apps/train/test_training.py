@@ -17,7 +17,7 @@ from apps.train.options import parse
 from apps.train.saver import Saver
 from collectives import Communicator
 from collectives.errors import CollectiveError
-from tests.mpi.lanes import up_to_two_ranks
+from tests.mpi.lanes import two_ranks, up_to_two_ranks
 
 # Few steps and large batches: these tests do not look at accuracy.
 SHORT = ("--batch", "64", "--hidden", "16", "--epochs", "4")
@@ -31,7 +31,7 @@ def run(comm: Communicator, json_path: Path, *argv: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in json_path.read_text().splitlines()]
 
 
-@up_to_two_ranks
+@two_ranks
 @pytest.mark.parametrize(
     "method",
     [
@@ -64,8 +64,7 @@ def test_lines_carry_what_a_comparison_needs(folder: Path, comm: Communicator) -
     assert {"messages_per_rank", "bits_per_element", "baseline", "baseline_seconds", "speedup"} <= result.keys()
 
 
-@up_to_two_ranks
-@pytest.mark.mpi(min_size=2)
+@two_ranks
 def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator) -> None:
     wide = ("--batch", "64", "--hidden", "2048", "--epochs", "1")
     one_bit = run(comm, folder / "a.json", *wide, "--full-precision-every", "none")[-1]
@@ -74,7 +73,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     assert 32.0 <= dense["bits_per_element"] < 32.5
 
 
-@up_to_two_ranks
+@two_ranks
 @pytest.mark.parametrize(
     "argv",
     [
@@ -99,7 +98,7 @@ def test_two_epochs_and_two_more_are_four_to_the_bit(folder: Path, comm: Communi
         assert [ours.get(key) for key in exact] == [theirs.get(key) for key in exact]
 
 
-@up_to_two_ranks
+@two_ranks
 @pytest.mark.parametrize(
     ("argv", "number"),
     [
@@ -135,7 +134,7 @@ def test_a_signal_on_one_rank_saves_all_and_the_resumed_run_has_the_same_bits(
     assert [record["loss"] for record in resumed[:-1]] == [record["loss"] for record in whole[:-1]]
 
 
-@up_to_two_ranks
+@two_ranks
 def test_steps_can_time_checkpoints(folder: Path, comm: Communicator) -> None:
     argv = ("--batch", "16", "--hidden", "16", "--epochs", "1", "--checkpoint-every", "2steps")
     steps = run(comm, folder / "run.json", *argv, "--checkpoint", str(folder / "checkpoints"))[-1]["steps"]

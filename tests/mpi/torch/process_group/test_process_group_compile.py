@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from mpicomp import Marsit
 from mpicomp.torch import ddp_hook
+from tests.mpi.lanes import two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks
 
-pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.mpi(max_size=2)]
+pytestmark = [pytest.mark.usefixtures("group"), two_ranks]
 compiled = partial(torch.compile, backend="aot_eager")
 
 
