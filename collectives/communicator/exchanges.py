@@ -27,7 +27,7 @@ from collectives.dense.broadcast_gather import (
     is_long,
 )
 from collectives.execution.handle import Call, Steps
-from collectives.execution.staged import staged
+from collectives.execution.staged import stage
 from collectives.quoting import one_line, shown
 from collectives.trace.traffic import Traffic
 
@@ -67,7 +67,7 @@ def all_gather_array(comm: Communicator, x: Array) -> Array:
     call = Call(comm, lambda: text)
     with comm.span("allgather", bytes=rows.values.nbytes):
         steps = all_gather_rows(call, comm.check(call, fingerprint(text)), x, rows)
-        return comm.run(call, staged(call, steps, rows.staging, None))
+        return comm.run(call, stage(call, steps, rows.staging, None))
 
 
 def barrier(comm: Communicator) -> None:

@@ -19,7 +19,7 @@ from collectives.arrays.vectors import Flat, flat, is_read_only
 from collectives.communicator.calls import FIXED_TAGS
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import Call, Handle, Steps
-from collectives.execution.staged import staged
+from collectives.execution.staged import stage
 from collectives.progress.polling import wait
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _make_receive(
     call = _make_call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
     call.result = out
     steps = _receive(comm, call, vector, source, _FIRST_TAG + 2 * tag, verify)
-    return call, staged(call, steps, None, vector.staging)
+    return call, stage(call, steps, None, vector.staging)
 
 
 def _validate(comm: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:

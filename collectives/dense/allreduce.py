@@ -13,13 +13,13 @@ from mpi4py import MPI
 from collectives.annotations import Bytes, FloatArray
 from collectives.arrays.elements import COMBINE, SIXTEEN_BIT, Combine, add, aligned_empty, narrow, widen
 from collectives.arrays.vectors import Flat, crossing
-from collectives.dense.device_sum import are_on_one_device, copied_on_device, sum_on_device
+from collectives.dense.device_sum import are_on_one_device, copy_on_device, sum_on_device
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.errors import CollectiveMismatch, OutOfMemory
 from collectives.execution.handle import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.execution.staged import staged
+from collectives.execution.staged import stage
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
@@ -100,9 +100,9 @@ class DenseSums:
             traffic.seconds_total += traffic.clock() - start
         else:
             alone = comm.calls_in_flight == 1 and not overlapped
-            buffers = partial(self._buffers, scratch or ()) if alone else fresh_buffers
+            buffers = partial(self._buffers, scratch or ()) if alone else allocate_buffers
             short = scratch is not None
-            program, payload = along_the_plan(comm, values, dtype, mean, out, buffers, combine, short)
+            program, payload = plan_sum(comm, values, dtype, mean, out, buffers, combine, short)
             yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
 
     def of_arrays(
@@ -132,7 +132,7 @@ class DenseSums:
                 comm.reject(MemoryError(f"{comm.here}, allreduce({op}): {error}"), f"allreduce({op})")
         check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
         if comm.size == 1:
-            return copied_on_device(call, source, target, check)
+            return copy_on_device(call, source, target, check)
         program = _program(comm, source.values.size, itemsize, scratch is not None)
 
         def instead() -> Steps:
@@ -159,14 +159,14 @@ class DenseSums:
         """Return the steps of a sum of arrays that are copied through memory of the host."""
         vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
         steps = self.steps(comm, call, *vectors, traffic, scratch, mark, combine, background)
-        return staged(call, steps, source.staging, target.staging)
+        return stage(call, steps, source.staging, target.staging)
 
     def _buffers(self, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:
         """Return receive buffers: scratch arrays of the caller, then memory that is kept between calls."""
         borrowed = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
         missing = RECEIVE_BUFFERS - len(borrowed)
         if nbytes > NODE_PIECE_BYTES:
-            return borrowed + fresh_buffers(nbytes)[:missing]
+            return borrowed + allocate_buffers(nbytes)[:missing]
         if any(buffer.nbytes < nbytes for buffer in self.kept):
             self.kept = []
         while len(self.kept) < missing:
@@ -192,12 +192,12 @@ def is_small(comm: Communicator, values: FloatArray, dtype: str) -> bool:
     return comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
 
 
-def fresh_buffers(nbytes: int) -> list[Bytes]:
+def allocate_buffers(nbytes: int) -> list[Bytes]:
     """Return receive buffers for one call."""
     return [aligned_empty(nbytes, np.uint8) for _ in range(RECEIVE_BUFFERS)]
 
 
-def along_the_plan(
+def plan_sum(
     comm: Communicator,
     values: FloatArray,
     dtype: str,

@@ -20,7 +20,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
-from collectives.execution.staged import awaited, deliver, fetch, late, takes_device_memory
+from collectives.execution.staged import await_array, deliver, fetch, takes_device_memory
 from collectives.schedules.broadcast import Broadcast
 from collectives.trace.traffic import Traffic
 
@@ -85,9 +85,9 @@ def broadcast_steps(
     there, payload = vector.staging, vector.values.view(np.uint8)
     is_root, size = call.group.mpi_comm.rank == root, call.group.mpi_comm.size
     if size > 1 and is_long(vector):
-        direct = there is not None and (yield from late(call, takes_device_memory(call, there.device.name)))
+        direct = there is not None and (yield from takes_device_memory(call, there.device.name))
         if there is not None and direct:
-            yield from late(call, awaited(call, there.device.done, f"{there.device.name} does not come to the array"))
+            yield from await_array(call, there.device)
         elif there is not None and is_root:
             yield from fetch(call, there)
         ready = np.array([direct], np.int64)

@@ -22,7 +22,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
-from collectives.execution.staged import awaited, late, takes_device_memory, use_in_background
+from collectives.execution.staged import await_array, await_operation, takes_device_memory, use_in_background
 from collectives.trace.traffic import Traffic
 
 # Vectors below this, in bytes of their messages, go through the host as a whole: one copy each way, where the way by
@@ -209,19 +209,19 @@ def settled_before(call: Call, source: Flat, ranks: int) -> Steps:
     """
     assert source.staging is not None
     device = source.staging.device
-    yield from late(call, awaited(call, device.done, f"{device.name} does not come to the array"))
+    yield from await_array(call, device)
     if ranks > 1 and source.values.nbytes >= DIRECT_BYTES:
-        yield from late(call, takes_device_memory(call, device.name))
+        yield from takes_device_memory(call, device.name)
 
 
-def copied_on_device(call: Call, source: Flat, target: Flat, check: Steps) -> Steps:
+def copy_on_device(call: Call, source: Flat, target: Flat, check: Steps) -> Steps:
     """Copy an array to its result on the device: the sum of a single rank."""
     here, there = source.staging, target.staging
     assert here is not None
     assert there is not None
     yield from check
     here.device.run(partial(there.vector.copy_, here.vector))
-    yield from awaited(call, here.device.done, f"{here.device.name} does not come to the array")
+    yield from await_operation(call, here.device.done, f"{here.device.name} does not come to the array")
 
 
 def sum_on_device(
@@ -264,7 +264,7 @@ def sum_on_device(
     device = here.device
     use_in_background(call, device)  # before memory is allocated there
     payload = None
-    direct = nbytes >= DIRECT_BYTES and (yield from late(call, takes_device_memory(call, device.name)))
+    direct = nbytes >= DIRECT_BYTES and (yield from takes_device_memory(call, device.name))
     if direct or nbytes >= STAGED_BYTES:
         with suppress(RuntimeError):  # PyTorch raises it if memory is missing
             payload = DevicePayload(
@@ -276,6 +276,6 @@ def sum_on_device(
     # MPI is called with memory of the device, and other calls may have made another device current meanwhile.
     use_in_background(call, device)
     # Wait for the stream that produces the input and for pending uses of the output buffer.
-    yield from late(call, awaited(call, device.done, f"{device.name} does not come to the array"))
+    yield from await_array(call, device)
     yield from check
     yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)

@@ -14,12 +14,12 @@ from collectives.progress.polling import done
 _Found = TypeVar("_Found")
 
 
-def staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
+def stage(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
     """Return the steps of a call whose input comes from a device first, and whose result goes to one last."""
-    return steps if source is target is None else _staged(call, steps, source, target)
+    return steps if source is target is None else _stage(call, steps, source, target)
 
 
-def _staged(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
+def _stage(call: Call, steps: Steps, source: Staging | None, target: Staging | None) -> Steps:
     if source is not None:
         yield from fetch(call, source)
     yield from steps
@@ -29,12 +29,12 @@ def _staged(call: Call, steps: Steps, source: Staging | None, target: Staging | 
 
 def fetch(call: Call, source: Staging) -> Steps:
     """Copy an array to the host, at the beginning of a call."""
-    yield from late(call, _copied(call, source.device, source.fetch, "from"))
+    yield from run_before_arrival(call, _copy(call, source.device, source.fetch, "from"))
 
 
 def deliver(call: Call, target: Staging) -> Generator[bool, None, None]:
     """Copy the result of a call to its device."""
-    return _copied(call, target.device, target.deliver, "to")
+    return _copy(call, target.device, target.deliver, "to")
 
 
 def use_in_background(call: Call, device: Device) -> None:
@@ -44,12 +44,14 @@ def use_in_background(call: Call, device: Device) -> None:
         device.use()
 
 
-def _copied(call: Call, device: Device, begin: Callable[[], Testable | None], way: str) -> Generator[bool, None, None]:
+def _copy(call: Call, device: Device, begin: Callable[[], Testable | None], way: str) -> Generator[bool, None, None]:
     use_in_background(call, device)
-    yield from awaited(call, begin, f"the copy {way} {device.name} does not end, or the device does not come to it")
+    yield from await_operation(
+        call, begin, f"the copy {way} {device.name} does not end, or the device does not come to it"
+    )
 
 
-def late(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, None, _Found]:
+def run_before_arrival(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, None, _Found]:
     """Run steps before this rank comes to a call; the call keeps its place in the order of calls meanwhile."""
     call.group.enter(call)  # first, since other calls may begin while the device works
     arrival, call.arrival = call.arrival, 0  # this rank still computes, and other ranks may take as long to come
@@ -58,7 +60,7 @@ def late(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, No
     return found
 
 
-def awaited(call: Call, begin: Callable[[], Testable | None], problem: str) -> Generator[bool, None, None]:
+def await_operation(call: Call, begin: Callable[[], Testable | None], problem: str) -> Generator[bool, None, None]:
     """Begin an operation and wait for it, as part of a call; `problem` describes it if it does not end."""
     describe, here = call.describe, call.group.here
     call.describe = lambda: f"{here}: {problem}; {call.name()}"
@@ -66,10 +68,20 @@ def awaited(call: Call, begin: Callable[[], Testable | None], problem: str) -> G
     call.describe = describe
 
 
+def await_array(call: Call, device: Device) -> Steps:
+    """Wait until a device has computed the array of a call, before this rank comes to the call."""
+    problem = f"{device.name} does not come to the array"
+    yield from run_before_arrival(call, await_operation(call, device.done, problem))
+
+
 def takes_device_memory(call: Call, device: str) -> Generator[bool, None, bool]:
-    """Find out whether a call may hand memory of a device, such as ``"cuda:1"``, to MPI; probe MPI if need be."""
+    """Find out whether a call may pass memory of a device, such as ``"cuda:1"``, to MPI; probe MPI if need be."""
+    return (yield from run_before_arrival(call, _probe(call, device)))
+
+
+def _probe(call: Call, device: str) -> Generator[bool, None, bool]:
     if not verdict.carries(call.group.mpi_comm):
         return False
     if verdict.verdict.outcome is None and (probe := verdict.verdict.begin(device)) is not None:
-        yield from awaited(call, lambda: probe, f"the probe of MPI with memory of {device} does not end")
+        yield from await_operation(call, lambda: probe, f"the probe of MPI with memory of {device} does not end")
     return verdict.verdict.end().works

@@ -18,7 +18,7 @@ from torch import Tensor
 from collectives.annotations import AnyArray, Bytes, Testable
 from collectives.arrays import Device, named
 from collectives.execution.handle import Call, Steps
-from collectives.execution.staged import awaited, late, use_in_background
+from collectives.execution.staged import await_operation, run_before_arrival, use_in_background
 
 Operand = Tensor | Sequence["Operand"]
 """Tensor, or nested lists of tensors."""
@@ -202,7 +202,7 @@ class StagingTensors:
     def copy_to_host(self, call: Call) -> Steps:
         """Copy the tensors that are read to the host, at the beginning of a call."""
         if self._read:
-            yield from late(call, _copied(call, self._read, _StagingTensor.copy_to_host, "from"))
+            yield from run_before_arrival(call, _copied(call, self._read, _StagingTensor.copy_to_host, "from"))
 
     def copy_to_device(self, call: Call) -> Steps:
         """Copy the host copies of tensors that are written to the device."""
@@ -244,7 +244,7 @@ def _copied(
     use_in_background(call, tensors[0].device)
     problem = f"the copy {way} {tensors[0].device.name} does not end, or the device does not come to it"
     for copy in [begin(tensor) for tensor in tensors]:
-        yield from awaited(call, partial(_itself, copy), problem)
+        yield from await_operation(call, partial(_itself, copy), problem)
 
 
 def _itself(copy: Testable | None) -> Testable | None:
