@@ -46,23 +46,12 @@ _NO_PMIX = "use srun --mpi=pmix (srun --mpi=list shows what your Slurm has), or 
 
 
 class _Launcher(NamedTuple):
-    """A launcher, and the variable in which its processes find their number.
-
-    Attributes
-    ----------
-    name : str
-    variable : str
-        Holds the number of processes.
-    cure : str
-        Advice if MPI has joined fewer.
-    also : str
-        A variable that this launcher sets too; without it `variable` may be another launcher's.
-    """
+    """A launcher, and the variable in which its processes find their number."""
 
     name: str
-    variable: str
-    cure: str
-    also: str = ""
+    variable: str  # holds the number of processes
+    cure: str  # advice if MPI has joined fewer
+    also: str = ""  # variable that this launcher sets too; without it `variable` may be another launcher's
 
 
 # The one that started this very process comes first: torchrun may run in a task of srun, and so may mpirun. On remote
@@ -83,21 +72,11 @@ _LAUNCHERS = (
 
 
 class Separated(NamedTuple):
-    """A launcher started more processes than MPI has joined.
-
-    Attributes
-    ----------
-    launcher : str
-    started : int
-        Processes.
-    variable : str
-        Variable that holds this number.
-    cure : str
-    """
+    """A launcher that started more processes than MPI has joined."""
 
     launcher: str
-    started: int
-    variable: str
+    started: int  # processes
+    variable: str  # holds this number
     cure: str
 
 

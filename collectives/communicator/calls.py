@@ -26,19 +26,13 @@ _Kind = TypeVar("_Kind")
 
 
 class Users:
-    """The long-lived users of a communicator.
-
-    Attributes
-    ----------
-    gone : list
-        References of users that are gone, whose requests are yet to be freed.
-    """
+    """The long-lived users of a communicator."""
 
     def __init__(self) -> None:
         self._fixed_tag = 0
         self._common: dict[type[object], object] = {}
         self._requests: dict[int, tuple[ref[object], Cache]] = {}  # by the identity of the reference to their user
-        self.gone: list[ref[object]] = []
+        self.gone: list[ref[object]] = []  # to users that are gone, whose requests are yet to be freed
 
     def fixed_tag(self) -> int:
         """Return the next tag of long-lived users."""
@@ -92,37 +86,17 @@ class Users:
 
 
 class Calls:
-    """Calls of one communicator, in the order in which all ranks begin them.
-
-    Attributes
-    ----------
-    here : str
-        ``"rank 3 of 8"``, for messages.
-    ordered : list of Call
-        Calls in flight, in the order in which all ranks begin them.
-    pairwise : list of Call
-        Calls in flight that only two ranks make, outside that order.
-    dropped : Call or None
-        The last call whose handle was dropped before the call ended.
-    driver : ProgressThread or None
-        Thread that drives all calls; None: the caller does.
-    broken : str
-        Reason why no more calls begin; empty while they do.
-    failure : BaseException or None
-        The error for which the communicator was given up.
-    unseen_mismatch : Call or None
-        A call in the background that ended by a mismatch, which its caller may not have seen yet.
-    """
+    """Calls of one communicator, in the order in which all ranks begin them."""
 
     def __init__(self, mpi_comm: MPI.Comm, here: str, users: Users) -> None:
         self._mpi_comm, self.here, self._users = mpi_comm, here, users
-        self.ordered: list[Call] = []
-        self.pairwise: list[Call] = []
-        self.dropped: Call | None = None
-        self.driver: ProgressThread | None = None
-        self.broken = ""
-        self.failure: BaseException | None = None
-        self.unseen_mismatch: Call | None = None
+        self.ordered: list[Call] = []  # calls in flight, in the order in which all ranks begin them
+        self.pairwise: list[Call] = []  # calls in flight that only two ranks make, outside that order
+        self.dropped: Call | None = None  # the last call whose handle was dropped before the call ended
+        self.driver: ProgressThread | None = None  # drives all calls; None: the caller does
+        self.broken = ""  # reason why no more calls begin; empty while they do
+        self.failure: BaseException | None = None  # the error for which the communicator was given up
+        self.unseen_mismatch: Call | None = None  # ended in the background, perhaps unseen by its caller
         self._failure_was_raised = False
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
         self._tag = 0

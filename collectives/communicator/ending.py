@@ -33,11 +33,7 @@ _CLOSED = "it was closed"
 class Ending:
     """End of all calls of a communicator, here and on the other ranks.
 
-    Attributes
-    ----------
-    kept : tuple
-        Owners of memory that MPI may use until it is finalized, if the communicator ends by an error.
-    trace : Trace or None
+    `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error.
     """
 
     def __init__(self, calls: Calls, missing: MissingRanks, size: int, workers: Workers | None, *kept: object) -> None:

@@ -32,17 +32,7 @@ _Value = TypeVar("_Value")
 class Routes:
     """The routes of one communicator.
 
-    Parameters
-    ----------
-    rank, size : int
-    topology : str or Topology
-        ``"auto"`` and ``"mpi"`` choose by payload size.
-    network : LinkModel or None
-        By which "auto" chooses, where it is known.
-    piece_bytes : int or None
-        Longest message, where the user has set it.
-    eager_bytes : int
-        Longest message of packed payloads where the user has not.
+    Packed payloads travel in messages of `piece_bytes` where the user has set it, else of `eager_bytes`.
     """
 
     def __init__(

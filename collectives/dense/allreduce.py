@@ -39,16 +39,10 @@ RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 
 
 class DenseSums:
-    """Sums of one communicator, which is an argument of each call: a reference to it would be a cycle.
-
-    Attributes
-    ----------
-    kept : list of uint8 arrays
-        Receive buffers, kept from one call to the next.
-    """
+    """Sums of one communicator, which is an argument of each call: a reference to it would be a cycle."""
 
     def __init__(self) -> None:
-        self.kept: list[Bytes] = []
+        self.kept: list[Bytes] = []  # receive buffers, from one call to the next
 
     def free(self) -> None:
         """Free the receive buffers."""

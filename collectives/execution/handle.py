@@ -37,50 +37,26 @@ class Call(Backoff):
         Returns a description of the call for messages.
     clock : callable
         Clock of `waited_s`.
-
-    Attributes
-    ----------
-    owners : tuple
-        Objects that own buffers and requests, which must stay alive if the call fails.
-    tag : int
-        Tag of messages of this call alone; set when the communicator registers the call.
-    number : int
-        Number among the calls that ranks compare, from 1 on; 0 before the call has one.
-    steps : iterator of bool
-        Set before the call is driven; see `Steps`.
-    result : object
-        Return value of `wait`.
-    error : BaseException or None
-        Error by which the call ended.
-    background : bool
-        The caller has a handle, and `wait` may not have been called yet.
-    busy : bool
-        The call is being driven further up the stack.
-    is_compared : bool
-        The ranks compare the call also in a communicator that does not verify calls, since the same messages sum.
-    done : bool
-        The call has ended, with a result or by an error.
-    seen : bool
-        The caller has seen that the call ended.
-    detached : bool
-        The handle may be dropped before the call ends.
-    dropped : bool
-        The handle was dropped before the call ended, though it was not detached.
-    is_pairwise : bool
-        Only two ranks make the call. It has no place in the order of calls: neither does it wait for others, nor do
-        they wait for it.
-    completion : Completion or None
-        End of a call that the progress thread drives; None: the thread that waits drives it.
     """
 
     group: Communicator
-    tag = number = 0
-    steps = _ENDED
-    owners: tuple[object, ...] = ()
-    result: Any = None
-    error: BaseException | None = None
-    completion: Completion | None = None
-    is_pairwise = background = is_compared = busy = done = seen = detached = dropped = False
+    tag = 0  # of messages of this call alone; set when the communicator registers the call
+    number = 0  # among the calls that ranks compare, from 1 on; 0 before the call has one
+    steps = _ENDED  # set before the call is driven
+    owners: tuple[object, ...] = ()  # own buffers and requests, which must stay alive if the call fails
+    result: Any = None  # return value of `wait`
+    error: BaseException | None = None  # by which the call ended
+    completion: Completion | None = None  # of a call that the progress thread drives; None: the thread that waits does
+    # Only two ranks make the call. It has no place in the order of calls: neither does it wait for others, nor do they
+    # wait for it.
+    is_pairwise = False
+    background = False  # the caller has a handle, and `wait` may not have been called yet
+    is_compared = False  # also by a communicator that does not verify calls, since the same messages sum
+    busy = False  # the call is being driven further up the stack
+    done = False  # the call has ended, with a result or by an error
+    seen = False  # the caller has seen that the call ended
+    detached = False  # the handle may be dropped before the call ends
+    dropped = False  # the handle was dropped before the call ended, though it was not detached
 
     def __init__(
         self, group: Communicator, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter

@@ -49,12 +49,7 @@ def worker_number() -> int:
 
 
 class Workers:
-    """Worker threads of one communicator; they start with the first piece.
-
-    Parameters
-    ----------
-    threads : int
-    """
+    """Worker threads of one communicator; they start with the first piece."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -139,11 +134,6 @@ class Jobs:
         None: the calling thread does all work that devices do not.
     traffic : Traffic
         The seconds of each job are added to one of its numbers; work of devices is not counted.
-
-    Attributes
-    ----------
-    rested_s : float
-        Seconds that the calling thread slept while workers worked.
     """
 
     def __init__(self, workers: Workers | None, traffic: Traffic) -> None:
@@ -154,7 +144,7 @@ class Jobs:
         self._ready: list[_Job] = []  # taken from `_finished`, and not collected yet
         self._finished: SimpleQueue[_Job] = SimpleQueue()
         self._devices: list[_Job] = []
-        self.rested_s = 0.0
+        self.rested_s = 0.0  # seconds that the calling thread slept while workers worked
 
     @property
     def all_busy(self) -> bool:
@@ -284,7 +274,7 @@ def in_parts(
     work : callable
     parts : iterable
     workers : Workers or None
-        Threads that work on several parts at a time. None: the calling thread works, which pays for short vectors.
+        They work on several parts at a time. None: the calling thread works, which pays for short vectors.
     messages : bool
         The call has messages under way meanwhile.
     """

@@ -49,24 +49,14 @@ def keep_alive(*objects: object) -> None:
 
 
 class _Thread:
-    """State of one thread.
-
-    Attributes
-    ----------
-    rest : callable or None
-        See `rest_by`.
-    in_flight : list
-        Calls in flight of the thread, on any communicator; may be edited.
-    mismatch : Call or None
-        The last of the calls in the background in which the ranks differed.
-    """
+    """State of one thread."""
 
     __slots__ = ("in_flight", "mismatch", "rest")
 
     def __init__(self) -> None:
-        self.rest: Callable[[], None] | None = None
-        self.in_flight: list[Call] = []
-        self.mismatch: Call | None = None
+        self.rest: Callable[[], None] | None = None  # see `rest_by`
+        self.in_flight: list[Call] = []  # on any communicator
+        self.mismatch: Call | None = None  # the last of the calls in the background in which the ranks differed
 
 
 class _Threads(threading.local):
@@ -78,21 +68,11 @@ _threads = _Threads()
 
 
 class Limits(NamedTuple):
-    """Limits of a wait; a communicator has these attributes too.
+    """Limits of a wait; a communicator has these attributes too."""
 
-    Attributes
-    ----------
-    timeout : float
-        Seconds without progress after which to give up.
-    given_up : callable, optional
-        Called between two sleeps; returns whether another rank has given up.
-    trace : Trace, optional
-        Trace that records the waits.
-    """
-
-    timeout: float
-    given_up: Callable[[], bool] | None = None
-    trace: Trace | None = None
+    timeout: float  # seconds without progress after which to give up
+    given_up: Callable[[], bool] | None = None  # called between two sleeps; returns whether another rank has given up
+    trace: Trace | None = None  # records the waits
 
 
 def calls_of_this_thread() -> list[Call]:
@@ -125,49 +105,27 @@ class Backoff:
     group : Limits, or a communicator
         Source of the timeouts after which `idle` raises.
     describe : callable
-        Returns a text with the waiting rank and the cause, such as ``"rank 3 of 8, step 5: nothing from rank 2"``.
+        Returns a text with the waiting rank and the cause, such as ``"rank 3 of 8, step 5: nothing from rank 2"``. It
+        may be replaced while a call is under way.
     clock : callable
         Clock of `waited_s`; timeouts are always of wall-clock time.
-
-    Attributes
-    ----------
-    describe : callable
-        May be changed while a call is under way.
-    thread : object
-        State of the thread that has made this; see `_Thread`.
-    arrival : int or None
-        Number of the call that other ranks may not have come to, for which they have the `arrival_timeout`; 0 if the
-        call has no number; None: all ranks have come, and the `timeout` holds.
-    polls : int
-        Tests of a request in a row before the other calls have their turn.
-    wait_name : str or None
-        Name of the waits of this phase in a trace; None: they are not recorded.
-    idle_turns : int
-        Calls of `idle` since something moved.
-    since : float
-        Start of the current stall, by the clock.
-    waited_s : float
-        Total time in which nothing moved.
-    timeout : float or None
-        Seconds after which `idle` raises; None: the group's.
-    caller : object
-        State of the thread that has made this if another one drives it, else None.
-    mismatch : str
-        Description of this rank's call once the ranks are known to differ; only the other descriptions can still come.
-    rest_meanwhile : callable or None
-        Sleeps while other threads of this process work for this call, and returns whether they do.
     """
 
-    # in the class, so that a call that never waits does not pay for them
+    # Defaults are in the class, so that a call that never waits does not pay for them.
+    # Name of the waits of this phase in a trace; None: they are not recorded.
     wait_name: str | None = ""
+    # Number of the call that other ranks may not have come to, for which they have the `arrival_timeout`; 0 if the call
+    # has no number; None: all ranks have come, and the `timeout` holds.
     arrival: int | None = None
-    timeout: float | None = None
+    timeout: float | None = None  # seconds after which `idle` raises; None: the group's
+    # Sleeps while other threads of this process work for this call, and returns whether they do.
     rest_meanwhile: Callable[[], bool] | None = None
-    caller: _Thread | None = None
+    caller: _Thread | None = None  # the thread that has made this, if another one drives it
+    # Description of this rank's call once the ranks are known to differ; only the other descriptions can still come.
     mismatch = ""
-    polls = 1
-    since = waited_s = 0.0
-    idle_turns, _question_sent = 0, False
+    polls = 1  # tests of a request in a row before the other calls have their turn
+    since = waited_s = 0.0  # start of the current stall, by the clock; total time in which nothing moved
+    idle_turns, _question_sent = 0, False  # calls of `idle` since something moved
     _looked = _stalled_s = _notice_s = 0.0
     _wait: object = None
 

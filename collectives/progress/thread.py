@@ -33,14 +33,7 @@ LOOK_S = 1.0  # period of a waiting thread's checks that this one is alive
 
 
 class Completion:
-    """End of a call that another thread drives.
-
-    Parameters
-    ----------
-    call : Call
-    thread : ProgressThread
-        Thread that drives the call.
-    """
+    """End of a call that another thread drives."""
 
     __slots__ = ("_call", "_callbacks", "_ended", "_thread")
 
