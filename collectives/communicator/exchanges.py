@@ -1,4 +1,4 @@
-"""Collectives that move arrays and objects or reduce numbers: broadcast, gathering and barrier.
+"""Collectives that move arrays and objects or reduce numbers, and validation of the arrays that collectives take.
 
 Objects are pickled: settings, names and records, not large arrays. Unpickling runs code that the sender chose, and the
 sender is always a rank of the same communicator.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.annotations import Array, Bytes, Indices
-from collectives.arrays.elements import COMBINE, COPIED
-from collectives.communicator.operands import require_root, rows_operand, writable_operand
+from collectives.arrays.elements import COMBINE, COPIED, FLOATS, INTEGERS
+from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
 from collectives.communicator.routes import Routes
 from collectives.consistency.call_check import fingerprint
 from collectives.dense.broadcast_gather import (
@@ -36,6 +37,111 @@ if TYPE_CHECKING:
 
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array compares its argument
 _MOST = 2**63 - 1
+_OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
+_CALLS = {op: (f"allreduce({op})", f"allreduce({op}), out") for op in COMBINE}
+_NUMERIC = FLOATS + INTEGERS
+_SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
+
+
+# Arguments, which are refused on every rank where one rank's cannot be used -------------------------------------------
+
+
+def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
+    """Return the vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
+
+    Raises
+    ------
+    CollectiveMismatch
+        Only another rank's array cannot be used.
+    TypeError, ValueError, MemoryError
+        This rank's array cannot be used; names rank and call.
+    """
+    try:
+        return flat(x, allowed, crosses)
+    except (TypeError, ValueError, MemoryError) as error:
+        comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
+
+
+def validate_writable(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Return the vector of an array that must not be read-only; raises as `validate_array` does."""
+    vector = validate_array(comm, x, call, allowed)
+    if is_read_only(vector, x):
+        _refuse(comm, call, "the array is read-only; pass one that can be written")
+    return vector
+
+
+def validate_sum(comm: Communicator, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
+    """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
+
+    Raises as `validate_array` does.
+    """
+    call, out_of_call = _CALLS[op]
+    source = validate_array(comm, x, call, FLOATS if op == "mean" else _NUMERIC, crosses=False)
+    result = allocate_like(comm, x, call) if out is None else out
+    target = validate_array(comm, result, out_of_call, (source.dtype,), crosses=False)
+    if target.shape != source.shape:
+        _refuse(comm, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
+    if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):
+        _refuse(comm, call, "out is read-only: pass an array that can be written")
+    if source.overlaps(target) and not source.begins_with(target):
+        _refuse(comm, call, "out overlaps the array; pass the array itself or one that shares no memory with it")
+    return source, target, result
+
+
+def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
+    """Return a new array of the library and element type of `x`; raises as `validate_array` does if that fails."""
+    try:
+        return empty_like(x, shape)
+    except (TypeError, MemoryError) as error:
+        comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
+    except RuntimeError as error:  # PyTorch's, where there is no memory
+        comm.reject(MemoryError(f"{comm.here}, {call}: {error}"), call)
+
+
+def validate_rows(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
+    """Return the vector of an array that is to be put below those of other ranks; raises as `validate_array` does."""
+    rows = validate_array(comm, x, call, allowed)
+    if not rows.shape:
+        _refuse(comm, call, "an array without dimensions has no rows; pass x.reshape(1)")
+    allocate_like(comm, x, call, (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
+    return rows
+
+
+def validate_operation(comm: Communicator, op: object) -> str:
+    """Return the name of an all-reduce's operation; raises ValueError on every rank unless an all-reduce can do it.
+
+    MPI's own operations have names of MPI's, and are compared by identity alone.
+    """
+    if type(op) is str and op in COMBINE:
+        return op
+    if isinstance(op, MPI.Op):
+        name = next((one for one in _OPS_OF_MPI if getattr(MPI, one) == op), "")
+        if name.lower() not in COMBINE:
+            op = f"MPI.{name}" if name else "an operation of MPI.Op.Create"
+            choices = f"MPI.SUM, MPI.MIN, MPI.MAX, {_choices()}"
+            comm.reject(ValueError(f"{comm.here}: op is {op}; choose one of {choices}"), f"allreduce({op})")
+        return name.lower()
+    if not isinstance(op, str) or op not in COMBINE:
+        word = str(op).rpartition(".")[2].lower()
+        meant = word if word in COMBINE else _SYNONYMS.get(word)
+        cure = f"write {meant!r}, or choose" if meant else "choose"
+        comm.reject(ValueError(f"{comm.here}: op is {op!r}; {cure} one of {_choices()}"), f"allreduce({op})")
+    return str(op)  # of a class of its own, such as NumPy's
+
+
+def _choices() -> str:
+    return ", ".join(map(repr, COMBINE))
+
+
+def require_root(comm: Communicator, root: int, call: str) -> None:
+    """Raise ValueError on every rank unless `root` is a rank."""
+    if root not in range(comm.size):
+        comm.agree(fingerprint(call), lambda: call)
+        raise ValueError(f"{comm.here}: there is no rank {root} to broadcast from")
+
+
+def _refuse(comm: Communicator, call: str, problem: str) -> NoReturn:
+    comm.reject(ValueError(f"{comm.here}, {call}: {problem}"), call)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -44,7 +150,7 @@ _MOST = 2**63 - 1
 def broadcast_array(comm: Communicator, routes: Routes, x: Array, root: int) -> Array:
     """Overwrite `x` with rank `root`'s, and return it."""
     name = f"broadcast(root={root})"
-    vector = writable_operand(comm, x, name, COPIED)
+    vector = validate_writable(comm, x, name, COPIED)
     text = f"{name} of {vector.dtype}{list(vector.shape)}"
     require_root(comm, root, text)
     nbytes = vector.values.nbytes
@@ -62,7 +168,7 @@ def broadcast_array(comm: Communicator, routes: Routes, x: Array, root: int) -> 
 
 def all_gather_array(comm: Communicator, x: Array) -> Array:
     """Return the rows of all ranks in one new array."""
-    rows = rows_operand(comm, x, "allgather", COPIED)
+    rows = validate_rows(comm, x, "allgather", COPIED)
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
     call = Call(comm, lambda: text)
     with comm.span("allgather", bytes=rows.values.nbytes):

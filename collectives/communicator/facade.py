@@ -16,8 +16,7 @@ from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
-from collectives.communicator.exchanges import NUMBERS
-from collectives.communicator.operands import operands, operation
+from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.routes import Routes
 from collectives.communicator.splitting import Grid
 from collectives.compiling import keep_uncompiled
@@ -427,10 +426,10 @@ class Communicator:
         TypeError, ValueError
             This rank's array or number cannot be reduced; the others then raise CollectiveMismatch.
         """
-        name = operation(self, op)
+        name = validate_operation(self, op)
         if isinstance(x, NUMBERS):
             return exchanges.allreduce_number(self, x, name, out, self.traffic)
-        source, target, result = operands(self, x, name, out)
+        source, target, result = validate_sum(self, x, name, out)
         mark, describe = self._routes.all_reduce(source, name, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         call.is_compared = is_small(self, source.values, source.dtype)
@@ -446,8 +445,8 @@ class Communicator:
     @keep_uncompiled
     def iallreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Handle:
         """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
-        name = operation(self, op)
-        source, target, result = operands(self, x, name, out)
+        name = validate_operation(self, op)
+        source, target, result = validate_sum(self, x, name, out)
         mark, describe = self._routes.all_reduce(source, name, "iallreduce")
         call = Call(self, describe)
         call.result = result
