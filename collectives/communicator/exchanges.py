@@ -59,7 +59,7 @@ def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, 
     try:
         return flat(x, allowed, crosses)
     except (TypeError, ValueError, MemoryError) as error:
-        comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
+        _refuse(comm, call, error, type(error))
 
 
 def validate_writable(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
@@ -93,9 +93,9 @@ def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...
     try:
         return empty_like(x, shape)
     except (TypeError, MemoryError) as error:
-        comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
+        _refuse(comm, call, error, type(error))
     except RuntimeError as error:  # PyTorch's, where there is no memory
-        comm.reject(MemoryError(f"{comm.here}, {call}: {error}"), call)
+        _refuse(comm, call, error, MemoryError)
 
 
 def validate_rows(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
@@ -140,8 +140,8 @@ def require_root(comm: Communicator, root: int, call: str) -> None:
         raise ValueError(f"{comm.here}: there is no rank {root} to broadcast from")
 
 
-def _refuse(comm: Communicator, call: str, problem: str) -> NoReturn:
-    comm.reject(ValueError(f"{comm.here}, {call}: {problem}"), call)
+def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception] = ValueError) -> NoReturn:
+    comm.reject(kind(f"{comm.here}, {call}: {problem}"), call)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _pickle(comm: Communicator, obj: object, name: str) -> Bytes:
         return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
     except Exception as error:  # noqa: BLE001 - objects define how they are pickled
         problem = f"a {type(obj).__name__} cannot be pickled ({type(error).__name__}: {one_line(error)})"
-        comm.reject(TypeError(f"{comm.here}, {name}: {problem}; send plain data that it can be made of"), name)
+        _refuse(comm, name, f"{problem}; send plain data that it can be made of", TypeError)
 
 
 def _unpickle(comm: Communicator, payloads: list[Bytes], name: str) -> list[Any]:
@@ -261,11 +261,10 @@ def allreduce_number(comm: Communicator, number: object, op: str, out: object, t
     """Reduce a number, which travels with the check of the call over any topology."""
     name = f"allreduce({op})"
     if out is not None:
-        comm.reject(TypeError(f"{comm.here}, {name}: a number is returned, not written to out"), name)
+        _refuse(comm, name, "a number is returned, not written to out", TypeError)
     kind = _kind_of_number(number)
     if kind is None:
-        problem = f"cannot reduce {type(number).__name__}: pass a bool, an int or a float"
-        comm.reject(TypeError(f"{comm.here}, {name}: {problem}"), name)
+        _refuse(comm, name, f"cannot reduce {type(number).__name__}: pass a bool, an int or a float", TypeError)
     given: Any = number
     text = f"{name} of a number of type {kind.__name__}"
     values = np.array([float(given)]) if kind is float else _pack_integer(comm, int(given), op, name)
@@ -292,5 +291,5 @@ def _pack_integer(comm: Communicator, number: int, op: str, name: str) -> Indice
     most = _MOST // comm.size if op in ("sum", "mean") else _MOST
     if abs(number) > most:
         problem = f"the integer {shown(number)} is beyond {most}, so that 64 bits may not hold the result"
-        comm.reject(ValueError(f"{comm.here}, {name}: {problem}; pass a float"), name)
+        _refuse(comm, name, f"{problem}; pass a float")
     return np.array([number], np.int64)
