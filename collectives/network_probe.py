@@ -94,7 +94,7 @@ def _stream(comm: Communicator, peers: tuple[int, int], count: int) -> tuple[flo
 
     A link may pass a burst at once at first; that is over after a quarter of the messages.
     """
-    to, frm = peers
+    to, source = peers
     nbytes = comm.packed_piece_bytes()
     out, into = np.zeros(nbytes, np.uint8), np.empty((IN_FLIGHT, nbytes), np.uint8)
     tag, mpi_comm = comm.next_tag(), comm.mpi_comm
@@ -109,7 +109,7 @@ def _stream(comm: Communicator, peers: tuple[int, int], count: int) -> tuple[flo
             arrivals[message - IN_FLIGHT] = time.perf_counter() - start
             _wait(comm, sends.popleft(), peers)
         if message < count:
-            receives.append(mpi_comm.Irecv(into[message % IN_FLIGHT], frm, tag))
+            receives.append(mpi_comm.Irecv(into[message % IN_FLIGHT], source, tag))
             sends.append(mpi_comm.Isend(out, to, tag))
     flowing = count // 4
     mine = float(arrivals[-1]), float(arrivals[-1] - arrivals[flowing]) / (count - 1 - flowing)
@@ -118,14 +118,14 @@ def _stream(comm: Communicator, peers: tuple[int, int], count: int) -> tuple[flo
 
 def _latency(comm: Communicator, peers: tuple[int, int]) -> float:
     """Return the median seconds of a step in which every rank sends and receives a few bytes, on the slowest rank."""
-    to, frm = peers
+    to, source = peers
     out, into = np.zeros(8, np.uint8), np.empty(8, np.uint8)
     tag, mpi_comm = comm.next_tag(), comm.mpi_comm
     steps = np.zeros(ROUND_TRIPS)
     comm.barrier()
     for step in range(ROUND_TRIPS):
         start = time.perf_counter()
-        requests = mpi_comm.Irecv(into, frm, tag), mpi_comm.Isend(out, to, tag)
+        requests = mpi_comm.Irecv(into, source, tag), mpi_comm.Isend(out, to, tag)
         for request in requests:
             _wait(comm, request, peers)
         steps[step] = time.perf_counter() - start

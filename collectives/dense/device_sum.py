@@ -52,7 +52,7 @@ class DevicePayload(MergedPayload):
     dtype : str
         Element type.
     op : str
-        One of `collectives.memory.COMBINE`.
+        One of `collectives.arrays.elements.COMBINE`.
     out : tensor[n]
         Overwritten with the result. The program may begin once the device has done all earlier work.
     direct : bool
