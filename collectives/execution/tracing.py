@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from collectives.annotations import Testable, override
 from collectives.execution.payload import MergedPayload, MessageMemory, MessageStarter, Payload
 from collectives.execution.program import Message, Program
-from collectives.execution.workers import PieceWork, worker_number
+from collectives.execution.workers import record_work
 from collectives.trace.recorder import END, Event, Trace
 
 
@@ -53,29 +51,17 @@ class TracedPayload:
     def __init__(self, trace: Trace, labels: Labels, payload: Payload) -> None:
         self.receive_buffers, self.brief = payload.receive_buffers, payload.brief
         self.outgoing, self.replacing = payload.outgoing, payload.replacing
-        self.encode = _record(trace, "encode", payload.encode, labels.pieces)
-        self.finish = _record(trace, "decode", payload.finish, labels.pieces)
+        self.encode = record_work(trace, "encode", payload.encode, labels.pieces.__getitem__)
+        self.finish = record_work(trace, "decode", payload.finish, labels.pieces.__getitem__)
         if payload.receive_buffers:
-            merged, index = cast(MergedPayload, payload), attrgetter("index")
+            merged = cast(MergedPayload, payload)
+
+            def label_of(message: Message) -> dict[str, int]:
+                return labels.receives[message.index]
+
             self.incoming = merged.incoming
-            self.prepare = _record(trace, "prepare", merged.prepare, labels.receives, index)
-            self.merge = _record(trace, "merge", merged.merge, labels.receives, index)
-
-
-def _record(
-    trace: Trace, kind: str, work: PieceWork, labels: list[dict[str, int]], number: Callable[[Any], int] = int
-) -> PieceWork:
-    """Return a function that does this work on a piece or a message, and records it with the label of that number."""
-    clock, add, call = trace.clock, trace.add, trace.program
-
-    def recorded(of: Any, *buffer: int) -> Testable | None:
-        start = clock()
-        on_device = work(of, *buffer)
-        end, label, worker = clock(), labels[number(of)], worker_number()
-        add((kind, "", start, end, {**label, "worker": worker} if worker else label, call, 0))
-        return on_device
-
-    return recorded
+            self.prepare = record_work(trace, "prepare", merged.prepare, label_of)
+            self.merge = record_work(trace, "merge", merged.merge, label_of)
 
 
 class TracedRequest(Testable):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from collectives.annotations import Testable
 from collectives.progress.polling import Backoff, until
@@ -280,7 +281,7 @@ def in_parts(
     """
     trace = call.group.trace
     if trace is not None:
-        work = partial(_recorded_work, trace, _KINDS[phase], work)
+        work = record_work(trace, _KINDS[phase], work, lambda part: {"piece": 0})
     if workers is None:
         yield from _one_by_one(call, traffic, phase, work, parts)
         return
@@ -320,10 +321,15 @@ def _one_by_one(
         yield True
 
 
-def _recorded_work(trace: Trace, kind: str, work: PieceWork, part: object) -> Testable | None:
-    start = trace.clock()
-    on_device = work(part)
-    end, worker = trace.clock(), worker_number()
-    label = {"piece": 0, "worker": worker} if worker else {"piece": 0}
-    trace.add((kind, "", start, end, label, trace.program, 0))
-    return on_device
+def record_work(trace: Trace, kind: str, work: PieceWork, label_of: Callable[[Any], dict[str, int]]) -> PieceWork:
+    """Return a function that does this work on a piece or a message, and records it with the label of that."""
+    clock, add, program = trace.clock, trace.add, trace.program
+
+    def recorded(of: object, *buffer: int) -> Testable | None:
+        start = clock()
+        on_device = work(of, *buffer)
+        end, label, worker = clock(), label_of(of), worker_number()
+        add((kind, "", start, end, {**label, "worker": worker} if worker else label, program, 0))
+        return on_device
+
+    return recorded
