@@ -96,7 +96,7 @@ def run(
             status = TIMED_OUT
         except BaseException as error:
             # A terminal's Ctrl-C has reached the job as well.
-            _end(job, tell=not isinstance(error, KeyboardInterrupt))
+            _end(job, signals=not isinstance(error, KeyboardInterrupt))
             raise
         log.seek(0)
         return status, log.read().decode("utf-8", "replace")
@@ -130,9 +130,9 @@ def exit_on_signals() -> None:
         signal.signal(number, end)
 
 
-def _end(job: subprocess.Popen[bytes], tell: bool = True) -> None:
+def _end(job: subprocess.Popen[bytes], signals: bool = True) -> None:
     """Let a job end its ranks, then kill it."""
-    if tell:
+    if signals:
         job.terminate()
     try:
         job.wait(GRACE_S)

@@ -47,17 +47,17 @@ class Measured:
     """One link, and the bits per second of payload that it carries."""
 
     what: str
-    asked: Rate
+    requested: Rate
     bits_per_s: float
 
     @property
     def true(self) -> bool:
         """Flag: the link has the requested rate."""
-        asked = self.asked.bits_per_s
-        return asked is None or LOWEST * asked <= self.bits_per_s <= HIGHEST * asked
+        requested = self.requested.bits_per_s
+        return requested is None or LOWEST * requested <= self.bits_per_s <= HIGHEST * requested
 
     def __str__(self) -> str:
-        return f"{self.what}: {Rate(self.bits_per_s)} of payload measured, {self.asked} asked for"
+        return f"{self.what}: {Rate(self.bits_per_s)} of payload measured, {self.requested} requested"
 
 
 def transfer(sender: Node, receiver: Node, nbytes: int) -> float:

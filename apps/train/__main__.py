@@ -97,7 +97,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
             report = Report(comm.rank == 0, options.json, _header(options, comm, training), training.epoch)
         stack.enter_context(report)
         if resumed is not None:
-            report.say(f"resumed from {resumed}")
+            report.print_line(f"resumed from {resumed}")
         try:
             _run(options, comm, training, saver, report)
         except NonFiniteGradient:
@@ -115,7 +115,7 @@ def _run(
     report.begin(options.algorithm, training.n_steps, training.position)
     while training.epoch < options.epochs:
         if not training.train_epoch(after_step):
-            report.say(f"stopped by a signal after step {training.step}; continue with --resume")
+            report.print_line(f"stopped by a signal after step {training.step}; continue with --resume")
             return
         record = training.close_epoch()
         with raise_on_all_ranks(comm):

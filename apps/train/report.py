@@ -55,7 +55,7 @@ class Report:
     def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one line."""
         self._console.print(text, markup=False)
 
@@ -72,7 +72,7 @@ class Report:
         self._write({"kind": "epoch", **self._header, **record})
         accuracy = f"accuracy {record['accuracy']:.2%}"
         self._progress.update(self._task, state=accuracy)
-        self.say(
+        self.print_line(
             f"epoch {record['epoch']:3d}/{n_epochs}  loss {record['loss']:.4g}  {accuracy}  "
             f"{_bytes(record['bytes_so_far_per_rank'])} sent per rank  {record['seconds_so_far']:.1f} s, "
             f"{record['seconds_communicating_so_far']:.1f} s of it communicating"

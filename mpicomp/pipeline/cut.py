@@ -98,7 +98,7 @@ class CutEnd:
         )
         return forward, backward
 
-    def know_layouts(self) -> None:
+    def share_layout(self) -> None:
         """Give gradients the layout of the activations that have passed."""
         layout = self.activations.layout
         if layout is not None and self.gradients.layout is None:

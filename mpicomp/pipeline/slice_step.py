@@ -175,7 +175,7 @@ class SliceStep:
             self._fail(self._after.activations.send(message, self._ids[k]))
         for cut in (self._before, self._after):
             if cut is not None:
-                cut.know_layouts()
+                cut.share_layout()
 
     def _backward(self, k: int) -> None:
         message = None

@@ -169,7 +169,7 @@ def test_links_between_groups_are_slower_than_within() -> None:
     assert status == 0, errors
     between = [line for line in errors.splitlines() if line.startswith("group")]
     assert len(between) == 2
-    assert all("40 Mbit/s asked for" in line for line in between)
+    assert all("40 Mbit/s requested" in line for line in between)
 
 
 def test_the_jobs_exit_status_is_handed_on() -> None:

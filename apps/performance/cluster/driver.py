@@ -57,7 +57,7 @@ def standing(cluster: Cluster) -> Iterator[tuple[Network, Path, list[dict[str, A
         yield (
             network,
             Path(scratch),
-            [{"what": link.what, "asked": str(link.asked), "bits_per_s": link.bits_per_s} for link in links],
+            [{"what": link.what, "asked": str(link.requested), "bits_per_s": link.bits_per_s} for link in links],
         )
 
 

@@ -34,7 +34,7 @@ def _run(found: argparse.Namespace, comm: Communicator) -> None:
         dataset = images_of(found.runs[0])
     for options in found.runs:
         try:
-            runs.append(train(options, comm, dataset, partial(_tell, comm, options)))
+            runs.append(train(options, comm, dataset, partial(_report, comm, options)))
         except ValueError as error:  # all ranks have the same options and images, and so the same error
             raise JobError(str(error)) from error
     with raise_on_all_ranks(comm):
@@ -42,7 +42,7 @@ def _run(found: argparse.Namespace, comm: Communicator) -> None:
             _write(found, {"ranks": comm.size, "runs": runs})
 
 
-def _tell(comm: Communicator, options: Options, found: Record) -> None:
+def _report(comm: Communicator, options: Options, found: Record) -> None:
     if comm.rank == 0:
         print(
             f"{options.name}: round {found['round']:3d}/{options.rounds}  loss {found['loss']:.4f}  "

@@ -117,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
             ("--test-examples", "of the test images that are used"),
         ),
     )
-    told = "of the Dirichlet distribution of labels over clients: the less, the more they are skewed"
-    add("--concentration", type=float, default=default.concentration, help=told)
+    concentration = "of the Dirichlet distribution of labels over clients: the less, the more they are skewed"
+    add("--concentration", type=float, default=default.concentration, help=concentration)
     add("--lr", type=float, default=default.lr, help="learning rate of SGD")
     add("--momentum", type=float, default=default.momentum, help="of SGD; a client begins its turn without")
     add("--flip", action="store_true", help="mirror half of the images, anew in each epoch")

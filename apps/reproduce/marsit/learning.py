@@ -74,14 +74,14 @@ def accuracies(title: str, column: int, ends: dict[str, list[float]], differs: d
     """A claim for each method: the older ones lose to dense, Marsit surely loses no more than in the paper."""
     claims = []
     for name, values in ends.items():
-        said, dense = METHODS[name][2][column], METHODS["PSGD"][2][column]
+        published, dense = METHODS[name][2][column], METHODS["PSGD"][2][column]
         loss = paired(values, ends["PSGD"]) if name != "PSGD" else None
         what, holds = f"{title}: {name}", None
         if loss is not None and name.startswith("Marsit"):
-            what, holds = f"{what} loses {dense - said:.2f} points or less", loss.least >= said - dense
+            what, holds = f"{what} loses {dense - published:.2f} points or less", loss.least >= published - dense
         elif loss is not None:
             what, holds = f"{what} loses accuracy", loss.below
-        paper = f"{said:.2f} %" + ("" if loss is None else f" ({said - dense:+.2f})")
+        paper = f"{published:.2f} %" + ("" if loss is None else f" ({published - dense:+.2f})")
         ours = f"{np.mean(values):.2f} %" + ("" if loss is None else f" ({loss})")
         claims.append(Claim("Table 2", what, paper, ours, holds, differs[name]))
     others = {name: paired(ends["Marsit-100"], ends[name]) for name in ("signSGD", "EF-signSGD", "SSDM")}

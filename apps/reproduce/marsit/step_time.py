@@ -87,8 +87,8 @@ def unless_busy(claim: Claim, processors: float) -> Claim:
     """The claim; it is not judged if other programs used processors right before times were taken."""
     if processors <= BUSY:
         return claim
-    said = f"**not judged**: other programs used {processors:.1f} processors; remove figure-5.json and try again"
-    return replace(claim, holds=None, differs=f"{said}; {claim.differs}")
+    reason = f"**not judged**: other programs used {processors:.1f} processors; remove figure-5.json and try again"
+    return replace(claim, holds=None, differs=f"{reason}; {claim.differs}")
 
 
 def communicating(rows: Rows) -> Rows:
