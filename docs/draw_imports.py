@@ -106,7 +106,7 @@ def home(module: str, name: str) -> str:
 
 
 def box_of(module: str) -> str:
-    """Return the package or library whose box a module belongs to, or "" if it has none."""
+    """Return the package or library whose box a module belongs to, or "" without a box."""
     root, _, inner = module.partition(".")
     if root not in PACKAGES:
         return LIBRARIES.get(root, "")
@@ -238,7 +238,7 @@ class Layout:
         return count
 
     def _centres(self) -> dict[str, float]:
-        """Return x of each name: near the mean of its neighbours, and apart from those in its row."""
+        """Return x of each name: near the mean of its neighbours, without overlaps in its row."""
         x: dict[str, float] = {name: i * (BOX_WIDTH + GAP) for names in self.rows for i, name in enumerate(names)}
         for sweep in range(SMOOTHING):
             for names in self.rows if sweep % 2 else reversed(self.rows):
@@ -258,7 +258,7 @@ def width(name: str) -> float:
 
 def spread(names: Sequence[str], wanted: Sequence[float]) -> list[float]:
     """Return centres in the given order, as near to the wanted ones as the widths allow (in the least squares)."""
-    # pool adjacent violators: what overlaps becomes a block that moves as a whole
+    # pool adjacent violators: boxes that would overlap become a block that moves as a whole
     offsets = [0.0]
     for one, other in pairwise(names):
         offsets.append(offsets[-1] + (width(one) + width(other)) / 2 + GAP)
