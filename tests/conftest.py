@@ -28,8 +28,21 @@ settings.load_profile("repeatable")
 if not any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Limits of tests hold as long as so many processes compete for a processor, as they do where two lanes run at one time.
+PROCESSES_A_PROCESSOR = 5
+
 EXTRAS = ("matplotlib", "rich", "safetensors", "scipy", "sklearn", "torch", "triton")
 MISSING = frozenset(name for name in EXTRAS if find_spec(name) is None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Lengthen the limits of tests on a busier machine, where the same work takes longer."""
+    factor = os.getloadavg()[0] / (PROCESSES_A_PROCESSOR * len(os.sched_getaffinity(0)))
+    if factor > 1:
+        usual = config.getoption("timeout", None) or config.getini("timeout")
+        for item in items:
+            mark = item.get_closest_marker("timeout")
+            item.add_marker(pytest.mark.timeout(factor * float(mark.args[0] if mark else usual)), append=False)
 
 
 def missing_extra(error: BaseException | None) -> str:

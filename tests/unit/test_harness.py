@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import run_lanes
+from tests.conftest import pytest_collection_modifyitems
 from tests.run_lanes import ABOVE_COMMUNICATOR, MOST_RANKS_ABOVE, PROJECT, TESTS, left_out
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,6 +34,19 @@ def run_lane(folder: Path, n_ranks: int | str, body: str, *arguments: str) -> La
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False
     )
     return Lane(done.returncode, done.stdout)
+
+
+def test_limits_of_tests_grow_on_a_busy_machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    for load, expected in ((10.0, 120), (40.0, 4 * 120)):
+        item = pytest.Function.from_parent(request.node.parent, name=request.node.name)
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        pytest_collection_modifyitems(request.config, [item])
+        mark = item.get_closest_marker("timeout")
+        assert mark is not None
+        assert mark.args == (expected,)
 
 
 def test_a_lane_passes_and_only_rank_0_prints(tmp_path: Path) -> None:
