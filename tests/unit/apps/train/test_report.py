@@ -66,6 +66,6 @@ def test_other_ranks_are_silent(tmp_path: Path, capsys: Any) -> None:
     with Report(False, path, {}, 0) as report:
         report.begin("dense", 10, 0)
         report.epoch({"epoch": 1, **EPOCH}, 5)
-        report.say("hello")
+        report.print_line("hello")
     assert not path.exists()
     assert capsys.readouterr().out == ""
