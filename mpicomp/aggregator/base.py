@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol
 from weakref import ref
@@ -14,21 +14,19 @@ import numpy as np
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array
 from collectives.arrays import named
+from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.routes import VERSION
 from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import Description, fingerprint
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.execution.staged import deliver, fetch, use_in_background
-from mpicomp.aggregator.call import User, VectorCall
+from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 
 _NO_NUMBERS = None, None
-# separates the text of a call from the parts of a restored state, which the ranks compare too
-RESTORED = ", restored "
 
 
 class Method(Protocol):
@@ -67,16 +65,19 @@ class Aggregator:
         self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
-        self._plain = None if spec.dtype == "bfloat16" else spec.stored  # uint16 may be anything
+        # of arrays that need no view; none where a device encodes, and in bfloat16, as uint16 may be anything
+        self._plain = spec.stored if self._device is None and spec.dtype != "bfloat16" else None
+        self._shape = (spec.n,)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
-        parts = "" if lengths is None else f" in {len(lengths)} tensors {_listed(lengths)}"
-        self._text = f"aggregate of {spec.dtype}[{spec.n}]{parts} number {spec.vector_id} by {algorithm} over "
-        self._text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
-        self._fingerprint = fingerprint(self._text)
+        parts = "" if lengths is None else f" in {tensors_listed(lengths)}"
+        text = f"aggregate of {spec.dtype}[{spec.n}]{parts} number {spec.vector_id} by {algorithm} over "
+        text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
+        self._text = CallText(comm, algorithm, spec, self._tag, text)
+        self._fingerprint = self._text.fingerprint
 
     @property
     def n(self) -> int:
@@ -163,52 +164,77 @@ class Aggregator:
 
     def _open(self, vector: Array | Difference, out: Array | None) -> tuple[VectorCall, Iterator[bool]]:
         """Return a call of this vector, and its steps."""
-        comm, spec, step = self.comm, self.spec, self.step
+        comm, step = self.comm, self.step
         numbers, sums = self._carried
         if numbers is not None:
             self._carried = _NO_NUMBERS
+        difference, source, target = None, None, None
+        result: Array = out
         try:
             if self._call is not None:
                 self._reject_second_call(self._call)
             if self.feedback is not None:
                 self.feedback.check_ready()
-            difference = vector if type(vector) is Difference else None
-            if difference is not None and self._device is not None:
-                raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
-            source = self._view(vector if difference is None else difference.vector)
-            result = empty_like(vector) if out is None else out
-            target = self._view(result)
-            if is_read_only(target, result):
-                raise ValueError("out is read-only: pass an array that can be written")
-            if source.overlaps(target):
-                raise ValueError("out shares memory with the vector: pass another array")
+            if not self._are_plain(vector, out):
+                difference = vector if isinstance(vector, Difference) else None
+                source, target, result = self._views(vector, out)
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             here = f"{comm.here}, vector {self.vector_id}: {error}"
             comm.reject(type(error)(here), "aggregate")
         traffic = self.traffic.begin()
-        call = VectorCall(
-            comm, partial(_described, comm, self.algorithm, spec, self._tag, self._text, step), traffic.clock
-        )
-        call.spec, call.step, call.user = spec, step, self._self
-        call.out, call.traffic, call.result = target.values, traffic, result
-        if difference is None:
-            call.values = source.values
-        call.difference = difference
-        call.is_compared = numbers is not None
+        values: Any = vector if source is None else source.values if difference is None else None
+        written: Any = out if target is None else target.values
+        call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
+        call.result, call.is_compared = result, numbers is not None
         check = comm.check(call, self._fingerprint + step, traffic, numbers, sums, partial(self.reducer.prepare, step))
         return call, self._steps(call, check, source, target)
 
-    def _steps(self, call: VectorCall, check: Iterator[bool], source: Flat, target: Flat) -> Iterator[bool]:
+    def _are_plain(self, vector: Array, out: Array) -> bool:
+        """Return True for two NumPy arrays that need no view: the common case, in a tenth of the time."""
+        if type(vector) is not np.ndarray or type(out) is not np.ndarray:
+            return False
+        dtype, shape, flags = self._plain, self._shape, out.flags
+        return (
+            vector.dtype is dtype
+            and out.dtype is dtype
+            and vector.shape == shape
+            and out.shape == shape
+            and vector.flags.c_contiguous
+            and flags.c_contiguous
+            and flags.writeable
+            and not np.may_share_memory(vector, out)
+        )
+
+    def _views(self, vector: Array | Difference, out: Array | None) -> tuple[Flat, Flat, Array]:
+        """Return the checked vector and result as flat arrays, and the result as the caller gets it."""
+        if isinstance(vector, Difference) and self._device is not None:
+            raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
+        source = self._view(vector.vector if isinstance(vector, Difference) else vector)
+        result = empty_like(vector) if out is None else out
+        target = self._view(result)
+        if is_read_only(target, result):
+            raise ValueError("out is read-only: pass an array that can be written")
+        if source.overlaps(target):
+            raise ValueError("out shares memory with the vector: pass another array")
+        return source, target, result
+
+    def _steps(
+        self, call: VectorCall, check: Iterator[bool], source: Flat | None, target: Flat | None
+    ) -> Iterator[bool]:
         self._call, self._can_undo = call, False
-        here, there = source.staging, target.staging
-        device = self._device if here is None else here.device
+        here: Staging | None = None
+        there: Staging | None = None
         of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
-        if here is not None and are_on_one_device(source, target):
-            of_arrays = getattr(self.reducer, "array_steps", None)
+        if source is not None and target is not None:
+            here, there = source.staging, target.staging
+            if here is not None and are_on_one_device(source, target):
+                of_arrays = getattr(self.reducer, "array_steps", None)
+        device = self._device if here is None else here.device
         try:
             if device is not None:
                 use_in_background(call, device)
             if of_arrays is not None:
+                assert source is not None
                 yield from settled_before(call, source, self.comm.size)
             elif here is not None:
                 yield from fetch(call, here)
@@ -282,15 +308,6 @@ class Aggregator:
         raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
 
     def _view(self, array: Array) -> Flat:
-        if (
-            type(array) is np.ndarray
-            and self._device is None
-            and self._plain is not None  # NumPy compares None as float64
-            and array.dtype == self._plain
-            and array.shape == (self.spec.n,)
-            and array.flags.c_contiguous
-        ):
-            return Flat(array, self.dtype, array.shape)  # the common case, at a tenth of the time
         vector = flat(array) if self._device is None else on_device(self._device, array)
         if vector.dtype != self.dtype:
             raise TypeError(f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}")
@@ -348,12 +365,12 @@ class Aggregator:
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
         taken = self._checked_state(state)
-        told = self.feedback.load(taken) if self.feedback is not None else ""
+        restored = self.feedback.load(taken) if self.feedback is not None else ""
         self.step = taken["step"]
         self._can_undo = False
-        if told:  # ranks that restored different states must notice it in their next call
-            self._text = f"{self._text.partition(RESTORED)[0]}{RESTORED}with {told}"
-            self._fingerprint = fingerprint(self._text)
+        if restored:  # ranks that restored different states must notice it in their next call
+            self._text = replace(self._text, restored=restored)
+            self._fingerprint = self._text.fingerprint
 
     def _state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Return a state of this step: the entries of all methods, and the method's own."""
@@ -369,30 +386,3 @@ class Aggregator:
         if check_owner is not None:
             check_owner(state, where)
         return taken
-
-
-def _described(comm: Communicator, algorithm: Method, spec: VectorSpec, tag: int, text: str, step: int) -> Description:
-    """Return the description of a call, which only errors and warnings need; the call keeps no aggregator alive."""
-    lengths, restored, by = spec.tensor_lengths, text.partition(RESTORED)[2], type(algorithm).__name__
-    options = [one.name for one in fields(algorithm)] if is_dataclass(algorithm) else list[str]()
-    return Description(
-        f"{text}, step {step}",
-        f"aggregate by {by}",
-        (
-            f"{spec.dtype}[{spec.n}]",
-            (f"{spec.vector_id}", f"vector of {spec.dtype}[{spec.n}] number {spec.vector_id} by {by}"),
-            "no tensor_lengths" if lengths is None else f"in {len(lengths)} tensors {_listed(lengths)}",
-            *(f"{name}={getattr(algorithm, name)!r}" for name in options),
-            *comm.route_parts,
-            f"aggregator {tag} of the communicator",
-            f"step {step}",
-            f"restored {restored}" if restored else "not restored",
-        ),
-    )
-
-
-def _listed(lengths: Sequence[int]) -> str:
-    """Return the lengths as text, abbreviated with a fingerprint if there are many."""
-    if len(lengths) <= 8:
-        return str(list(lengths))
-    return f"[{lengths[0]}, {lengths[1]}, ... #{fingerprint(str(list(lengths))):x}]"

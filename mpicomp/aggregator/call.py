@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Protocol
 from weakref import ref
 
 from collectives import Communicator, NonFiniteGradient, Traffic
 from collectives.annotations import FloatArray, override
+from collectives.consistency.call_check import Description, fingerprint
 from collectives.execution.handle import Call
+from collectives.progress.polling import Backoff
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
@@ -19,6 +23,68 @@ class User(Protocol):
     def let_go(self, call: VectorCall) -> None:
         """Forget a call whose end the caller has seen."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """Words for the calls of an aggregator, which keep the aggregator itself not alive.
+
+    Attributes
+    ----------
+    group : Communicator
+    method : object
+        Options of the method.
+    spec : VectorSpec
+    tag : int
+        Tag of the aggregator.
+    text : str
+        Description of the calls without their step.
+    restored : str
+        Description of the parts of a restored state that the ranks compare.
+    """
+
+    group: Communicator
+    method: object
+    spec: VectorSpec
+    tag: int
+    text: str
+    restored: str = ""
+
+    @property
+    def fingerprint(self) -> int:
+        """Bits that stand for the text, without a step."""
+        return fingerprint(self._complete)
+
+    @property
+    def _complete(self) -> str:
+        return f"{self.text}, restored with {self.restored}" if self.restored else self.text
+
+    def at(self, step: int) -> Description:
+        """Return the description of the call of a step, which only errors and warnings need."""
+        spec, by = self.spec, type(self.method).__name__
+        options = [one.name for one in fields(self.method)] if is_dataclass(self.method) else list[str]()
+        kind = f"{spec.dtype}[{spec.n}]"
+        return Description(
+            f"{self._complete}, step {step}",
+            f"aggregate by {by}",
+            (
+                kind,
+                (f"{spec.vector_id}", f"vector of {kind} number {spec.vector_id} by {by}"),
+                f"in {tensors_listed(spec.tensor_lengths)}" if spec.tensor_lengths is not None else "no tensor_lengths",
+                *(f"{name}={getattr(self.method, name)!r}" for name in options),
+                *self.group.route_parts,
+                f"aggregator {self.tag} of the communicator",
+                f"step {step}",
+                f"restored with {self.restored}" if self.restored else "not restored",
+            ),
+        )
+
+
+def tensors_listed(lengths: Sequence[int]) -> str:
+    """Return the lengths of tensors as text, abbreviated with a fingerprint if there are many."""
+    if len(lengths) <= 8:
+        return f"{len(lengths)} tensors {list(lengths)}"
+    return f"{len(lengths)} tensors [{lengths[0]}, {lengths[1]}, ... #{fingerprint(str(list(lengths))):x}]"
 
 
 class VectorCall(Call):
@@ -44,27 +110,44 @@ class VectorCall(Call):
         Counts the messages and times of the call.
     """
 
-    # set by the aggregator
     group: Communicator
-    user: ref[User]
-    spec: VectorSpec
-    step: int
-    values: FloatArray
-    out: FloatArray
-    traffic: Traffic
     wide: FloatArray | None = None
-    difference: Difference | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "values" and self.difference is not None:
-            self.values = self.difference.take()
-            return self.values
-        raise AttributeError(name)
+    def __init__(
+        self,
+        text: CallText,
+        step: int,
+        user: ref[User],
+        vector: FloatArray | None,
+        difference: Difference | None,
+        out: FloatArray,
+        traffic: Traffic,
+    ) -> None:
+        # not that of `Call`, whose attribute `name` would keep this call in a cycle
+        Backoff.__init__(self, text.group, self.name, traffic.clock)
+        self._text, self.spec, self.step, self.user = text, text.spec, step, user
+        self._vector, self.difference, self.out, self.traffic = vector, difference, out, traffic
+
+    @override
+    def name(self) -> str:
+        return self._text.at(self.step)
+
+    @property
+    def values(self) -> FloatArray:
+        """See the attributes."""
+        if self._vector is None:
+            assert self.difference is not None
+            self._vector = self.difference.take()
+        return self._vector
+
+    @values.setter
+    def values(self, values: FloatArray) -> None:
+        self._vector = values
 
     @property
     def is_taken(self) -> bool:
         """True once the vector has been computed; the tensors of `difference` may be gone then."""
-        return "values" in self.__dict__
+        return self._vector is not None
 
     @override
     def mark_seen(self) -> None:
