@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from collectives import Communicator
-from collectives.annotations import Testable
-from collectives.progress.polling import done
+from collectives import Communicator, NonFiniteGradient
+from collectives.annotations import Testable, override
+from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer
 from mpicomp.aggregator.side_channel import SideChannel
@@ -23,9 +23,15 @@ class PieceReducer(Protocol):
     ----------
     side_channel : SideChannel or None
         The channel of the ranks' reports, if payloads travel on it; None: the driver makes one.
+    brief : bool
+        There is so little to decode that nothing is gained by doing it while messages travel.
+    at_once : bool
+        The reports and payloads of all ranks travel in the single exchange of `side_channel`.
     """
 
     side_channel: SideChannel | None = None
+    brief: bool = False
+    at_once: bool = False
 
     def prepare_step(self, step: int) -> None:
         """Do ahead the work of a step that needs no vector. Not always called, so `run` must not depend on it."""
@@ -56,18 +62,18 @@ class StepDriver(Reducer):
         if reducer is not None:
             self.reducer, channel = reducer, reducer.side_channel
             self._pass_on("prepare", reducer.prepare_step)
+        self.at_once = reducer is not None and reducer.at_once
         self._pass_on("commit", feedback.commit)
         self._pass_on("roll_back", feedback.roll_back)
+        self._pass_on("settle", feedback.settle)
         self.channel = channel or SideChannel(comm, feedback.n_reports)
-        self._problem: Problem | None = None
-        self._has_reports = False
-        self._waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
+        self.can_compare = comm.verifies and self.channel.fits_comparison
 
     def _pass_on(self, name: str, method: Callable[..., None]) -> None:
         """Let a method of a part be the driver's own, unless a class overrides it."""
         # an instance attribute, since a step of a short vector should not pay for a call that only passes on; a bound
         # method of the driver itself must not be one: the driver would be freed late, as part of a cycle
-        if getattr(type(self), name) is getattr(Reducer, name):
+        if getattr(type(self), name) is getattr(StepDriver, name):
             self.__dict__[name] = method
 
     @property
@@ -79,33 +85,33 @@ class StepDriver(Reducer):
         """Take back the last `commit`; no step has begun since."""
         self.feedback.undo()
 
+    @override
+    def compares(self, step: int) -> bool:
+        return self.can_compare and (self.at_once or self.feedback.reports_first(step))
+
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """Write the result of a step to ``call.out``; see `Reducer`."""
         if not call.spec.n and self.skips_empty:
             return
-        feedback, self._problem = self.feedback, None
+        feedback = self.feedback
+        if self.can_compare:
+            self.channel.compare_with(call.compare)
         feedback.begin(call)
         if feedback.reports_first(call.step):
             yield from self.announce(call)
         if (problem := feedback.fix_scales()) is not None:
-            self._raise(call, problem)
+            raise error_of(call, problem)
         if feedback.decodes_with_reports:
             yield from self._decode_with_reports(call)
         else:
-            yield from self.reducer.run(call, feedback.encode, feedback.decode, self._encoded)
-            when = feedback.reports_when
-            if when is not None:
-                if when == "after":
-                    self._report()
-                if self.channel.started:
-                    yield from self.channel.collect(call, call.traffic)
-                if (problem := feedback.adopt(self.channel.everyones)) is not None:
-                    self._raise(call, problem)
+            yield from self.reducer.run(call, feedback.encode, feedback.decode, self.report)
+            if feedback.reports_when is not None:
+                yield from self.collect(call)
         self.settle(call)
 
     def settle(self, call: VectorCall) -> None:
         """All pieces are decoded on this rank. Hook of methods."""
-        self.feedback.settle()
+        self.feedback.settle(call)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
@@ -121,59 +127,71 @@ class StepDriver(Reducer):
         traffic.seconds_encoding += measured - start
         traffic.seconds_waiting += end - measured
         traffic.seconds_total += end - start
-        self._raise(call, self.feedback.adopt(self.channel.everyones))
+        if (problem := self.feedback.adopt(self.channel.everyones)) is not None:
+            raise error_of(call, problem)
 
-    def _encoded(self) -> None:
+    def report(self) -> None:
         """Send this rank's reports while its payloads are still travelling."""
         if self.feedback.reports_when == "beside":
-            self._report()
+            self.feedback.report(self.channel.mine)
+            self.channel.start()
 
-    def _report(self) -> None:
-        self.feedback.report(self.channel.mine)
-        self.channel.start()
-
-    def _collect(self, call: VectorCall) -> Iterator[bool]:
-        when = self.feedback.reports_when
-        if when == "after":
-            self._report()
-        if when is not None:
+    def collect(self, call: VectorCall) -> Iterator[bool]:
+        """Take in the ranks' reports; raise on all ranks alike, with nothing in flight, if the step must fail."""
+        if self.feedback.reports_when == "after":
+            self.feedback.report(self.channel.mine)
+            self.channel.start()
+        if self.channel.started:
             yield from self.channel.collect(call, call.traffic)
-            self._problem = self.feedback.adopt(self.channel.everyones)
-
-    def _raise(self, call: VectorCall, problem: Problem | None = None) -> None:
-        """Raise the error of a problem, on all ranks alike, with nothing in flight."""
-        problem, self._problem = problem or self._problem, None
-        if problem is None:
-            return
-        if problem.out_of_range:
-            raise call.out_of_range(problem.ranks, problem.out_of_range)
-        raise call.non_finite(problem.ranks, problem.quantity)
+        if (problem := self.feedback.adopt(self.channel.everyones)) is not None:
+            raise error_of(call, problem)
 
     # Steps whose pieces are decoded with the ranks' reports ----------------------------------------------------------
 
     def _decode_with_reports(self, call: VectorCall) -> Iterator[bool]:
         """Run the reducer, and take in the reports as soon as they are there: pieces are decoded from then on."""
-        feedback, channel, traffic = self.feedback, self.channel, call.traffic
-        self._has_reports, self._waiting = False, []
-        for moved in self.reducer.run(call, feedback.encode, self._decode_or_wait, self._encoded):
-            if not self._has_reports and channel.started and channel.arrived():
-                describe = call.describe
-                yield from self._collect(call)  # all of it has arrived
-                call.describe = describe
-                self._has_reports = True  # last: from now on other threads decode
-            yield moved
-        if not self._has_reports:
-            yield from self._collect(call)
-        self._raise(call)
+        feedback, traffic = self.feedback, call.traffic
+        waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
+        if self.reducer.brief:
+            yield from self.reducer.run(call, feedback.encode, waiting.append, self.report)
+            yield from self.collect(call)
+        else:
+            yield from self._decode_early(call, waiting)
         start = traffic.clock()
-        for written in [feedback.decode(piece) for piece in self._waiting]:
-            yield from done(call, written)
+        for written in [feedback.decode(piece) for piece in waiting]:
+            if written is not None:
+                yield from until(written, call)
         seconds = traffic.clock() - start
         traffic.seconds_decoding += seconds
         traffic.seconds_total += seconds
 
-    def _decode_or_wait(self, piece: int) -> Testable | None:
-        if self._has_reports and self._problem is None:
-            return self.feedback.decode(piece)
-        self._waiting.append(piece)
-        return None
+    def _decode_early(self, call: VectorCall, waiting: list[int]) -> Iterator[bool]:
+        feedback, channel = self.feedback, self.channel
+        problem: Problem | None = None
+        has_reports = False
+
+        def decode(piece: int) -> Testable | None:
+            if has_reports and problem is None:
+                return feedback.decode(piece)
+            waiting.append(piece)
+            return None
+
+        for moved in self.reducer.run(call, feedback.encode, decode, self.report):
+            if not has_reports and channel.started and channel.arrived():
+                describe = call.describe
+                yield from channel.collect(call, call.traffic)  # all of it has arrived
+                call.describe = describe
+                problem = feedback.adopt(channel.everyones)  # not raised before all messages have ended
+                has_reports = True  # last: from now on other threads decode
+            yield moved
+        if not has_reports:
+            yield from self.collect(call)
+        elif problem is not None:
+            raise error_of(call, problem)
+
+
+def error_of(call: VectorCall, problem: Problem) -> NonFiniteGradient:
+    """Return the error of a problem, which every rank raises."""
+    if problem.out_of_range:
+        return call.out_of_range(problem.ranks, problem.out_of_range)
+    return call.non_finite(problem.ranks, problem.quantity)

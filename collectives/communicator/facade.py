@@ -360,6 +360,11 @@ class Communicator:
         """Return the topology for a payload of this size."""
         return self._routes.select(payload_bytes)
 
+    @property
+    def verifies(self) -> bool:
+        """True if the ranks compare each collective before they make it."""
+        return self._verify
+
     def gathers(self, payload_bytes: int) -> bool:
         """Return True if packed payloads of this size are fastest by one all-gather that every rank merges."""
         return self._routes.gathers(payload_bytes)

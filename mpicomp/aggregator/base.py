@@ -186,7 +186,12 @@ class Aggregator:
         written: Any = out if target is None else target.values
         call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
         call.result, call.is_compared = result, numbers is not None
-        check = comm.check(call, self._fingerprint + step, traffic, numbers, sums, partial(self.reducer.prepare, step))
+        mark, prepare = self._fingerprint + step, partial(self.reducer.prepare, step)
+        if numbers is None and self.spec.n and self.reducer.compares(step):
+            # the mark differs from that of a call whose comparison has no reports in its messages
+            call.compare, call.is_compared = partial(comm.check, call, ~mark, traffic, meanwhile=prepare), True
+            return call, self._steps(call, None, source, target)
+        check = comm.check(call, mark, traffic, numbers, sums, prepare)
         return call, self._steps(call, check, source, target)
 
     def _are_plain(self, vector: Array, out: Array) -> bool:
@@ -219,7 +224,7 @@ class Aggregator:
         return source, target, result
 
     def _steps(
-        self, call: VectorCall, check: Iterator[bool], source: Flat | None, target: Flat | None
+        self, call: VectorCall, check: Iterator[bool] | None, source: Flat | None, target: Flat | None
     ) -> Iterator[bool]:
         self._call, self._can_undo = call, False
         here: Staging | None = None
@@ -238,7 +243,10 @@ class Aggregator:
                 yield from settled_before(call, source, self.comm.size)
             elif here is not None:
                 yield from fetch(call, here)
-            yield from check
+            if check is None:
+                call.group.enter(call)
+            else:
+                yield from check
             if self._widening is not None and of_arrays is None:
                 call.values = call.wide = self._widening.of(call.values)
             try:
@@ -257,6 +265,7 @@ class Aggregator:
             call.traffic.ended = call.traffic.clock()
             self.traffic.total.add(call.traffic)
         finally:
+            call.compare = None  # refers to the call
             if not call.background:
                 self._call = None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Protocol
 from weakref import ref
 
 from collectives import Communicator, NonFiniteGradient, Traffic
-from collectives.annotations import FloatArray, override
+from collectives.annotations import AnyArray, FloatArray, override
+from collectives.arrays.elements import Combine
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.execution.handle import Call
 from collectives.progress.polling import Backoff
@@ -22,6 +23,14 @@ class User(Protocol):
 
     def let_go(self, call: VectorCall) -> None:
         """Forget a call whose end the caller has seen."""
+        ...
+
+
+class Compare(Protocol):
+    """Comparison of a call, whose messages also sum a small vector; see `Communicator.check`."""
+
+    def __call__(self, *, values: AnyArray, sums: AnyArray, combine: Combine) -> Iterator[bool]:
+        """Return the steps."""
         ...
 
 
@@ -108,10 +117,13 @@ class VectorCall(Call):
         Overwritten with the result; uint16 for bfloat16.
     traffic : Traffic
         Counts the messages and times of the call.
+    compare : Compare or None
+        Comparison of the call, while the ranks have yet to compare it.
     """
 
     group: Communicator
     wide: FloatArray | None = None
+    compare: Compare | None = None
 
     def __init__(
         self,

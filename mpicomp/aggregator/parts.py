@@ -63,6 +63,13 @@ class Reducer(Protocol):
         """
         return  # a body, without which it would be abstract
 
+    def compares(self, step: int) -> bool:
+        """Return True if `steps` runs ``call.compare`` instead of the caller; equal on all ranks.
+
+        Nothing that a step has changed before the ranks have compared the call may be left after `roll_back`.
+        """
+        return False
+
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """Write the result of a step to ``call.out``.
 

@@ -9,16 +9,23 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator, Traffic
-from collectives.arrays.elements import aligned_empty
-from collectives.execution.handle import Call
+from collectives.annotations import Array
+from collectives.arrays.elements import add, aligned_empty
+from collectives.communicator.routes import LATENCY_BYTES
 from collectives.execution.pipelined import Requests
 from collectives.progress.polling import until
+from mpicomp.aggregator.call import Compare, VectorCall
+
+# bytes of the rows of all ranks that travel with the comparison of a call: among more than two ranks each message has
+# all rows, most of them zeros, so that long ones would take longer than another round of messages
+MOST_COMPARED_BYTES = LATENCY_BYTES // 8
 
 
 class SideChannel:
     """Channel for the numbers of one vector, step after step.
 
-    Each channel has a tag of its own, so that messages of many vectors may be under way at once, in any order.
+    Each channel has a tag of its own, so that messages of many vectors may be under way at once, in any order. The
+    first exchange of a call can travel in the messages by which the ranks compare the call, see `compare_with`.
 
     Parameters
     ----------
@@ -38,40 +45,59 @@ class SideChannel:
         The bytes behind this rank's numbers.
     tails : list of uint8[tail_bytes]
         The bytes of all ranks, after `collect`.
+    fits_comparison : bool
+        The numbers and bytes of all ranks are few enough for the messages of a comparison; equal on all ranks.
     started : bool
         This rank has sent its numbers, and those of the other ranks are not collected yet.
     """
 
     def __init__(self, comm: Communicator, count: int, tail_bytes: int = 0) -> None:
-        self._rank, self._size, self._here = comm.rank, comm.size, comm.here
-        nbytes = 8 * count + tail_bytes
-        self._row = aligned_empty(nbytes, np.uint8)
-        rows = aligned_empty(comm.size * -(-nbytes // 8) * 8, np.uint8).reshape(comm.size, -1)
-        self._row[:] = 0
-        rows[:] = 0
-        self._rows = [row[:nbytes] for row in rows]
-        self.mine, self.tail = self._row[: 8 * count].view(np.float64), self._row[8 * count :]
-        self._numbers, self.tails = rows[:, : 8 * count].view(np.float64), [row[8 * count :] for row in self._rows]
-        self.everyones = np.zeros((comm.size, count))  # contiguous for kernels
-        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        rank, size, nbytes = comm.rank, comm.size, 8 * count + tail_bytes
+        self._here, self._others = comm.here, [one for one in range(size) if one != rank]
+        # two words at least: a sum of a single word is made elsewhere, and has no room for the rows of two ranks
+        words = max(2, -(-nbytes // 8))
+        self._all = _zeros(size, words)
+        # rows of other ranks stay zero, so that sums are the rows of all; two ranks need no sums
+        values = self._all if size == 1 else _zeros(size if size > 2 else 1, words)
+        own = values[rank if size > 2 else 0]
+        most = comm.swapped_bytes if size == 2 else min(comm.swapped_bytes, MOST_COMPARED_BYTES)
+        self.fits_comparison = size > 1 and values.nbytes <= most
+        self._combine = add if size > 2 else _pair
+        self._own, self._row, self._values = self._all[rank], own, values.reshape(-1)
+        self._sums = self._all if size == 2 else self._all.reshape(-1)
+        message = own.view(np.uint8)[:nbytes]
+        self._rows = [row.view(np.uint8)[:nbytes] for row in self._all]
+        self.mine, self.tail = message[: 8 * count].view(np.float64), message[8 * count :]
+        self._numbers, self.tails = self._all[:, :count].view(np.float64), [row[8 * count :] for row in self._rows]
+        # contiguous for kernels
+        self._has_copy = not self._numbers.flags.c_contiguous
+        self.everyones = np.zeros((size, count)) if self._has_copy else self._numbers
         self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.persistent(self))
-        self._message = [self._row, nbytes, MPI.BYTE]
-        self._messages = {rank: [self._rows[rank], nbytes, MPI.BYTE] for rank in self._others}
+        self._message = [message, nbytes, MPI.BYTE]
+        self._messages = {one: [self._rows[one], nbytes, MPI.BYTE] for one in self._others}
         self._kept: list[Any] | None = None  # persistent requests of all messages
         self._under_way: list[Any] = []
+        self._compare: Compare | None = None
         self.started = False
+
+    def compare_with(self, compare: Compare | None) -> None:
+        """Let the next exchange travel in the messages of a comparison; None: in messages of its own."""
+        self._compare = compare
 
     def start(self) -> None:
         """Send this rank's numbers without waiting."""
-        self._rows[self._rank][:] = self._row
+        self.started = True
+        if not self._others or self._compare is not None:
+            return
+        self._own[:] = self._row
         if self._kept is None:
             requests, others = self._requests, self._others
-            self._kept = [requests.receive((rank, 0), self._messages[rank], rank) for rank in others]
-            self._kept += [requests.send(rank, self._message, rank) for rank in others]
+            self._kept = [requests.receive((one, 0), self._messages[one], one) for one in others]
+            self._kept += [requests.send(one, self._message, one) for one in others]
         else:
             for request in self._kept:
                 request.Start()
-        self._under_way, self.started = self._kept.copy(), True
+        self._under_way = self._kept.copy()
 
     def arrived(self) -> bool:
         """Make progress; return True once `collect` need not wait."""
@@ -80,21 +106,52 @@ class SideChannel:
             under_way.pop()
         return not under_way
 
-    def collect(self, call: Call, traffic: Traffic) -> Iterator[bool]:
-        """Wait for the numbers of all ranks, if this rank has started the exchange."""
-        if self.started:
+    def collect(self, call: VectorCall, traffic: Traffic) -> Iterator[bool]:
+        """Return steps that wait for the numbers of all ranks, if this rank has started the exchange.
+
+        Raises
+        ------
+        CollectiveMismatch
+            The exchange travels with the comparison of the call, and the ranks differ.
+        """
+        if not self.started:
+            return iter(())
+        if not self._others:
+            self.started = False
+            return iter(())
+        return self._collect(call, traffic)
+
+    def _collect(self, call: VectorCall, traffic: Traffic) -> Iterator[bool]:
+        if self._compare is not None:
+            compare, self._compare = self._compare, None
+            yield from compare(values=self._values, sums=self._sums, combine=self._combine)
+            call.compare = None
+        else:
             call.describe = lambda: f"{self._here}: the other ranks' reports do not arrive"
             call.wait_name = "side channel"
             for request in self._under_way:
                 if not request.Test():
                     yield from until(request, call)
             call.wait_name = ""
-            self._under_way, self.started = [], False
-            self.everyones[:] = self._numbers
-            traffic.bytes_sent += self._row.nbytes * len(self._others)
+            self._under_way = []
+            traffic.bytes_sent += self._message[1] * len(self._others)
             traffic.messages += len(self._others)
+        self.started = False
+        if self._has_copy:
+            self.everyones[:] = self._numbers
 
-    def swap(self, call: Call, traffic: Traffic) -> Iterator[bool]:
+    def swap(self, call: VectorCall, traffic: Traffic) -> Iterator[bool]:
         """Send this rank's numbers and wait for those of all ranks."""
         self.start()
         yield from self.collect(call, traffic)
+
+
+def _zeros(rows: int, words: int) -> Array:
+    zeros = aligned_empty(rows * words, np.uint64).reshape(rows, words)
+    zeros[:] = 0
+    return zeros
+
+
+def _pair(first: Array, second: Array, out: Array) -> None:
+    """Store the rows of two ranks."""
+    out[0], out[1] = first, second

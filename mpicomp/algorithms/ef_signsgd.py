@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts
@@ -65,8 +64,7 @@ class EFSignSGD(Algorithm):
         """Error feedback with a shared scale x signs x vote counting."""
         reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
-        pieces, counts = reducer.program.pieces, reducer.payload.counts
-        feedback = SharedScale(named(spec.device), groups, pieces, counts, spec.dtype, comm.size)
+        feedback = SharedScale(reducer.layout, groups)
         return Parts(feedback, Counts(), StepDriver(comm, feedback, reducer))
 
     @override

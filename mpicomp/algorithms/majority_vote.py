@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import integer
 from mpicomp.codecs.vote_counts import Counts
@@ -63,9 +62,7 @@ class MajorityVote(Algorithm):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x signs x vote counting; the majority's signs travel in the gather phase."""
         reducer = VoteCount(self, comm, spec)
-        pieces, counts = reducer.program.pieces, reducer.payload.counts
-        stream = Stream(self.seed, spec.vector_id, "tie")
-        votes = MajorityVotes(named(spec.device), pieces, counts, spec.dtype, comm.size, stream)
+        votes = MajorityVotes(reducer.layout, Stream(self.seed, spec.vector_id, "tie"))
         if comm.size > 1:
             reducer.payload.decide = votes.decide
         return Parts(votes, Counts(), StepDriver(comm, votes, reducer))

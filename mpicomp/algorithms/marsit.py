@@ -48,6 +48,7 @@ from mpicomp.reducers.sign_merge import OneBitReducer, message_model
 from mpicomp.step import StepDriver
 
 OWN_WARNING, PAPER_WARNING, WARN_AFTER = 0.3, 5.0, 100
+MOST_COPIED = 1 << 14  # elements of a residual whose copy takes less time than a round of messages
 
 
 @dataclass(frozen=True)
@@ -174,12 +175,19 @@ class MarsitDriver(StepDriver):
         self._warned = False
         self._stacklevel = 9 + (self._flag is not None)  # of the caller of `aggregate`: skipping takes one frame more
         self._full_precision = FullPrecisionRounds(options.full_precision_every)
+        # a residual that is written before the ranks have compared the call must be copied
+        elements = reducer.pieces[-1].stop if reducer.pieces else 0
+        self.can_compare = self.can_compare and self._flag is None and elements <= MOST_COPIED
         self._device_mean = mean
 
     @override
     def prepare(self, step: int) -> None:
         if not self._full_precision.due(step):
             self.reducer.prepare_step(step)
+
+    @override
+    def compares(self, step: int) -> bool:
+        return super().compares(step) and not self._full_precision.due(step)
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
@@ -202,7 +210,7 @@ class MarsitDriver(StepDriver):
 
     @override
     def settle(self, call: VectorCall) -> None:
-        self.feedback.settle()
+        self.feedback.settle(call)
         if call.step >= WARN_AFTER - 1 and not self._warned and self.feedback.residual is not None:
             self._warn(call.step)
 
@@ -211,9 +219,8 @@ class MarsitDriver(StepDriver):
         feedback.begin(call)
         total = call.out if call.wide is None else call.wide
         yield from done(call, feedback.add_and_clear(total))
-        self._encoded()
-        yield from self._collect(call)
-        self._raise(call)
+        self.report()
+        yield from self.collect(call)
         if on_device is None:
             yield from self._full_precision.mean(call, total, call.out, self.reducer.scratch)
             finite = nonfinite.all_finite_result(call.out, call.spec.dtype)

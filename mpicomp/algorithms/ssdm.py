@@ -21,7 +21,6 @@ from typing import Literal
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, integer, number
@@ -89,18 +88,9 @@ class SSDM(Algorithm):
         """Momentum x stochastic signs x vote counting; norms travel before the signs."""
         elias = self.coding == "elias"
         reducer = VoteCount(self, comm, spec, EliasPayload if elias else None)
-        votes = StochasticVotes(
-            named(spec.device),
-            ScaleGroups.of(spec.tensor_lengths, spec.n),
-            reducer.program.pieces,
-            reducer.payload.counts,
-            spec.dtype,
-            comm.size,
-            comm.rank,
-            self.momentum,
-            Stream(self.seed, spec.vector_id, "stochastic sign"),
-            has_norm=self.scale == "norm",
-        )
+        groups = ScaleGroups.of(spec.tensor_lengths, spec.n)
+        stream = Stream(self.seed, spec.vector_id, "stochastic sign")
+        votes = StochasticVotes(reducer.layout, groups, comm.rank, self.momentum, stream, self.scale == "norm")
         return Parts(votes, Elias() if elias else Counts(), StepDriver(comm, votes, reducer))
 
     @override

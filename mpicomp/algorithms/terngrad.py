@@ -123,7 +123,12 @@ class SharedScaleDriver(StepDriver):
         self._parts = [range(start, min(spec.n, start + step)) for start in range(0, spec.n, step)]
         self._scale_channel = SideChannel(comm, 0, 4 * buckets)
         self._mine = self._scale_channel.tail.view(np.float32)
+        self.can_compare = comm.verifies and self._scale_channel.fits_comparison
         self._mirror = Mirror(feedback.device, feedback.device.zeros(buckets, "float32"))
+
+    @override
+    def compares(self, step: int) -> bool:
+        return self.can_compare  # the scales come first
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
@@ -135,6 +140,7 @@ class SharedScaleDriver(StepDriver):
     def announce(self, call: VectorCall) -> Iterator[bool]:
         yield from self._measure(call)
         channel = self._scale_channel
+        channel.compare_with(call.compare)
         yield from channel.swap(call, call.traffic)
         everyones = np.stack([tail.view(np.float32) for tail in channel.tails])
         bad = bad_ranks(~np.isfinite(everyones).all(axis=1))

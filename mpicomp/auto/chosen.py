@@ -87,6 +87,10 @@ class Chosen(Reducer):
             self._compressing.prepare(step)
 
     @override
+    def compares(self, step: int) -> bool:
+        return step < self._quiet_until and self._running.compares(step)
+
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
         return self._settled(call) if call.step < self._quiet_until else self._measured(call)
 

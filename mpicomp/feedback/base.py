@@ -40,12 +40,15 @@ class StepInput(Protocol):
         Two sets of tensors whose difference is the vector, see `mpicomp.aggregator.difference`.
     is_taken : bool
         The vector has been computed; the tensors of `difference` may be gone.
+    compare : object or None
+        Not None as long as the ranks have yet to compare the call.
     """
 
     step: int
     out: Array
     wide: Array | None
     difference: Any
+    compare: Any
 
     @property
     def is_taken(self) -> bool:
@@ -196,7 +199,7 @@ class Feedback(ABC):
     def decode(self, piece: int) -> Testable | None:
         """Write a piece of the result from its complete payload; returns as `encode` does."""
 
-    def settle(self) -> None:
+    def settle(self, call: StepInput) -> None:
         """All pieces are decoded on this rank."""
         return
 

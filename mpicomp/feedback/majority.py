@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Testable, Words, override
-from collectives.arrays import Device
+from collectives.annotations import Doubles, Words, override
 from collectives.arrays.elements import narrow
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
-from mpicomp.feedback.base import Feedback, FiniteFlag, Problem, StepInput, bad_ranks, compute_type, words_of
-from mpicomp.feedback.mirror import Packed
-from mpicomp.feedback.vote_values import STREAMING_ELEMENTS
+from mpicomp.feedback.base import FiniteFlag, Problem, StepInput, bad_ranks, compute_type, words_of
+from mpicomp.feedback.votes import VoteLayout, Votes
 from mpicomp.kernels.streams import GROUP, Stream, source
 
 COMMON = source(0)  # of coins that all ranks draw alike
@@ -28,38 +25,28 @@ class _Coins(threading.local):
         self.words = np.empty(8 * -(-longest // GROUP), np.uint64)
 
 
-class MajorityVotes(Feedback):
+class MajorityVotes(Votes):
     """One vector's votes.
 
     Parameters
     ----------
-    device : Device
-        Where vectors are; counts are in the host's memory, and decided there.
-    pieces : sequence of range
-        Elements of each piece.
-    counts : sequence of uint64 arrays
-        The reducer's counts of each piece.
-    dtype : str
-        Of the vector.
-    ranks : int
+    layout : VoteLayout
+        Counts are decided on the host.
     stream : Stream
-        Of the coins.
+        Random words of the coins.
     """
 
+    has_decided_bits = True
     n_reports = 1
     reports_when = "beside"
 
-    def __init__(
-        self, device: Device, pieces: Sequence[range], counts: Sequence[Words], dtype: str, ranks: int, stream: Stream
-    ) -> None:
-        super().__init__(device, {})
+    def __init__(self, layout: VoteLayout, stream: Stream) -> None:
+        super().__init__(layout, {}, [1] * len(layout.pieces))
         self._majority, self._random = kernels.of("cpu").vote_counts.majority, Sign().bind("cpu", stream)
-        self._pieces, self._ranks, self._packed = pieces, ranks, Packed(device, counts, [1] * len(pieces))
-        self._n = pieces[-1].stop if pieces else 0
-        self._words = [-(-len(cut) // 64) for cut in pieces]
+        dtype, ranks = layout.dtype, layout.ranks
         kind = compute_type(dtype)
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
-        longest = max(map(len, pieces), default=0)
+        longest = max(map(len, layout.pieces), default=0)
         self._coins = _Coins(longest) if ranks % 2 == 0 else None
         stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         ones = np.zeros(2, stored)
@@ -67,10 +54,10 @@ class MajorityVotes(Feedback):
         self._plus, self._minus = ones.view(UNSIGNED[stored.itemsize])
         # a piece's flag crosses in front of its signs
         self._finite = [
-            FiniteFlag(device, None if self.on_host else self._packed.first_byte(piece)) for piece in range(len(pieces))
+            FiniteFlag(layout.device, None if self.on_host else self._packed.first_byte(piece))
+            for piece in range(len(layout.pieces))
         ]
-        self._nothing: Array = np.empty(0)
-        self._step, self._streaming = 0, False
+        self._step = 0
         self.end()
 
     @override
@@ -78,25 +65,10 @@ class MajorityVotes(Feedback):
         super().begin(call)
         for finite in self._finite:
             finite.reset()
-        self._step, self._values = call.step, call.values
-        self._out = words_of(self.device, call.out)
-        if self.on_host:
-            self._streaming = self._n >= STREAMING_ELEMENTS and call.out.ctypes.data % 32 == 0
+        self._step = call.step
 
     @override
-    def end(self) -> None:
-        super().end()
-        self._values = self._out = self._nothing
-
-    @override
-    def encode(self, piece: int) -> Testable | None:
-        if self.on_host:
-            self._pack(piece)
-            return None
-        self.launch(self._pack, piece)
-        return self._packed.fetch(piece, slice(self._words[piece]))
-
-    def _pack(self, piece: int) -> None:
+    def _write_signs(self, piece: int) -> None:
         cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
         values = self._values[cut.start : cut.stop]
         self._finite[piece].check(self.kernels.sign.pack, values, signs, self._step % 2 == 0, *self._constants)
@@ -121,15 +93,7 @@ class MajorityVotes(Feedback):
         self._majority(counts, planes_of(self._ranks), words, self._ranks // 2, coins, counts)
 
     @override
-    def decode(self, piece: int) -> Testable | None:
-        if self.on_host:
-            self._unpack(piece)
-            return None
-        self._packed.deliver(piece, slice(self._words[piece]))
-        self.launch(self._unpack, piece)
-        return self.device.done()
-
-    def _unpack(self, piece: int) -> None:
+    def _write_result(self, piece: int) -> None:
         cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
-        out = self._out[cut.start : cut.stop]
+        out = words_of(self.device, self._out[cut.start : cut.stop])
         self.kernels.sign.unpack(signs, self._plus, self._minus, self._streaming, out)

@@ -5,18 +5,16 @@ The compensated vector p is kept; s sgn(p) is subtracted while the next step is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from collectives.annotations import Doubles, FloatArray, Testable, Words, override
-from collectives.arrays import Device
+from collectives.annotations import Doubles, FloatArray, override
 from mpicomp import kernels
 from mpicomp.feedback.base import Problem, Residual, State, bad_ranks, compute_type
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
-from mpicomp.feedback.vote_values import STREAMING_ELEMENTS, VoteValues
+from mpicomp.feedback.votes import STREAMING_ELEMENTS, VoteLayout, VoteValues
 
 
 class SharedScale(VoteValues):
@@ -24,25 +22,19 @@ class SharedScale(VoteValues):
 
     reports_when, decodes_with_reports = "beside", True
 
-    def __init__(
-        self,
-        device: Device,
-        groups: ScaleGroups,
-        pieces: Sequence[range],
-        counts: Sequence[Words],
-        dtype: str,
-        ranks: int,
-    ) -> None:
-        n, kind = pieces[-1].stop if pieces else 0, compute_type(dtype)
+    def __init__(self, layout: VoteLayout, groups: ScaleGroups) -> None:
         # p of the last step: its s sgn(p) is not yet subtracted
-        self._compensated = Residual(device, n, kind)
-        self._blocks = [groups.blocks_in(cut) for cut in pieces]
+        self._compensated = Residual(layout.device, layout.n, compute_type(layout.dtype))
+        self._blocks, self._share = [groups.blocks_in(cut) for cut in layout.pieces], kernels.of("cpu").ef_sign.share
         heads = [blocks.stop - (blocks.start or 0) for blocks in self._blocks]  # sums cross in front of signs
-        super().__init__(device, groups, pieces, counts, dtype, ranks, {"residual": self._compensated}, heads)
+        super().__init__(layout, groups, {"residual": self._compensated}, heads)
         if not self.on_host:
             self._heads = [head.view(self._sums.there.dtype) for head in self._packed.heads]
         # s of the last step, and of this one
-        self._scales, self._next_scales = (Mirror.of(device, np.zeros(groups.starts.size, kind)) for _ in range(2))
+        self._scales, self._next_scales = (
+            Mirror.of(layout.device, np.zeros(groups.starts.size, self._kind)) for _ in range(2)
+        )
+        self._elements = np.maximum(1.0, groups.lengths * layout.ranks)
 
     @property
     def scales(self) -> FloatArray:
@@ -50,14 +42,7 @@ class SharedScale(VoteValues):
         return self._scales.here.copy()
 
     @override
-    def encode(self, piece: int) -> Testable | None:
-        if self.on_host:
-            self._compensate_and_pack(piece)
-            return None
-        self.launch(self._compensate_and_pack, piece)
-        return self._packed.fetch(piece, slice(self._words[piece]))
-
-    def _compensate_and_pack(self, piece: int) -> None:
+    def _write_signs(self, piece: int) -> None:
         cut = self._pieces[piece]
         sums: tuple[Any, ...] = (self._sums.there,)
         if not self.on_host:
@@ -73,22 +58,19 @@ class SharedScale(VoteValues):
         if not self.on_host:
             for blocks, head in zip(self._blocks, self._packed.heads_here, strict=True):
                 self._sums.here[blocks] = head.view(np.float64)
-        if not self._total_sums(row):
+        if not self._totals(self._sums.here, self.groups.firsts, row):
             row[:] = self._reason()
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = reports[0].copy()
-            for row in reports[1:]:  # in rank order: all ranks get the same bits
-                total += row
-            scales = (total / (self.groups.lengths * self._ranks)).astype(self._scales.here.dtype)
-            factors = scales / self._ranks
-        self._next_scales.send(scales)
-        representable = self._set_factors(factors)
+        scales, ranks = self._next_scales, self._kind(self._ranks)
+        finite = self._share(reports, self._elements, ranks, scales.here, self._factors.here)
+        scales.deliver()
+        if self._send_factors(finite):
+            return None
         if bad := bad_ranks(np.isnan(reports).any(axis=1)):
             return Problem(bad)
-        return None if representable else Problem(quantity="the scale")
+        return Problem(quantity="the scale")
 
     @override
     def commit(self) -> None:

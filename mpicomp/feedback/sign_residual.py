@@ -171,7 +171,7 @@ class SignResidual(Feedback):
             self._out = words_of(self.device, call.out)
         if self._tensors is None:
             self._vector()  # before several threads ask for it
-        if self.rule.transactional:
+        if self.rule.transactional or call.compare is not None:
             self._before = self._settled(), self.size.magnitudes.copy(), self.size.gamma
 
     @override
@@ -193,7 +193,8 @@ class SignResidual(Feedback):
     @override
     def roll_back(self) -> None:
         """Go back to the state before the step if it was kept; else the residual is spoiled."""
-        if self._before is not None:
+        compares = self._source is not None and self._source.compare is not None
+        if self._before is not None and (self.rule.transactional or compares):
             before, self.size.magnitudes, self.size.gamma = self._before
             if before is not None:
                 overwrite(self.device, self._vector_residual, before)
@@ -251,7 +252,7 @@ class SignResidual(Feedback):
         return chain.from_iterable(self._parts)
 
     @override
-    def settle(self) -> None:
+    def settle(self, call: StepInput) -> None:
         """Have the result subtracted later (rule "paper"), and let gamma follow the clipped fraction."""
         if self._lazy:
             self._pending[:] = self.size.steps

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Testable, Words, override
-from collectives.arrays import Device
+from collectives.annotations import Array, Doubles, Testable, override
+from mpicomp import kernels
 from mpicomp.feedback.base import Problem, Residual, StepInput, bad_ranks, compute_type, copy_to_host
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.sign_blocks import BlockTable
-from mpicomp.feedback.vote_values import VoteValues
+from mpicomp.feedback.votes import VoteLayout, VoteValues
 from mpicomp.kernels.streams import Stream, source
 
 
@@ -40,45 +39,36 @@ class StochasticVotes(VoteValues):
 
     Parameters
     ----------
-    device, groups, pieces, counts, dtype, ranks
+    layout, groups
         As in `VoteValues`.
     rank : int
     momentum : float
         beta; 0: no momentum is kept.
     stream : Stream
-        Of the signs.
+        Random words of the signs.
     has_norm : bool
         Results are scaled by the largest of the ranks' norms; False: they are means of signs.
     """
 
     def __init__(
-        self,
-        device: Device,
-        groups: ScaleGroups,
-        pieces: Sequence[range],
-        counts: Sequence[Words],
-        dtype: str,
-        ranks: int,
-        rank: int,
-        momentum: float,
-        stream: Stream,
-        has_norm: bool,
+        self, layout: VoteLayout, groups: ScaleGroups, rank: int, momentum: float, stream: Stream, has_norm: bool
     ) -> None:
-        n, kind = pieces[-1].stop if pieces else 0, compute_type(dtype)
-        self._momentum = Residual(device, n, kind) if momentum else None
-        residuals = {} if self._momentum is None else {"momentum": self._momentum}
-        super().__init__(device, groups, pieces, counts, dtype, ranks, residuals)
+        kind = compute_type(layout.dtype)
+        self._momentum = Residual(layout.device, layout.n, kind) if momentum else None
+        super().__init__(layout, groups, {} if self._momentum is None else {"momentum": self._momentum})
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)
         self._has_norm, self._norms = has_norm, np.zeros(groups.starts.size)  # N of each group
+        self._rounded = np.zeros(groups.starts.size, kind)
+        self._largest, self._norm_kernels = np.finfo(kind).max, kernels.of("cpu").ssdm
         self._blocks: BlockTable | None = None
         if not self.on_host:
-            self._blocks = BlockTable(groups, pieces)
-            self._blocks.send(device, self._packed.starts)
-            self._factors_of_draws = Mirror(device, device.zeros(groups.starts.size, "float64"))
+            self._blocks = BlockTable(groups, layout.pieces)
+            self._blocks.send(layout.device, self._packed.starts)
+            self._factors_of_draws = Mirror(layout.device, layout.device.zeros(groups.starts.size, "float64"))
         self._parts = [
             [_Part(run.elements, run.group, self._sums.there[run.sums], bits[run.words(cut.start)]) for run in runs]
-            for cut, bits, runs in zip(pieces, self._packed.pieces, groups.runs(pieces), strict=True)
+            for cut, bits, runs in zip(layout.pieces, self._packed.pieces, groups.runs(layout.pieces), strict=True)
             if self.on_host
         ]
         self._step = np.uint64(0)
@@ -113,15 +103,15 @@ class StochasticVotes(VoteValues):
 
     @override
     def report(self, row: Doubles) -> None:
-        finite, kind = self._total_sums(row), self._factors.here.dtype
+        finite = self._totals(self._sums.here, self.groups.firsts, row)
         np.sqrt(row, out=row)
         if not finite:
             self._measure_large(row)
         # rounded once; a norm beyond the largest number becomes that: it is no less than any element
-        row[:] = np.where(np.isfinite(row), np.minimum(row, np.finfo(kind).max), row).astype(kind)
+        self._norm_kernels.round_norms(row, self._largest, self._rounded)
 
     def _measure_large(self, norms: Doubles) -> None:
-        """Norms of float64 groups whose squares overflow, by dividing by their largest magnitudes first."""
+        """Find norms of float64 groups whose squares overflow, by dividing by their largest magnitudes first."""
         for group in np.flatnonzero(~np.isfinite(norms)):
             part = slice(int(self.groups.starts[group]), int(self.groups.stops[group]))
             x = copy_to_host(self.device, self._values[part])
@@ -136,26 +126,18 @@ class StochasticVotes(VoteValues):
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
-        if not np.isfinite(reports).all():
-            return Problem(bad_ranks(np.isnan(reports).any(axis=1)))
-        longest = reports.max(axis=0)
-        self._norms[:] = longest if self._has_norm else reports[self._rank]
+        own, ranks = None if self._has_norm else self._rank, self._kind(self._ranks)
+        finite, representable = self._norm_kernels.share_norms(reports, own, ranks, self._norms, self._factors.here)
         if self._blocks is not None:
             known = self._norms > 0
             self._factors_of_draws.send(np.where(known, 2.0**31 / np.where(known, self._norms, 1), 0))
-        unanimous = (longest if self._has_norm else longest > 0).astype(self._factors.here.dtype)
-        representable = self._set_factors(unanimous / self._ranks)
-        return None if representable or not self._has_norm else Problem(quantity="the norm")
+        fits = self._send_factors(representable)
+        if not finite:
+            return Problem(bad_ranks(np.isnan(reports).any(axis=1)))
+        return None if fits or not self._has_norm else Problem(quantity="the norm")
 
     @override
-    def encode(self, piece: int) -> Testable | None:
-        if self.on_host:
-            self._draw_signs(piece)
-            return None
-        self.launch(self._draw_signs, piece)
-        return self._packed.fetch(piece, slice(self._words[piece]))
-
-    def _draw_signs(self, piece: int) -> None:
+    def _write_signs(self, piece: int) -> None:
         if self._blocks is not None:
             self.kernels.ssdm.stochastic_signs_of_blocks(
                 self._schedule, self._step, self._source, self._values, self.momentum,

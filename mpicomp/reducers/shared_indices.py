@@ -204,16 +204,15 @@ class SharedIndicesDriver(StepDriver):
         """Scatter the means into the result. Raise if an input or a mean is not finite."""
         # a caller that receives an error may free the result at once
         yield from done(call, self._memory.device.done())
-        traffic, said = call.traffic, self._side_channel.everyones[:, 0]
-        bad = bad_ranks(said == _BAD)
-        if bad or (said == _OVERFLOWED).any():
-            raise call.non_finite(bad)
+        traffic, worst = call.traffic, self._side_channel.everyones.max()
+        if worst >= _OVERFLOWED:
+            raise call.non_finite(bad_ranks(self._side_channel.everyones[:, 0] == _BAD))
         start = traffic.clock()
         # small numbers cannot overflow, so a mean that is not finite reveals a wrong sum; no other check would find it
         if not nonfinite.all_finite_result(self._memory.stored_means, call.spec.dtype):
             raise call.non_finite(())
         # with large numbers the mean might have been infinite, so the residual has not been computed yet
-        if said.any():
+        if worst == _LARGE:
             yield from self._renew(call, messages=False)
         yield from done(call, self._memory.scatter(call.out))
         traffic.seconds_decoding += traffic.clock() - start

@@ -52,14 +52,14 @@ class SelectionGather(OneBitReducer):
     ) -> None:
         codec = selection.codec
         model = selection_model(n, comm.size, codec.votes, comm.packed_piece_bytes())
-        self._comm, self._at_once = comm, comm.gathers(codec.nbytes(n))
+        self._comm, self.at_once = comm, comm.gathers(codec.nbytes(n))
         whole = (range(n),) if n else ()
-        self.pieces = whole if self._at_once else pieces(range(n), model.piece_elements, codec.alignment)
+        self.pieces = whole if self.at_once else pieces(range(n), model.piece_elements, codec.alignment)
         self._payload = SelectionPayload(device, selection, comm.rank, self.pieces)
         self.scratch: list[Words] = [self._payload.bits] if device is HOST_DEVICE else []
         self.bits, self.second = self._payload.bits, self._payload.second
-        self.side_channel = SideChannel(comm, reports, codec.nbytes(n) if self._at_once else 0)
-        if not self._at_once:
+        self.side_channel = SideChannel(comm, reports, codec.nbytes(n) if self.at_once else 0)
+        if not self.at_once:
             self._tag, self._requests = comm.fixed_tag(), comm.persistent(self)
             self._program = gather_program(comm.rank, comm.size, self.pieces)
 
@@ -73,7 +73,7 @@ class SelectionGather(OneBitReducer):
         payload = self._payload
         payload.begin(call.step, encode, decode)
         try:
-            if self._at_once:
+            if self.at_once:
                 yield from self._with_reports(call, encoded)
             else:
                 yield from execute(call, self._program, payload, self._tag, call.traffic, encoded, self._requests)

@@ -30,6 +30,8 @@ def sign_reducer(comm: Communicator, n: int, sign: SignMerger, reports: int) -> 
 class SignGather(OneBitReducer):
     """Reducer that sends every rank's signs to every rank. Parameters as in `SignMerge`."""
 
+    brief = at_once = True
+
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         self._trace = comm.trace
         self.pieces = [range(n)] if n else []
@@ -60,7 +62,7 @@ class SignGather(OneBitReducer):
                 yield from until(on_device, call)
         encoded()
         sent = clock()
-        if self._drawn != call.step:
+        if call.compare is None and self._drawn != call.step:  # else it is drawn while the ranks compare the call
             self.prepare_step(call.step)
         drawn = clock()
         yield from self.side_channel.collect(call, traffic)

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from collectives import Communicator, Traffic
 from collectives.annotations import AnyArray, Testable, Words, override
+from collectives.arrays import named
 from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
@@ -24,6 +25,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.feedback.payloads import buffers
+from mpicomp.feedback.votes import VoteLayout
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, buffer_count
 from mpicomp.step import PieceReducer, Work
 
@@ -49,6 +51,11 @@ class VoteCount(PieceReducer):
     payload : callable, optional
         Creates a payload with messages of varying length from a program and the function that adds counts. None: a
         `VoteCountPayload`, with messages of fixed length.
+
+    Attributes
+    ----------
+    layout : VoteLayout
+        Place of the votes, for the feedback that casts them.
     """
 
     def __init__(
@@ -63,6 +70,8 @@ class VoteCount(PieceReducer):
         topology = comm.select(model.nbytes(spec.n, comm.size))
         self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
         self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
+        self.brief = self.payload.brief
+        self.layout = VoteLayout(named(spec.device), self.program.pieces, self.payload.counts, spec.dtype, comm.size)
         self._requests = comm.persistent(self) if payload is None else None
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import float64, njit, uint64
 
 from mpicomp.kernels.cpu.kernel import kernel
@@ -121,3 +122,27 @@ def settle(p, scales, starts, stops):
         scale = scales[b]
         for i in range(starts[b], stops[b]):
             p[i] = p[i] - scale if p[i] >= 0 else p[i] + scale
+
+
+@kernel
+def share(reports, elements, ranks, scales, factors):
+    """Compute the scales that all ranks share, and the factors of the ranks' signs in the result.
+
+    reports : float64[ranks, stretches], sums of magnitudes, which are added in rank order. elements :
+    float64[stretches], over all ranks. ranks : scalar like the scales. scales, factors : float32 or float64
+    [stretches], overwritten.
+
+    Returns
+    -------
+    bool
+        Whether the largest possible result of each stretch is finite.
+    """
+    finite = True
+    for g in range(scales.size):
+        total = reports[0, g]
+        for rank in range(1, reports.shape[0]):
+            total += reports[rank, g]
+        scales[g] = total / elements[g]
+        factors[g] = scales[g] / ranks
+        finite = finite and np.isfinite(factors[g] * ranks)
+    return finite

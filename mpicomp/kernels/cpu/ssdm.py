@@ -112,3 +112,44 @@ def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, ga
                     moved[i] = y
                 word |= uint64(float64(uniform) < TWO_31 + float64(y) * scale) << uint64(i - 64 * words)
         bits[words] = word
+
+
+@kernel
+def round_norms(norms, largest, rounded):
+    """Round norms to the type of computing; those beyond its largest number become that number.
+
+    norms : float64[stretches], overwritten. largest : scalar of the type. rounded : the same numbers in the type,
+    overwritten.
+    """
+    for g in range(norms.size):
+        rounded[g] = min(norms[g], float64(largest)) if np.isfinite(norms[g]) else norms[g]
+        norms[g] = rounded[g]
+
+
+@kernel
+def share_norms(reports, own, ranks, norms, factors):
+    """Choose the norms of a step, and compute the factors of the ranks' signs in the result.
+
+    reports : float64[ranks, stretches], norms. own : the rank whose norms are chosen; None: the largest norms. ranks :
+    scalar like the factors. norms : float64[stretches], overwritten. factors : float32 or float64 [stretches],
+    overwritten.
+
+    Returns
+    -------
+    bool, bool
+        Whether all reports are finite, and whether the largest possible result of each stretch is.
+    """
+    finite, representable = True, True
+    for g in range(norms.size):
+        longest = reports[0, g]
+        finite = finite and np.isfinite(longest)
+        for rank in range(1, reports.shape[0]):
+            longest = max(longest, reports[rank, g])
+            finite = finite and np.isfinite(reports[rank, g])
+        if own is None:
+            norms[g], factors[g] = longest, longest
+        else:
+            norms[g], factors[g] = reports[own, g], 1 if longest > 0 else 0
+        factors[g] /= ranks
+        representable = representable and np.isfinite(factors[g] * ranks)
+    return finite, representable

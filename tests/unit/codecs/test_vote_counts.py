@@ -13,6 +13,7 @@ from collectives.arrays import HOST_DEVICE
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.feedback.majority import MajorityVotes
+from mpicomp.feedback.votes import VoteLayout
 from mpicomp.kernels.streams import Stream
 from tests.contracts import LENGTHS, SignContract, draw_at, encoded, gaussian
 from tests.reference import vote_counts as reference
@@ -89,7 +90,9 @@ N = 200_000
 def majority(counts: NDArray[Any], weight: int, step: int = 3, first: int = 0, seed: int = 11) -> NDArray[np.bool_]:
     """Return elements from `first` on, as `MajorityVotes` decides them in the place of the first plane."""
     planes = reference.planes(counts, planes_of(weight))
-    codec = MajorityVotes(HOST_DEVICE, [range(counts.size)], [planes], "float32", weight, Stream(seed, 0, "test"))
+    codec = MajorityVotes(
+        VoteLayout(HOST_DEVICE, [range(counts.size)], [planes], "float32", weight), Stream(seed, 0, "test")
+    )
     nothing = np.empty(0, np.float32)
     codec.begin(SimpleNamespace(step=step, values=nothing, out=nothing, wide=None))
     codec.decide(first, planes, -(-counts.size // 64))
