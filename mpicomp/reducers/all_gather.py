@@ -1,27 +1,29 @@
 """All-gather of codes: every rank receives the codes of all ranks and adds their values in rank order.
 
 A sum of codes is not a code, so codes cannot be reduced on the way. They travel piece by piece, once round the ring,
-while later pieces are encoded and earlier ones summed. Over a star the server receives the codes instead, adds their
-values and sends the mean back in full precision.
+while later pieces are encoded and earlier ones summed; short ones travel with the ranks' reports. Over a star the
+server receives the codes instead, adds their values and sends the mean back in full precision.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Testable, override
+from collectives.annotations import Bytes, Testable, override
 from collectives.arrays import named
-from collectives.execution.payload import MessageMemory
+from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program, pieces
+from collectives.progress.polling import done
 from collectives.schedules.ring import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.base import Codec, sent_bytes, varies
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.feedback.codes import GatheredCodes
@@ -66,6 +68,50 @@ def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
     return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
+def gather_at_once(
+    call: VectorCall,
+    channel: SideChannel,
+    payload: Payload,
+    rank: int,
+    codes: Sequence[Bytes],
+    encoded: Callable[[], None],
+) -> Iterator[bool]:
+    """Exchange the codes of all ranks behind their reports, in one message to each rank.
+
+    Parameters
+    ----------
+    call : VectorCall
+    channel : SideChannel
+        Its tails have the length of a rank's codes.
+    payload : Payload
+        Its pieces are the ranks' codes.
+    rank : int
+    codes : sequence of uint8 arrays
+        Memory of each rank's codes; none for vectors without elements.
+    encoded : callable
+        Sends this rank's reports.
+    """
+    traffic = call.traffic
+    clock = traffic.clock
+    start = clock()
+    if codes:
+        yield from done(call, payload.encode(rank))
+        channel.tail[:] = codes[rank]
+    encoded()
+    sent = clock()
+    yield from channel.collect(call, traffic)
+    arrived = clock()
+    for origin, memory in enumerate(codes):
+        if origin != rank:
+            memory[:] = channel.tails[origin]
+        yield from done(call, payload.finish(origin))
+    end = clock()
+    traffic.seconds_encoding += sent - start
+    traffic.seconds_waiting += arrived - sent
+    traffic.seconds_decoding += end - arrived
+    traffic.seconds_total += end - start
+
+
 class AllGatherReducer(PieceReducer):
     """Reducer that sends every rank's payloads once round the ring; it is also the `Payload` of its program.
 
@@ -92,13 +138,21 @@ class AllGatherReducer(PieceReducer):
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in payloads.host]
         self.brief = not program.pieces or program.pieces[n_cuts - 1].stop <= BRIEF_ELEMENTS
         self._missing, self._counting = [0] * n_cuts, threading.Lock()
+        self.at_once = self._fixed and n_cuts == 1 and self.brief and comm.gathers(payloads.host[0].nbytes)
+        if self.at_once:
+            self.side_channel = SideChannel(comm, 1, payloads.host[0].nbytes)
 
     @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
         self.encode, self._decode = encode, decode
         self._missing = [self._size] * self._n_cuts
         try:
-            yield from execute(call, self.program, self, self._tag, call.traffic, encoded, self._requests)
+            if self.at_once:
+                assert self.side_channel is not None
+                codes = self._payloads.host
+                yield from gather_at_once(call, self.side_channel, self, self._rank, codes, encoded)
+            else:
+                yield from execute(call, self.program, self, self._tag, call.traffic, encoded, self._requests)
         finally:
             # they would keep the feedback alive in a cycle
             del self.encode, self._decode

@@ -15,12 +15,12 @@ from collectives.annotations import Words, override
 from collectives.arrays import HOST_DEVICE, Device
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program, pieces
-from collectives.progress.polling import done
 from collectives.schedules.ring import AllGather
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
+from mpicomp.reducers.all_gather import gather_at_once
 from mpicomp.reducers.selection_payload import SelectionPayload
 from mpicomp.reducers.sign_merge import OneBitReducer
 from mpicomp.step import Work
@@ -74,29 +74,9 @@ class SelectionGather(OneBitReducer):
         payload.begin(call.step, encode, decode)
         try:
             if self.at_once:
-                yield from self._with_reports(call, encoded)
+                codes = [words.view(np.uint8) for words in payload.words[0]] if self.pieces else []
+                yield from gather_at_once(call, self.side_channel, payload, self._comm.rank, codes, encoded)
             else:
                 yield from execute(call, self._program, payload, self._tag, call.traffic, encoded, self._requests)
         finally:
             payload.end()
-
-    def _with_reports(self, call: VectorCall, encoded: Callable[[], None]) -> Iterator[bool]:
-        payload, channel, traffic = self._payload, self.side_channel, call.traffic
-        clock, size = traffic.clock, self._comm.size
-        start = clock()
-        if self.pieces:
-            yield from done(call, payload.encode(self._comm.rank))
-            channel.tail.view(np.uint64)[:] = payload.mine(0)
-        encoded()
-        sent = clock()
-        yield from channel.collect(call, traffic)
-        arrived = clock()
-        if self.pieces:
-            for origin in range(size):
-                payload.words[0][origin][:] = channel.tails[origin].view(np.uint64)
-                yield from done(call, payload.finish(origin))
-        end = clock()
-        traffic.seconds_encoding += sent - start
-        traffic.seconds_waiting += arrived - sent
-        traffic.seconds_decoding += end - arrived
-        traffic.seconds_total += end - start

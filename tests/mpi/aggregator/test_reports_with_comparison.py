@@ -26,8 +26,8 @@ METHODS: dict[str, tuple[Any, int]] = {
     "winners": (Marsit(full_precision_every=None, winners=1), 1),
     "paper": (Marsit(full_precision_every=None, residual="paper"), 1),
     "ssdm": (SSDM(momentum=0.5), 2),
-    "terngrad": (TernGrad(), 3),  # codes, and reports next to them
-    "qsgd": (QSGD(), 3),
+    "terngrad": (TernGrad(), 2),
+    "qsgd": (QSGD(), 1),
 }
 
 
