@@ -20,6 +20,7 @@ from mpicomp import (
     Marsit,
     MemSGD,
     OneBitSGD,
+    PowerSGD,
     RandomK,
     ScaleCom,
     TernGrad,
@@ -143,6 +144,18 @@ def rates(size: int) -> Trials:
     return over([Ring()], *(Trial(one, 3001, 3, lengths=lengths, vector_id=0) for one in made))
 
 
+def low_rank(size: int) -> Trials:
+    """Return the trials of PowerSGD: tensors that are matrices, and others too short for it."""
+    lengths = (1024, 10, 700, 3001 - 1024 - 64 - 704)
+    first, second = PowerSGD(2, start_step=2, seed=3), PowerSGD(5, start_step=0)
+    shorts = (Trial(second, n, 2) for n in (0, 1, 99))
+    types = (Trial(first, 3001, 4, dtype, lengths) for dtype in (*FLOATS, "bfloat16"))
+    return [
+        *over([Ring()], Trial(first, 3001), Trial(PowerSGD(1), 907), *shorts, *types),
+        *over([*topologies(size)], Trial(second, 3001, 4, lengths=lengths)),
+    ]
+
+
 # By name: called with the number of ranks, each gives trials with their topologies, None for "auto".
 TRIALS: dict[str, Callable[[int], Trials]] = {
     "dense": dense,
@@ -185,6 +198,7 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
         MemSGD(Ternary(256)),
         MemSGD("random-sparsification:p=0.75"),
     ),
+    "power-sgd": low_rank,
     "local-top-k": coded(LocalTopK(50), LocalTopK(10)),
     "top-k-sgd": coded(TopKSGD(50), TopKSGD(7)),
     "scalecom": shared(

@@ -38,6 +38,7 @@ WARM = "warm-"
 _SHORTER: dict[str, Callable[[Any], Any]] = {
     "seed": lambda seed: 0,
     "full_precision_every": lambda steps: min(steps, 2),
+    "start_step": lambda steps: min(steps, 1),
     "warmup_steps": lambda steps: min(steps, 1),
 }
 

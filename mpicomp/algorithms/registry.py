@@ -14,6 +14,7 @@ from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.one_bit_sgd import OneBitSGD
+from mpicomp.algorithms.power_sgd import PowerSGD
 from mpicomp.algorithms.qsgd import ECQSGD, QSGD
 from mpicomp.algorithms.random_k import RandomK
 from mpicomp.algorithms.scalecom import ScaleCom
@@ -35,6 +36,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "one-bit-sgd": OneBitSGD,
     "double-squeeze": DoubleSqueeze,
     "mem-sgd": MemSGD,
+    "power-sgd": PowerSGD,
     "local-top-k": LocalTopK,
     "top-k-sgd": TopKSGD,
     "scalecom": ScaleCom,

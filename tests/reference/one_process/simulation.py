@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from collectives.schedules.plan import Topology
-from mpicomp import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit, RandomK, ScaleCom, TrueTopK
+from mpicomp import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit, PowerSGD, RandomK, ScaleCom, TrueTopK
 from tests.reference import vote_counts
-from tests.reference.one_process import cascading, codec_methods, marsit, shared_indices
+from tests.reference.one_process import cascading, codec_methods, low_rank, marsit, shared_indices
 from tests.reference.one_process.allreduce import dense, rounded
 from tests.reference.one_process.base import Simulation, Vectors
 
@@ -36,6 +36,7 @@ MADE: dict[type, type[Simulation]] = {
     MajorityVote: vote_counts.Majority,
     EFSignSGD: vote_counts.EFSign,
     SSDM: vote_counts.StochasticSigns,
+    PowerSGD: low_rank.OneProcess,
     ScaleCom: shared_indices.OneProcess,
     RandomK: shared_indices.OneProcess,
     TrueTopK: shared_indices.OneProcess,

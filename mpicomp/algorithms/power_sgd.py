@@ -1,0 +1,139 @@
+"""PowerSGD: ranks average two thin factors of each matrix of gradients, instead of the matrix.
+
+    M_m    = G_m + E_m                         a tensor as a matrix of shape (first, rest)
+    P      = orthonormal(mean_m M_m Q)         Q is the orthonormalized one of the step before
+    Q      = mean_m M_m^T P
+    E_m    <- M_m - P Q^T;   result = P Q^T    vectors and small matrices: result = mean_m M_m, E_m <- 0
+
+Both means are sums in full precision, so the traffic does not grow with the ranks, and no rank decodes the factors of
+another.
+
+Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
+NeurIPS 2019, arXiv 1905.13727.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from collectives import Communicator
+from collectives.annotations import override
+from collectives.dense.allreduce import PIECE_BYTES
+from collectives.execution.workers import PieceWork, in_parts
+from mpicomp.aggregator import nonfinite
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.codecs.full_precision import FullPrecision
+from mpicomp.codecs.options import integer
+from mpicomp.feedback.low_rank import LowRank, cut_into_blocks
+from mpicomp.kernels.streams import Stream
+from mpicomp.reducers.choosers import BRIEF_ELEMENTS
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.step import PieceReducer, StepDriver, Work
+
+_MOST_RANK = 1024
+
+
+@dataclass(frozen=True)
+class PowerSGD(Algorithm):
+    """Options of PowerSGD.
+
+    It needs the tensors' shapes, which the optimizer and the DDP hook of `mpicomp.torch` pass; your own code passes
+    ``tensor_shapes`` to `start`. Tensors without a shape count as matrices as near to a square as possible.
+
+    Parameters
+    ----------
+    rank : int
+        Number of columns of each factor. A matrix of r x c elements takes rank (r + c) numbers. Vectors, and matrices
+        that have no more elements than that, are sent as they are.
+    start_step : int
+        Number of steps at the beginning that are dense and leave no residual.
+    seed : int
+        Seed of the first right factors; equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> with mpicomp.Communicator() as comm:
+    ...     power = mpicomp.PowerSGD(rank=1, start_step=0).start(comm, 32 * 16, tensor_shapes=[(32, 16)])
+    ...     gradient = np.outer(np.arange(32), np.arange(16)).astype(np.float32)
+    ...     mean = power.aggregate(gradient.reshape(-1))
+    >>> bool(np.allclose(mean, gradient.reshape(-1), atol=1e-3))
+    True
+    """
+
+    rank: int = 4
+    start_step: int = 2
+    seed: int = 0
+
+    symbols = MappingProxyType({"r": "rank"})
+
+    def __post_init__(self) -> None:
+        integer(self, "rank", 1, _MOST_RANK)
+        integer(self, "start_step", 0)
+        integer(self, "seed")
+
+    @property
+    @override
+    def uses_tensor_lengths(self) -> bool:
+        return True
+
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Low-rank feedback x full precision x two dense means."""
+        blocks = list(cut_into_blocks(spec.n, spec.tensor_lengths, spec.tensor_shapes, self.rank))
+        stream = Stream(self.seed, spec.vector_id, "factors")
+        feedback = LowRank(spec.n, spec.dtype, blocks, stream, nonfinite.largest(spec.dtype))
+        return Parts(feedback, FullPrecision(spec.compute.name), _PowerDriver(self, comm, feedback))
+
+    @override
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        # both messages in one, of a vector that is a square matrix
+        itemsize, share = 8 if dtype == "float64" else 4, min(1.0, 2 * self.rank / math.sqrt(max(n, 1)))
+        longest = int(PIECE_BYTES / (itemsize * share))
+        return MessageModel(lambda elements, weight: itemsize * math.ceil(share * elements), longest)
+
+
+class _FactorMeans(PieceReducer):
+    """Reducer that averages the numbers of a `LowRank`, first the left factors and then the right ones."""
+
+    def __init__(self, feedback: LowRank) -> None:
+        self._feedback = feedback
+
+    @override
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        feedback, pieces = self._feedback, range(len(self._feedback.shares))
+        dtype, traffic = feedback.left.dtype.name, call.traffic
+        yield from _work_on(call, "seconds_encoding", encode, pieces)
+        encoded()
+        yield from call.group.dense_steps(call, feedback.left, dtype, True, feedback.left, traffic)
+        yield from _work_on(call, "seconds_encoding", feedback.encode_back, feedback.matrices)
+        yield from call.group.dense_steps(call, feedback.right, dtype, True, feedback.right, traffic)
+        yield from _work_on(call, "seconds_decoding", decode, pieces)
+
+
+def _work_on(call: VectorCall, phase: str, work: PieceWork, parts: Iterable[object]) -> Iterator[bool]:
+    workers = call.group.workers if call.spec.n > BRIEF_ELEMENTS else None
+    start = call.traffic.clock()
+    yield from in_parts(call, call.traffic, phase, work, parts, workers)
+    call.traffic.seconds_total += call.traffic.clock() - start
+
+
+class _PowerDriver(StepDriver):
+    """Driver whose first steps are dense."""
+
+    def __init__(self, options: PowerSGD, comm: Communicator, feedback: LowRank) -> None:
+        self._start_step, self._dense = options.start_step, FullPrecisionMean(comm)
+        super().__init__(comm, feedback, _FactorMeans(feedback))
+
+    @override
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        return self._dense.steps(call) if call.step < self._start_step else super().steps(call)
