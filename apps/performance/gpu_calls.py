@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpicomp.kernels.cpu.bucketed import LINF
-from mpicomp.kernels.streams import BLOCK, GROUP, Stream, bernoulli_table, source
+from mpicomp.kernels.streams import GROUP, Stream, bernoulli_table, source
 
 COPY = "copy"
 BUCKET, LEVELS = 512, 7  # of the quantizer
@@ -40,18 +40,20 @@ def sign_calls(x: Any, residual: Any, out: Any) -> Calls:
 
     n, device = x.numel(), x.device
     bits = torch.zeros(-(-n // 64), dtype=torch.int64, device=device)
-    sums = torch.empty(-(-n // BLOCK), dtype=torch.float64, device=device)
     zero, one = np.float32(0), np.float32(1)
     tiny = np.nextafter(zero, one)
+    blocks = sign.whole_blocks(n, device)
+    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=device)
+    scales = sign.scale_rows(x, one, one, one)
     values, positions = np.array([1.5, -1.5], np.float32).view(np.uint32), out.view(torch.int32)
     return {
         "pack": (lambda: sign.pack(x, bits, True, zero, tiny), 4 * n + n // 8),
         "unpack": (lambda: sign.unpack(bits, values[0], values[1], False, positions), 4 * n + n // 8),
         'residual "own" + pack': (
-            lambda: sign.encode(x, None, residual, bits, one, one, None, True, zero, tiny, sums), 12 * n + n // 8,
+            lambda: sign.encode_blocks(x, residual, bits, blocks, scales, False, True, reports), 12 * n + n // 8,
         ),
         'residual "paper" + pack': (
-            lambda: sign.encode(x, None, residual, bits, one, one, one, True, zero, tiny, sums), 12 * n + n // 4,
+            lambda: sign.encode_blocks(x, residual, bits, blocks, scales, True, True, reports), 12 * n + n // 4,
         ),
     }  # fmt: skip
 

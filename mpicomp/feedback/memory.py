@@ -23,6 +23,7 @@ from mpicomp.codecs.top_k import Selector, index_bits, kept
 from mpicomp.feedback.base import Feedback, FiniteFlag, Residual, StepInput, words_of
 from mpicomp.feedback.mirror import Mirror
 
+FLAG_BYTES = 16  # of a flag: kernels have forms of their own for addresses that are no multiples of 16
 PART_ELEMENTS = 1 << 18  # of one piece of work, at most where blocks allow it
 
 
@@ -166,10 +167,11 @@ class Memory(Feedback):
         self._limit = kind(limit)
         self._flags: Mirror | None = None
         nbytes = count * compute.itemsize
+        first = -(-nbytes // FLAG_BYTES) * FLAG_BYTES
         if self.on_host:
             self._picked = self.values = self._crossing(count, compute)
         else:  # values and flags cross in one copy
-            self._flags = Mirror(device, device.zeros(nbytes + 2, "uint8"))
+            self._flags = Mirror(device, device.zeros(first + 2 * FLAG_BYTES, "uint8"))
             self._picked = self._flags.there[:nbytes].view(device.zeros(0, compute.name).dtype)
             self.values = self._flags.here[:nbytes].view(compute)
         words = UNSIGNED[stored.itemsize]
@@ -180,8 +182,8 @@ class Memory(Feedback):
         self.stored_means = self.means.view(stored)
         memory: list[Any] = [None, None]
         if self._flags is not None:
-            there, here = self._flags.there[nbytes:], self._flags.here[nbytes:]
-            memory = [(there[i : i + 1], here[i : i + 1]) for i in range(2)]
+            places = [slice(at, at + 1) for at in (first, first + FLAG_BYTES)]
+            memory = [(self._flags.there[at], self._flags.here[at]) for at in places]
         self.finite, self.within = (FiniteFlag(device, one) for one in memory)
         if not self.on_host:
             self._indices = Mirror(device, device.zeros(count, "int32"))

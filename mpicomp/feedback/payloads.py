@@ -50,6 +50,8 @@ class Payloads:
     codec : Codec
     lengths : sequence of int
         Elements of each piece.
+    flags : bool
+        A device's flags of finite payloads cross with them.
 
     Attributes
     ----------
@@ -63,7 +65,7 @@ class Payloads:
         Payloads where they are sent from and received: on the host the same arrays.
     """
 
-    def __init__(self, device: Device, codec: Codec, lengths: Sequence[int]) -> None:
+    def __init__(self, device: Device, codec: Codec, lengths: Sequence[int], flags: bool = True) -> None:
         self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
         sizes = [self.codec.nbytes(n) for n in lengths]
         self.there: list[Array]
@@ -76,9 +78,9 @@ class Payloads:
         self._spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         self._mirror = Mirror(device, device.zeros(self._spans[-1].stop if sizes else 0, "uint8"))
         self.there = [self._mirror.there[span] for span in self._spans]
-        device.run(partial(self._mirror.there.fill_, 1))  # flags of payloads that nobody checks stay set
-        flags = [slice(span.start - FLAG_BYTES, span.start - FLAG_BYTES + 1) for span in self._spans]
-        self.finite = [FiniteFlag(device, (self._mirror.there[one], self._mirror.here[one])) for one in flags]
+        if flags:
+            places = [slice(span.start - FLAG_BYTES, span.start - FLAG_BYTES + 1) for span in self._spans]
+            self.finite = [FiniteFlag(device, (self._mirror.there[at], self._mirror.here[at])) for at in places]
         self._crossing = self.host = [self._mirror.here[span] for span in self._spans]
         self._recoder: Array = None if self.codec is codec else codec
         if self._recoder is not None:
@@ -89,6 +91,8 @@ class Payloads:
         if self._on_host:
             return None
         span = self._spans[piece]
+        if not self.finite:
+            return self._mirror.fetch(span)
         copy = self._mirror.fetch(slice(span.start - FLAG_BYTES, span.stop))
         return after_copy(copy, partial(self._land, piece))
 

@@ -131,8 +131,8 @@ class CascadePayload(MergedPayload):
         ]
         self.sums = device.zeros(self._pieces[-1].stop if self._pieces else 0, "float32")
         self._length = Mirror(device, device.zeros(1, "float32"))
-        self._held = Payloads(device, codec, [len(cut) for cut in self._pieces])
-        self._landing = Payloads(device, codec, [program.longest_piece] * self.receive_buffers)
+        self._held = Payloads(device, codec, [len(cut) for cut in self._pieces], flags=False)
+        self._landing = Payloads(device, codec, [program.longest_piece] * self.receive_buffers, flags=False)
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in self._held.host]
         self._nothing = self.values = device.zeros(0, "float32")
         self.step = 0

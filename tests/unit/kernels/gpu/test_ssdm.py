@@ -82,3 +82,39 @@ def test_signs_of_what_is_not_finite_are_the_cpus(both: SideBySide) -> None:
         both(
             "stochastic_signs", *begin, g, None, g[:0], g[0], g[0], np.float64(norm), np.zeros(2, np.uint64), host=(0,)
         )
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+def test_blocks_of_many_tensors_have_the_bits_of_each(to_device: Any, to_host: Any, momentum: bool) -> None:
+    """One launch for tensors of 70, 4096 and 100 elements, each of which begins at a multiple of 64."""
+    from mpicomp.kernels.cpu import ssdm as on_cpu
+    from mpicomp.kernels.gpu import ssdm
+    from mpicomp.kernels.gpu.sign import BlockRows
+
+    kind, spans = np.float32, [(0, 70), (128, 128 + 4096), (4288, 4388)]
+    n, schedule = spans[-1][1], Stream(3, 1, "signs").schedule()
+    g, m = np.random.default_rng(0).standard_normal((2, n)).astype(kind)
+    beta, gain, step, own = kind(0.9), kind(0.1), np.uint64(5), source(1)
+    norms = np.array([30.0, 0.0, 2.5])
+    rows = np.array([[start, stop, group, start // 64] for group, (start, stop) in enumerate(spans)])
+    blocks = BlockRows(to_device(rows.reshape(-1), 0), 0, 3, False)
+    there = to_device(m, 0) if momentum else None
+    sums, moved = to_device(np.zeros(3)), to_device(np.zeros_like(m), 0) if momentum else None
+    ssdm.squares_of_blocks(to_device(g, 0), there, beta, gain, blocks, sums)
+    known = norms > 0
+    scales = to_device(np.where(known, 2.0**31 / np.where(known, norms, 1), 0))
+    bits = to_device(np.zeros(-(-n // 64), np.uint64))
+    terms = to_device(g, 0), there, moved, beta, gain, scales, blocks, bits
+    ssdm.stochastic_signs_of_blocks(schedule, step, own, *terms)
+    for group, (start, stop) in enumerate(spans):
+        part, old = g[start:stop], m[start:stop] if momentum else None
+        expected, packed = np.zeros(1), np.zeros(-(-(stop - start) // 64), np.uint64)
+        on_cpu.squares(part, old, beta, gain, expected)
+        new = np.zeros_like(part) if momentum else None
+        on_cpu.stochastic_signs(
+            schedule, np.uint64(start), step, own, part, old, new, beta, gain, norms[group], packed
+        )
+        assert_same(to_host(sums)[group : group + 1], expected, group)
+        assert_same(to_host(bits).view(np.uint64)[start // 64 : start // 64 + packed.size], packed, group)
+        if momentum:
+            assert_same(to_host(moved)[start:stop], new, group)
