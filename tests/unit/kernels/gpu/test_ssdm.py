@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicomp.kernels.streams import Stream, source
-from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, numbers
+from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, assert_same, numbers
 
 MOMENTUM = pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
 
@@ -94,7 +94,8 @@ def test_blocks_of_many_tensors_have_the_bits_of_each(to_device: Any, to_host: A
     kind, spans = np.float32, [(0, 70), (128, 128 + 4096), (4288, 4388)]
     n, schedule = spans[-1][1], Stream(3, 1, "signs").schedule()
     g, m = np.random.default_rng(0).standard_normal((2, n)).astype(kind)
-    beta, gain, step, own = kind(0.9), kind(0.1), np.uint64(5), source(1)
+    beta, gain = (kind(0.9), kind(0.1)) if momentum else (None, None)
+    step, own = np.uint64(5), source(1)
     norms = np.array([30.0, 0.0, 2.5])
     rows = np.array([[start, stop, group, start // 64] for group, (start, stop) in enumerate(spans)])
     blocks = BlockRows(to_device(rows.reshape(-1), 0), 0, 3, False)
@@ -111,9 +112,7 @@ def test_blocks_of_many_tensors_have_the_bits_of_each(to_device: Any, to_host: A
         expected, packed = np.zeros(1), np.zeros(-(-(stop - start) // 64), np.uint64)
         on_cpu.squares(part, old, beta, gain, expected)
         new = np.zeros_like(part) if momentum else None
-        on_cpu.stochastic_signs(
-            schedule, np.uint64(start), step, own, part, old, new, beta, gain, norms[group], packed
-        )
+        on_cpu.stochastic_signs(schedule, np.uint64(start), step, own, part, old, new, beta, gain, norms[group], packed)
         assert_same(to_host(sums)[group : group + 1], expected, group)
         assert_same(to_host(bits).view(np.uint64)[start // 64 : start // 64 + packed.size], packed, group)
         if momentum:
