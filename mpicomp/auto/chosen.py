@@ -57,7 +57,7 @@ class Chosen(Reducer):
         schedule: Schedule,
         name: str,
     ) -> None:
-        self.ranks, self._tells = comm.size, comm.rank == 0
+        self.ranks, self._logs = comm.size, comm.rank == 0
         self._pending, self._compressing, self._dense = pending, compressing, dense
         self._schedule = schedule if comm.size > 1 else replace(schedule, retry_every=None)
         self._spec, self._name = spec, name
@@ -68,6 +68,7 @@ class Chosen(Reducer):
         self._clears = False
         self._quiet_until = 0  # before this step the last reducer goes on, and times are not measured
         self._settled = dense.steps
+        self._was_settled = False  # the last step was one of the chosen reducer alone
         self.plan = self._next = self.first_plan(0)
         self.compressed = False
 
@@ -92,7 +93,17 @@ class Chosen(Reducer):
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        return self._settled(call) if call.step < self._quiet_until else self._measured(call)
+        self._was_settled = call.step < self._quiet_until
+        return self._settled(call) if self._was_settled else self._measured(call)
+
+    @property
+    @override
+    def can_undo(self) -> bool:
+        return self._was_settled and self._running.can_undo  # a measured step may have changed the plan
+
+    @override
+    def undo(self) -> None:
+        self._running.undo()
 
     @override
     def commit(self) -> None:
@@ -102,7 +113,7 @@ class Chosen(Reducer):
         self._watch.end(self._clock())
         self._clock = None
         if self._clears:
-            self._pending.start_anew()
+            self._pending.reset_method()
         if self._next is not self.plan:
             self._watch.clear()
         # a dense step that was skipped leaves the errors pending
@@ -159,12 +170,12 @@ class Chosen(Reducer):
         yield from channel.swap(call, call.traffic)
         times = slowest(channel.everyones)
         plan = self._schedule.next(self.plan, step, times)
-        if self._tells and plan.stage is Stage.CHOSEN and self.plan.stage is not Stage.CHOSEN:
-            _log.info(_told(self._spec, self._name, plan.side, times))
+        if self._logs and plan.stage is Stage.CHOSEN and self.plan.stage is not Stage.CHOSEN:
+            _log.info(_describe_choice(self._spec, self._name, plan.side, times))
         return plan
 
 
-def _told(spec: VectorSpec, name: str, side: Side, times: Times) -> str:
+def _describe_choice(spec: VectorSpec, name: str, side: Side, times: Times) -> str:
     """Return a line such as "vector 3, 25.0 MB: marsit, 4.1 ms instead of 31 (a step 60 ms instead of 83)"."""
     nbytes, other = spec.n * spec.stored.itemsize, Side.DENSE if side is Side.COMPRESSED else Side.COMPRESSED
     size = f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.3g} kB"

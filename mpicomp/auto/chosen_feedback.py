@@ -58,10 +58,10 @@ class ChosenFeedback:
 
     def load(self, state: dict[str, Any]) -> str:
         """Take over a checked state; a plan of another number of ranks is not used."""
-        told = "" if self._inner is None else self._inner.load(state)
+        compared = "" if self._inner is None else self._inner.load(state)
         plan, compressed = self._plan_of(state)
         self._reducer.load(plan, compressed)
-        return f"{told} {plan}".strip()
+        return f"{compared} {plan}".strip()
 
     def _plan_of(self, state: dict[str, Any]) -> tuple[Plan, bool]:
         step = int(state["step"])

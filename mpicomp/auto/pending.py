@@ -54,7 +54,7 @@ class Pending:
         self._device.run(partial(self._crossed.there.add_, values))
         return self._crossed.there
 
-    def start_anew(self) -> None:
+    def reset_method(self) -> None:
         """Reset the method: forget pending errors and all other state."""
         self._crossed = None
         if self._feedback is not None:

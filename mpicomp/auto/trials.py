@@ -80,7 +80,7 @@ class Plan:
         stage, since, side, period_s = numbers
         known = stage in tuple(Stage) and side in (Side.DENSE, Side.COMPRESSED)
         if not (known and since == int(since) and 0 <= since <= step):
-            raise ValueError("tells no stage, step or side of a trial")
+            raise ValueError("has no stage, step or side of a trial")
         return cls(Stage(int(stage)), int(since), Side(int(side)), period_s)
 
 

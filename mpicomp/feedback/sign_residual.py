@@ -109,7 +109,8 @@ class SignResidual(Feedback):
         self._vector_residual: Array | None = None if rule.residual is None else device.zeros(n, self._compute.name)
         self._lazy, self._stateless = rule.residual == "paper", rule.residual is None and rule.global_step != "auto"
         self._pending = np.zeros(lengths.size, kind)  # s of the result not yet subtracted ("paper")
-        self._before: tuple[Array | None, Doubles, float] | None = None
+        self._before: tuple[Array | None, Doubles, float] | None = None  # of a step under way
+        self._kept: tuple[Array | None, Doubles, float] | None = None  # of the last step, if it was transactional
         self._spare = (
             device.zeros(n, self._compute.name)
             if rule.transactional and rule.residual is not None and not self.on_host
@@ -188,6 +189,7 @@ class SignResidual(Feedback):
 
     @override
     def commit(self) -> None:
+        self._kept = self._before if self.rule.transactional else None
         self.end()
 
     @override
@@ -195,19 +197,28 @@ class SignResidual(Feedback):
         """Go back to the state before the step if it was kept; else the residual is spoiled."""
         compares = self._source is not None and self._source.compare is not None
         if self._before is not None and (self.rule.transactional or compares):
-            before, self.size.magnitudes, self.size.gamma = self._before
-            if before is not None:
-                overwrite(self.device, self._vector_residual, before)
-            self._pending[:] = 0
-            self.spoiled = False
+            self._restore(self._before)
         elif self._encoding:
             self.spoiled = self._vector_residual is not None
         self.end()
 
+    def _restore(self, before: tuple[Array | None, Doubles, float]) -> None:
+        residual, self.size.magnitudes, self.size.gamma = before
+        if residual is not None:
+            overwrite(self.device, self._vector_residual, residual)
+        self._pending[:] = 0
+        self.spoiled = False
+
     @property
     @override
     def can_undo(self) -> bool:
-        return False
+        return self._kept is not None
+
+    @override
+    def undo(self) -> None:
+        assert self._kept is not None
+        self._restore(self._kept)
+        self._kept = None
 
     @override
     def encode(self, piece: int) -> Testable | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.annotations import Array, Doubles, Testable, override
 from mpicomp import kernels
-from mpicomp.feedback.base import Problem, Residual, StepInput, bad_ranks, compute_type, copy_to_host
+from mpicomp.feedback.base import Problem, Residual, StateKind, StepInput, bad_ranks, compute_type, copy_to_host
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.sign_blocks import BlockTable
@@ -77,6 +77,11 @@ class StochasticVotes(VoteValues):
     def momentum(self) -> Array | None:
         """The momentum, [n]; a tensor where vectors are on a device."""
         return None if self._momentum is None else self._momentum.current
+
+    @property
+    @override
+    def state_kinds(self) -> dict[str, StateKind]:
+        return {"momentum": "mean"}
 
     @override
     def begin(self, call: StepInput) -> None:

@@ -25,6 +25,8 @@ N = 3000
         EFSignSGD(bucket=512),
         SSDM(momentum=0.9, scale="norm"),
         MajorityVote(),
+        Marsit(full_precision_every=3, transactional=True),
+        Marsit(full_precision_every=None, residual="paper", gamma="auto", transactional=True),
     ],
     ids=str,
 )

@@ -228,6 +228,9 @@ def test_a_settled_step_sends_what_the_chosen_one_sends_and_measures_nothing(
             one.aggregate(gradient(comm.rank, 1, N))
         costs = [(one.traffic.last.messages, one.traffic.last.bytes_sent) for one in (auto, alone)]
         assert costs[0] == costs[1]
+        assert auto.can_undo == alone.can_undo
+        if not compressed:
+            auto.undo()
 
     on_all(work)
 
@@ -361,5 +364,5 @@ def test_a_state_with_a_plan_that_is_none_is_refused(comm: Communicator, wrong: 
     auto = Auto().start(comm, 10)
     state = auto.state_dict()
     state["auto"][wrong[0]] = wrong[1]
-    with pytest.raises(ValueError, match=r"^rank 0 of 1, vector 0: this state's auto tells no stage"):
+    with pytest.raises(ValueError, match=r"^rank 0 of 1, vector 0: this state's auto has no stage"):
         auto.load_state_dict(state)
