@@ -185,9 +185,8 @@ class LowRank(Feedback):
         return Problem(bad_ranks(np.isnan(reports[:, 0])))
 
     @override
-    def settle(self) -> None:
-        assert self._call is not None
-        self._orthonormalize_right(self._call.step + 1)
+    def settle(self, call: StepInput) -> None:
+        self._orthonormalize_right(call.step + 1)
 
     def _orthonormalize_right(self, step: int) -> None:
         """Make all q orthonormal. Rows of zeros are drawn, from -1 to 1 and alike on all ranks."""
