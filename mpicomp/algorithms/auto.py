@@ -20,9 +20,7 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchro
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.registry import method
-from mpicomp.auto.chosen import Chosen
-from mpicomp.auto.chosen_feedback import ChosenFeedback
-from mpicomp.auto.pending import Pending
+from mpicomp.auto.chosen import Chosen, ChosenFeedback, Pending
 from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean, staged

@@ -32,7 +32,6 @@ from collectives.progress.polling import done
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.periodic import FullPrecisionRounds
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.shared_selection import SharedSelection
@@ -43,8 +42,7 @@ from mpicomp.feedback.step_size import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.full_precision_mean import DeviceMean
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
-from mpicomp.reducers.sign_gather import sign_reducer
-from mpicomp.reducers.sign_merge import OneBitReducer, message_model
+from mpicomp.reducers.sign_merge import OneBitReducer, message_model, sign_reducer
 from mpicomp.step import StepDriver
 
 OWN_WARNING, PAPER_WARNING, WARN_AFTER = 0.3, 5.0, 100
@@ -174,7 +172,6 @@ class MarsitDriver(StepDriver):
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._stacklevel = 9 + (self._flag is not None)  # of the caller of `aggregate`: skipping takes one frame more
-        self._full_precision = FullPrecisionRounds(options.full_precision_every)
         # a residual that is written before the ranks have compared the call must be copied
         elements = reducer.pieces[-1].stop if reducer.pieces else 0
         self.can_compare = self.can_compare and self._flag is None and elements <= MOST_COPIED
@@ -182,18 +179,18 @@ class MarsitDriver(StepDriver):
 
     @override
     def prepare(self, step: int) -> None:
-        if not self._full_precision.due(step):
+        if not self._in_full_precision(step):
             self.reducer.prepare_step(step)
 
     @override
     def compares(self, step: int) -> bool:
-        return super().compares(step) and not self._full_precision.due(step)
+        return super().compares(step) and not self._in_full_precision(step)
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
         if self._flag is not None:
             return self._skipping(call)
-        return self._in_full_precision(call) if self._full_precision.due(call.step) else super().steps(call)
+        return self._sum_exactly(call) if self._in_full_precision(call.step) else super().steps(call)
 
     def _skipping(self, call: VectorCall) -> Iterator[bool]:
         """Make a step unless a rank has NaN or infinity: then the result is 0, and no residual changes."""
@@ -203,8 +200,8 @@ class MarsitDriver(StepDriver):
         if any(tail[0] for tail in self._flag.tails):
             self.feedback.skipped += 1
             yield from done(call, self.feedback.clear(call.out))
-        elif self._full_precision.due(call.step):
-            yield from self._in_full_precision(call)
+        elif self._in_full_precision(call.step):
+            yield from self._sum_exactly(call)
         else:
             yield from super().steps(call)
 
@@ -214,15 +211,22 @@ class MarsitDriver(StepDriver):
         if call.step >= WARN_AFTER - 1 and not self._warned and self.feedback.residual is not None:
             self._warn(call.step)
 
-    def _in_full_precision(self, call: VectorCall) -> Iterator[bool]:
+    def _in_full_precision(self, step: int) -> bool:
+        every = self._options.full_precision_every
+        return every is not None and step % every == 0
+
+    def _sum_exactly(self, call: VectorCall) -> Iterator[bool]:
+        """Make a full-precision round."""
         feedback, on_device = self.feedback, self._device_mean
+        self.channel.compare_with(None)  # also after a step that has failed before its reports
         feedback.begin(call)
         total = call.out if call.wide is None else call.wide
         yield from done(call, feedback.add_and_clear(total))
         self.report()
         yield from self.collect(call)
         if on_device is None:
-            yield from self._full_precision.mean(call, total, call.out, self.reducer.scratch)
+            dtype, scratch = call.spec.dtype, self.reducer.scratch
+            yield from call.group.dense_steps(call, total, dtype, True, call.out, call.traffic, scratch)
             finite = nonfinite.all_finite_result(call.out, call.spec.dtype)
         else:
             yield from on_device.steps(call, total, call.out, self.reducer.scratch)

@@ -9,18 +9,73 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from collectives import Communicator
-from collectives.annotations import override
+from collectives.annotations import AnyArray, Array, override
+from collectives.arrays import Device
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer, VectorSpec
+from mpicomp.aggregator.parts import Feedback, Reducer, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
-from mpicomp.auto.pending import Pending
 from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
 from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, StagedMean
 
 _log = logging.getLogger("mpicomp")
+PENDING_KINDS = ("mean", "owner")
+KEY = "auto"  # key of the plan in a state, next to the method's entries
+
+
+class Pending:
+    """Errors that a method has yet to contribute to the mean.
+
+    Parameters
+    ----------
+    feedback : Feedback or None
+        Feedback of the method.
+    ranks : int
+    device : Device or None
+        Device of the vectors; None: the host.
+    """
+
+    def __init__(self, feedback: Feedback | None, ranks: int, device: Device | None = None) -> None:
+        self._feedback, self._ranks, self._device = feedback, ranks, device
+        self._crossed: Mirror | None = None  # keeps the memory alive that the device copies in the background
+        self._kinds: dict[str, StateKind] = {} if feedback is None else feedback.state_kinds
+        state = {} if feedback is None else feedback.state()
+        self._fresh = {key: one for key, one in state.items() if self._kinds[key] not in PENDING_KINDS}
+
+    def added_to(self, values: Array) -> Array:
+        """Return the sum of a vector and this rank's pending errors, or the vector itself if no error is pending.
+
+        For vectors on a device the sum is computed there; this waits until the errors are in the host's memory.
+        """
+        total: AnyArray | None = None
+        for key, array in ({} if self._feedback is None else self._feedback.state()).items():
+            kind = self._kinds[key]
+            if kind in PENDING_KINDS and array.shape == values.shape:
+                # only the owner has the error of an element; the mean divides it by the number of ranks
+                if kind == "owner":
+                    array *= array.dtype.type(self._ranks)
+                total = array if total is None else np.add(total, array, out=total)
+        if total is None:
+            return values
+        if self._device is None:
+            return np.add(total, values, out=total)
+        self._crossed = Mirror.of(self._device, total)
+        self._device.run(partial(self._crossed.there.add_, values))
+        return self._crossed.there
+
+    def reset_method(self) -> None:
+        """Reset the method: forget pending errors and all other state."""
+        self._crossed = None
+        if self._feedback is not None:
+            nothing = {key: np.zeros_like(array) for key, array in self._feedback.like().items()}
+            self._feedback.load(nothing | self._fresh)
 
 
 class Chosen(Reducer):
@@ -182,3 +237,62 @@ def _describe_choice(spec: VectorSpec, name: str, side: Side, times: Times) -> s
     both = ([times.calls[one], times.period(one)] for one in (side, other))
     call, step = (f"{mine * 1e3:.3g} ms instead of {others * 1e3:.3g}" for mine, others in zip(*both, strict=True))
     return f"vector {spec.vector_id}, {size}: {name if side is Side.COMPRESSED else 'dense'}, {call} (a step {step})"
+
+
+class ChosenFeedback:
+    """Feedback of the method, with the plan in its states. Other attributes are those of the method's feedback."""
+
+    def __init__(self, inner: Feedback | None, reducer: Chosen) -> None:
+        self._inner, self._reducer = inner, reducer
+        kinds: dict[str, StateKind] = {} if inner is None else inner.state_kinds
+        self.state_kinds: dict[str, StateKind] = {**kinds, KEY: "shared"}
+        self.state_nan = "" if inner is None else inner.state_nan
+        if inner is not None:
+            self.check_ready = inner.check_ready  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("_inner"), name)
+
+    @property
+    def residual(self) -> AnyArray | None:
+        """Residual of the method, if it has one."""
+        return None if self._inner is None else self._inner.residual
+
+    def check_ready(self) -> None:
+        """Do nothing: a method without feedback is always ready."""
+
+    def state(self) -> State:
+        """Return the method's state; entry "auto" has the plan, the number of ranks, and a flag for pending errors."""
+        one = self._reducer
+        plan = np.array([*one.plan.numbers(), one.ranks, one.compressed], np.float64)
+        return {**({} if self._inner is None else self._inner.state()), KEY: plan}
+
+    def like(self) -> State:
+        """Return an array with the expected shape and type for each entry that a state must have."""
+        return {**({} if self._inner is None else self._inner.like()), KEY: np.zeros(6)}
+
+    def check_owner(self, state: dict[str, Any], where: str) -> None:
+        """Raise ValueError for an invalid plan, and for entries of elements that another rank owns."""
+        try:
+            self._plan_of(state)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        check_owner = getattr(self._inner, "check_owner", None)
+        if check_owner is not None:
+            check_owner(state, where)
+
+    def load(self, state: dict[str, Any]) -> str:
+        """Take over a checked state; a plan of another number of ranks is not used."""
+        compared = "" if self._inner is None else self._inner.load(state)
+        plan, compressed = self._plan_of(state)
+        self._reducer.load(plan, compressed)
+        return f"{compared} {plan}".strip()
+
+    def _plan_of(self, state: dict[str, Any]) -> tuple[Plan, bool]:
+        step = int(state["step"])
+        *numbers, ranks, compressed = np.asarray(state[KEY], np.float64).tolist()
+        try:
+            plan = Plan.of(numbers, step)
+        except ValueError as error:
+            raise ValueError(f"this state's {KEY} {error}: take an earlier one") from None
+        return plan if ranks == self._reducer.ranks else self._reducer.first_plan(step), bool(compressed)

@@ -49,7 +49,7 @@ def test_results_and_states_are_those_of_the_cpu(
 ) -> None:
     """Rank 0 has no device, and rank 1 has one. Longer vectors go piece by piece, while others are encoded."""
     if n > 600:
-        for module in ("sign_merge", "selection_payload"):
+        for module in ("sign_merge", "shared_selection"):
             monkeypatch.setattr(f"mpicomp.reducers.{module}.BRIEF_ELEMENTS", 0)
     assert_same_as_on_cpu(method, n, dtype, lengths)
 
