@@ -10,6 +10,7 @@ from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
+from mpicomp.codecs.sparse_levels import SparseLevels
 from mpicomp.codecs.stochastic_sign import StochasticSign
 from mpicomp.codecs.top_k import RandomSparsification, TopK
 from mpicomp.codecs.vote_counts import Counts
@@ -30,6 +31,7 @@ __all__ = [
     "RowQuantizer",
     "SharedSelection",
     "Sign",
+    "SparseLevels",
     "StochasticSign",
     "Ternary",
     "TopK",

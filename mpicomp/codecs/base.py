@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -130,6 +130,19 @@ class ResidualCodec(Codec, Protocol):
         ...
 
 
+class DecayingCodec(ResidualCodec, Protocol):
+    """A codec that also lets the residual decay while it encodes."""
+
+    __slots__ = ()
+
+    decays_residual: ClassVar[bool]
+
+    @override
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
+        """Encode p = values + decay residual; otherwise as `ResidualCodec.encode_keeping`."""
+        ...
+
+
 class EchoCodec(Codec, Protocol):
     """A codec that computes the decoded values while it encodes."""
 
@@ -186,6 +199,11 @@ def has_variable_size(codec: Codec) -> TypeGuard[VariableCodec]:
 def keeps_residual(codec: Codec) -> TypeGuard[ResidualCodec]:
     """Return whether the codec has `encode_keeping`."""
     return hasattr(codec, "encode_keeping")
+
+
+def decays_residual(codec: Codec) -> TypeGuard[DecayingCodec]:
+    """Return whether the codec has `encode_keeping` with a decay."""
+    return bool(getattr(codec, "decays_residual", False))
 
 
 def echoes(codec: Codec) -> TypeGuard[EchoCodec]:

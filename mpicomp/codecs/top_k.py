@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -78,10 +78,13 @@ class Selector:
         Elements kept of each chunk, 1 to `chunk`.
     dtype : dtype
         float32 or float64.
+    longest : int, optional
+        Elements of the longest vector, by which working memory for shorter ones than a chunk is sized.
     """
 
-    def __init__(self, chunk: int, keep: int, dtype: DTypeLike) -> None:
+    def __init__(self, chunk: int, keep: int, dtype: DTypeLike, longest: int | None = None) -> None:
         self.chunk, self.keep = chunk, keep
+        self._elements = chunk if longest is None else min(chunk, longest)
         itemsize = np.dtype(dtype).itemsize
         self._mask, self._infinity = _MASKS[itemsize], _INFINITY[itemsize]
         # with at least twice as many groups as kept elements, few other elements reach the bound
@@ -91,8 +94,8 @@ class Selector:
     def _working_memory(self) -> tuple[AnyArray, ...]:
         """Return the arrays for maxima, places and sizes of the CPU's kernel."""
         if not self._work:
-            sizes, reaching = self._mask.dtype, min(self.chunk, self.keep * (self._depth + 1))
-            maxima = np.empty(self.chunk // self._depth + 64, sizes)
+            sizes, reaching = self._mask.dtype, min(self._elements, self.keep * (self._depth + 1))
+            maxima = np.empty(self._elements // self._depth + 64, sizes)
             self._work = maxima, np.empty(reaching, np.uint32), np.empty(reaching + 16, sizes)
         return self._work
 
@@ -118,11 +121,29 @@ class Selector:
         if self.keep == 1:
             most = on.largest(x, residual, left, self.chunk, self._mask, indices, values)
         else:
-            high = np.uint64(1 << (8 * self._mask.nbytes - 2))
-            shape = self.chunk, self.keep, self._depth
             work = self._working_memory() if isinstance(x, np.ndarray) else (None, None, None)
-            most = on.several(x, residual, left, *shape, self._mask, high, *work, indices, values)
+            most = on.several(x, residual, left, *self._shape, *work, indices, values)
         return most < self._infinity
+
+    def of_tensors(self, x: Array, past: tuple[Any, Any, Any], lengths: Array, indices: Array, values: Array) -> Finite:
+        """Select elements of each tensor's chunks, on the host.
+
+        Parameters
+        ----------
+        x, indices, values
+            As in `__call__`.
+        past : (residual, decay, left) or (None, None, None)
+            `left` is overwritten with x + decay residual, whose elements are selected, and with 0 between tensors.
+        lengths : int64[tensors]
+            Elements of each tensor, which begins at the next multiple of 64.
+        """
+        select, work = kernels.of("cpu").sparse_levels.select, self._working_memory()
+        return bool(select(x, *past, lengths, *self._shape, *work, indices, values) < self._infinity)
+
+    @property
+    def _shape(self) -> tuple[Any, ...]:
+        high = np.uint64(1 << (8 * self._mask.nbytes - 2))
+        return self.chunk, self.keep, self._depth, self._mask, high
 
 
 def pack_indices(indices: Array, planes: Array) -> None:

@@ -20,7 +20,7 @@ from collectives.annotations import Array, override
 from collectives.arrays import Device
 from collectives.arrays.elements import narrow, widen
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Draw, adds_decoded, echoes, keeps_residual
+from mpicomp.codecs.base import Codec, Draw, adds_decoded, decays_residual, echoes, keeps_residual
 from mpicomp.feedback.base import FiniteFlag, Residual, StateKind
 from mpicomp.feedback.payloads import QUIET, codec_on
 from mpicomp.kernels.streams import Stream
@@ -50,15 +50,24 @@ class ErrorRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(ErrorRule):
-    """p = g + e; e <- p - Q(p)."""
+    """p = g + decay e; e <- p - Q(p)."""
+
+    decay: float = 1.0
 
     @override
     def compensate(self, values: Array, residual: Array, out: Array) -> None:
-        kernels.beside(out).error_feedback.compensate(values, residual, None, out)
+        decay = None if self.decay == 1 else _FLOATS[out.itemsize](self.decay)
+        kernels.beside(out).error_feedback.compensate(values, residual, decay, out)
 
     @override
     def keep(self, values: Array, compensated: Array, sent: Array, residual: Array, out: Array) -> Any:
         return kernels.beside(out).error_feedback.keep(compensated, sent, residual, None, out)
+
+    def in_codec(self, codec: Codec) -> Callable[[Array, Array, Array, Array], Any] | None:
+        """Return the codec's `encode_keeping` by this rule, if it has one: fewer passes, to the same bits."""
+        if decays_residual(codec):
+            return partial(codec.encode_keeping, decay=self.decay)
+        return codec.encode_keeping if self.decay == 1 and keeps_residual(codec) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +144,8 @@ class FeedbackEncoder:
         self.codec, self._step = codec_on(device, codec), 0
         self._rule, self._stream, self._rank = rule, stream, rank
         self.residual, self.finite = Residual(device, 0 if rule is None else n, dtype, kind), FiniteFlag(device)
-        # some codecs do error feedback themselves, in fewer passes and to the same bits
-        simple = isinstance(rule, ErrorFeedback) and applied is None
-        self._encode_keeping = self.codec.encode_keeping if simple and keeps_residual(self.codec) else None
+        simple = rule if isinstance(rule, ErrorFeedback) and applied is None else None
+        self._encode_keeping = simple.in_codec(self.codec) if simple is not None else None
         # on a device memory for a piece is allocated when its kernels are launched
         needed = longest if rule is not None and self._encode_keeping is None and self._on_host else 0
         self._scratch = _Scratch(needed, dtype, applied)

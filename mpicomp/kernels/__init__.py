@@ -18,7 +18,7 @@ _ON_EVERY_DEVICE = (
     "arrays", "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection",
     "sign", "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
-_ON_CPUS = ("elias_counts", "low_rank", "rans", "rows")
+_ON_CPUS = ("elias_counts", "low_rank", "rans", "rows", "sparse_levels")
 # kind of device, as PyTorch calls it, to the folder of its kernels and the families that are there
 _FOLDERS = {"cpu": ("cpu", _ON_EVERY_DEVICE + _ON_CPUS), "cuda": ("gpu", _ON_EVERY_DEVICE)}
 
@@ -35,7 +35,7 @@ def of(device: str) -> Kernels:
     """Return the kernels of a kind of device, a module for each family: ``of("cpu").sign.pack``.
 
     The kernels of GPUs, "cuda" (NVIDIA's and AMD's), are loaded by the first call and need Triton and PyTorch. The
-    families `elias_counts`, `low_rank`, `rans` and `rows` are for the host alone.
+    families in `_ON_CPUS` are for the host alone.
 
     Raises
     ------

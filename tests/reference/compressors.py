@@ -13,15 +13,15 @@ from mpicomp.codecs import Codec, Draw
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
+from mpicomp.codecs.sparse_levels import SparseLevels
 from mpicomp.codecs.top_k import RandomSparsification, TopK
 from mpicomp.kernels.streams import bernoulli_table
 from tests.reference.philox import mix_words
 from tests.reference.signs import block_sums, unpack_bits
-from tests.reference.sparse import top
+from tests.reference.sparse import FLOAT32_MAX, largest_in_levels, top
 from tests.reference.stochastic_signs import uniforms
 
 Values = NDArray[Any]
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def total(terms: Values) -> float:
@@ -85,6 +85,8 @@ def decoded(codec: Codec, values: Values, draw: Draw, scales: NDArray[np.float32
         out[:], places = 0, top(values, codec.elements, codec.keep)
         out[places] = values[places].astype(np.float64 if codec.double else np.float32)
         return out
+    if isinstance(codec, SparseLevels):
+        return largest_in_levels(values, codec.rate, codec.chunk, codec.bits)
     if isinstance(codec, RandomSparsification):
         quotients = np.clip(values.astype(np.float64) / codec.p, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
         return np.where(chosen(draw, values.size, codec.p), quotients, 0).astype(values.dtype)
