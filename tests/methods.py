@@ -21,6 +21,7 @@ from mpicomp import (
     PowerSGD,
     RandomK,
     ScaleCom,
+    SparseLoCo,
     TernGrad,
     TopKSGD,
     TrueTopK,
@@ -64,6 +65,8 @@ METHODS: dict[str, Any] = {
     "scalecom, exact": ScaleCom(10, exact=True),
     "random-k": RandomK(10),
     "true top-k": TrueTopK(10, chunk=30),
+    "sparse-loco": SparseLoCo(),
+    "sparse-loco, float32": SparseLoCo(10, 70, bits=32, decay=1.0, alpha=0.5),
     # on trial: three dense steps and three compressed ones, before anything depends on time
     "auto": Auto(DoubleSqueeze(), trial_steps=2),
     "auto, marsit": Auto(Marsit(2), trial_steps=2),

@@ -23,6 +23,7 @@ from mpicomp import (
     PowerSGD,
     RandomK,
     ScaleCom,
+    SparseLoCo,
     TernGrad,
     TopKSGD,
     TrueTopK,
@@ -156,6 +157,21 @@ def low_rank(size: int) -> Trials:
     ]
 
 
+def sparse_loco(size: int) -> Trials:
+    """Return the trials of SparseLoCo: tensors shorter than a chunk, short last chunks, and star's second pass."""
+    n, method = 9000, SparseLoCo()
+    lengths = (4096 + 65, 1, 700, n - 4096 - 128 - 64 - 704)
+    made = (SparseLoCo(8, 200, bits=32, decay=1.0), SparseLoCo(1, 1, decay=0.0), SparseLoCo(50, 100, alpha=0.7))
+    of_types = (Trial(method, n, 3, dtype, lengths) for dtype in (*FLOATS, "bfloat16"))
+    scaled = (Trial(made[2], 2003, 2, dtype) for dtype in (*FLOATS, "bfloat16"))
+    return [
+        *over(topologies(size), Trial(method, n, 4, lengths=lengths)),
+        *over([Ring()], *(Trial(method, few, 2) for few in (0, 1, 99)), *(Trial(one, 2003, 4) for one in made)),
+        *over([Ring()], *of_types, *scaled),
+        *over([None], Trial(method, n, 3)),
+    ]
+
+
 # By name: called with the number of ranks, each gives trials with their topologies, None for "auto".
 TRIALS: dict[str, Callable[[int], Trials]] = {
     "dense": dense,
@@ -210,5 +226,6 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
     ),
     "scalecom, rates": rates,
     "random-k": shared(RandomK(rate=7, seed=5), RandomK(rate=20, beta=0.5, warmup_steps=1)),
+    "sparse-loco": sparse_loco,
     "true-top-k": shared(TrueTopK(rate=10, chunk=40), TrueTopK(rate=30, exact=True, beta=0.7)),
 }

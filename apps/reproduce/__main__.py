@@ -12,7 +12,7 @@ from apps.launch import JobFailed, exit_on_signals
 from apps.reproduce.claims import Claim, Part, table
 from apps.studies.results import Results
 
-PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "scalecom")
+PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "scalecom", "sparse-loco")
 FOLDER = Path("runs") / "reproduce"
 SEEDS = 10
 

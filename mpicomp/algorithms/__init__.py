@@ -19,6 +19,7 @@ from mpicomp.algorithms.qsgd import ECQSGD, QSGD
 from mpicomp.algorithms.random_k import RandomK
 from mpicomp.algorithms.registry import ALGORITHMS, method, require_name
 from mpicomp.algorithms.scalecom import ScaleCom
+from mpicomp.algorithms.sparse_loco import SparseLoCo
 from mpicomp.algorithms.ssdm import SSDM
 from mpicomp.algorithms.terngrad import TernGrad
 from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
@@ -63,6 +64,7 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "ScaleCom",
+    "SparseLoCo",
     "TernGrad",
     "TopKSGD",
     "TrueTopK",

@@ -18,6 +18,7 @@ from mpicomp.algorithms.power_sgd import PowerSGD
 from mpicomp.algorithms.qsgd import ECQSGD, QSGD
 from mpicomp.algorithms.random_k import RandomK
 from mpicomp.algorithms.scalecom import ScaleCom
+from mpicomp.algorithms.sparse_loco import SparseLoCo
 from mpicomp.algorithms.ssdm import SSDM
 from mpicomp.algorithms.terngrad import TernGrad
 from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
@@ -42,6 +43,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "scalecom": ScaleCom,
     "random-k": RandomK,
     "true-top-k": TrueTopK,
+    "sparse-loco": SparseLoCo,
 }
 
 

@@ -135,6 +135,7 @@ LEARNING: Mapping[str, Learned] = {
     "ecq-sgd": Learned(Grade.PROMISING, "had dense's loss in the two convex problems that were tried"),
     "ef-signsgd": Learned(Grade.BEHIND, "ended as dense in one training, and 5 points behind in another"),
     "scalecom": Learned(Grade.BEHIND, "ended as dense without momentum, and 1 to 23 points behind with it"),
+    "sparse-loco": Learned(Grade.BEHIND, "ended behind dense after 10 synchronizations; it is for long trainings"),
     "qsgd": Learned(Grade.BEHIND, "ended with a greater loss than dense in two of three trainings"),
     "majority-vote": Learned(Grade.COMPARED, "ended 1 and 5 points behind dense"),
     "ssdm": Learned(Grade.COMPARED, "ended 11 and 27 points behind dense"),

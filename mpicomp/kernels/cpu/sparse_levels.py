@@ -1,6 +1,6 @@
 """The largest elements of each tensor's chunks, and the four levels per tensor that they are rounded to.
 
-`lengths`, int64[tensors], are the elements of each tensor, none of them 0. A tensor begins at the next multiple of 64
+`lengths`, int64[tensors], are the elements of each tensor, 1 or more. A tensor begins at the next multiple of 64
 elements; its chunks count from there, and `keep` of each are kept as by `top_k.several`.
 """
 

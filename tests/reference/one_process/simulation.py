@@ -7,9 +7,21 @@ from typing import Any
 import numpy as np
 
 from collectives.schedules.plan import Topology
-from mpicomp import SSDM, CascadingSSDM, Dense, EFSignSGD, MajorityVote, Marsit, PowerSGD, RandomK, ScaleCom, TrueTopK
+from mpicomp import (
+    SSDM,
+    CascadingSSDM,
+    Dense,
+    EFSignSGD,
+    MajorityVote,
+    Marsit,
+    PowerSGD,
+    RandomK,
+    ScaleCom,
+    SparseLoCo,
+    TrueTopK,
+)
 from tests.reference import vote_counts
-from tests.reference.one_process import cascading, codec_methods, low_rank, marsit, shared_indices
+from tests.reference.one_process import cascading, codec_methods, low_rank, marsit, shared_indices, sparse_loco
 from tests.reference.one_process.allreduce import dense, rounded
 from tests.reference.one_process.base import Simulation, Vectors
 
@@ -40,6 +52,7 @@ MADE: dict[type, type[Simulation]] = {
     ScaleCom: shared_indices.OneProcess,
     RandomK: shared_indices.OneProcess,
     TrueTopK: shared_indices.OneProcess,
+    SparseLoCo: sparse_loco.OneProcess,
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from collectives import Communicator
-from mpicomp import Dense, Marsit
+from mpicomp import Dense, Marsit, SparseLoCo
 from mpicomp.torch import DistributedOptimizer
 from tests.mpi.torch.training import (
     batch,
@@ -32,6 +34,35 @@ def test_replicas_stay_equal_to_the_bit(comm: Communicator, optimizer: str, loca
     train(model, distributed, comm, range(30))
     assert distributed.synchronizations == 30 // local_steps
     assert same_on_all_ranks(model, comm)
+
+
+def test_largest_elements_of_what_the_ranks_moved_are_applied(comm: Communicator) -> None:
+    """SparseLoCo with all elements in float32 is the mean; with few, the first synchronization moves few elements."""
+    models = [make_model() for _ in range(3)]
+    dense, all_elements, few = Dense(), SparseLoCo(1, bits=32, decay=1.0), SparseLoCo(16, 64)
+    for model, method in zip(models, (dense, all_elements, few), strict=True):
+        train(model, wrap(model, method, comm, "adam", synchronize="updates", local_steps=5), comm, range(5))
+        assert same_on_all_ranks(model, comm)
+    start, mean, whole, sparse = map(parameters_of, (make_model(), *models))
+    torch.testing.assert_close(whole, mean)
+    moved = sum(-(-4 * (size // 64 * 64) // 64) + -(-4 * (size % 64) // 64) for size in (370, 37, 111, 3))
+    assert moved <= int((sparse != start).sum()) <= moved * comm.size
+
+
+@pytest.mark.parametrize("synchronize", ["updates", "gradients"])
+def test_sparse_loco_trains_in_both_modes_and_resumes_exactly(comm: Communicator, synchronize: str) -> None:
+    options = {"synchronize": synchronize, "local_steps": 3 if synchronize == "updates" else 1}
+    model, optimizer = wrapped(SparseLoCo(16, 64), comm, "adam", **options)
+    train(model, optimizer, comm, range(6))
+    parameters, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, comm, range(6, 12))
+    assert same_on_all_ranks(model, comm)
+    resumed = make_model(seed=5)
+    again = wrap(resumed, SparseLoCo(16, 64), comm, "adam", **options)
+    resumed.load_state_dict(parameters)
+    again.load_state_dict(state)
+    train(resumed, again, comm, range(6, 12))
+    assert torch.equal(parameters_of(resumed), parameters_of(model))
 
 
 def test_plain_sgd_is_the_same_in_both_modes_when_nothing_is_compressed(comm: Communicator) -> None:
