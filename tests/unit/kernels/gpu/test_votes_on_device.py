@@ -59,7 +59,7 @@ def test_nan_is_told_on_all_ranks_and_nothing_is_lost(method: Algorithm, bad_ran
 
 
 @pytest.mark.parametrize(
-    ("method", "beside"), [(MajorityVote(), 8), (SSDM(), 3 * 8 + 4 + 8), (EFSignSGD(), 3 * 8 + 2 * 4)], ids=str
+    ("method", "beside"), [(MajorityVote(), 16), (SSDM(), 3 * 8 + 4 + 8), (EFSignSGD(), 4 * 8 + 2 * 4)], ids=str
 )
 def test_only_signs_and_sums_of_blocks_cross(method: Algorithm, beside: int, made: dict[int, FakeDevice]) -> None:
     n = 8192 + 64
