@@ -51,6 +51,8 @@ COUNTERPARTS: Mapping[str, str] = MappingProxyType(
         "ReduceOp": "write op='sum', 'mean', 'min' or 'max'",
         "Adasum": "it has no counterpart: write op='mean'",
         "Compression": "pass a method, such as mpicomp.Marsit() or mpicomp.Dense(wire='float16')",
+        "PowerSGDState": "write state, hook = mpicomp.torch.ddp_hook(mpicomp.PowerSGD(rank=1), comm, model)",
+        "powerSGD_hook": "write state, hook = mpicomp.torch.ddp_hook(mpicomp.PowerSGD(rank=1), comm, model)",
         "SyncBatchNorm": "it has no counterpart: write mpicomp.torch.average_buffers(model, comm)",
         "elastic": "it has no counterpart: save states, and start again with mpicomp.torch.redistribute_states",
         "run": "start the program with mpirun, or call mpicomp.run_local(n, work) for ranks that are threads",

@@ -17,6 +17,7 @@ Each part is a module that can be run alone. ``--quick`` runs it in a small form
 - ``mpirun -n 1 python -m apps.performance.wrapper``: the optimizer's wrapper on one rank
 - ``mpirun -n 2 python -m apps.performance.torch_backend``: calls of torch.distributed, over "mpicomp" and over Gloo
 - ``mpirun -n 4 python -m apps.performance.torch_load``: all-reduces of it where ranks share cores
+- ``mpirun -n 2 python -m apps.performance.power_sgd``: PowerSGD in training against PyTorch's own hook
 - ``mpirun -n 2 python -m apps.performance.pipeline_store``: cost of the store of messages in a pipeline's step
 - ``python -m apps.performance.startup``: time to the first result of a fresh process
 - ``mpirun -n 2 python -m apps.performance.memory``: peak memory of an aggregate

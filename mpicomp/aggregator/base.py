@@ -74,6 +74,8 @@ class Aggregator:
         self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
         parts = "" if lengths is None else f" in {tensors_listed(lengths)}"
+        if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
+            parts += f", rows of {tensors_listed(matrix_rows)},"
         text = f"aggregate of {spec.dtype}[{spec.n}]{parts} number {spec.vector_id} by {algorithm} over "
         text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
         self._text = CallText(comm, algorithm, spec, self._tag, text)

@@ -1,12 +1,12 @@
 """PowerSGD: ranks average two thin factors of each matrix of gradients, instead of the matrix.
 
-    M_m    = G_m + E_m                         a tensor as a matrix of shape (first, rest)
-    P      = orthonormal(mean_m M_m Q)         Q is the orthonormalized one of the step before
+    M_m    = G_m + E_m
+    P      = orthonormal(mean_m M_m Q)
     Q      = mean_m M_m^T P
-    E_m    <- M_m - P Q^T;   result = P Q^T    vectors and small matrices: result = mean_m M_m, E_m <- 0
+    E_m    <- M_m - P Q^T;   result = P Q^T;   Q <- orthonormal(Q)
 
-Both means are sums in full precision, so the traffic does not grow with the ranks, and no rank decodes the factors of
-another.
+M is a tensor as a matrix of shape (first, rest). Vectors and small matrices are averaged as they are. Both means are
+sums in full precision, so the traffic does not grow with the ranks.
 
 Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
 NeurIPS 2019, arXiv 1905.13727.

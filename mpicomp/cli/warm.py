@@ -54,6 +54,7 @@ FORMS: tuple[Algorithm, ...] = (
     algorithms.TopKSGD(10),
     algorithms.ScaleCom(10, chunk=70, beta=0.4, warmup_steps=1),
     algorithms.ScaleCom(10, exact=True),
+    algorithms.PowerSGD(2, start_step=1),
     algorithms.RandomK(10),
     algorithms.TrueTopK(10, chunk=30),
     algorithms.SparseLoCo(),

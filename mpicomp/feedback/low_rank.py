@@ -96,6 +96,8 @@ class LowRank(Feedback):
     right : float32[k] or float64[k]
         The right factors: this rank's after `encode_back`, to be replaced by their mean.
     matrices : list of Block
+    matrix_rows : list of int
+        Compared by the ranks before their calls.
     shares : list of (Block, first row, last row + 1)
         The pieces of `encode` and `decode`.
     """
@@ -112,6 +114,7 @@ class LowRank(Feedback):
         self._dtype, self._stream, self._is_wide = dtype, stream, dtype in SIXTEEN_BIT
         self._largest, self._limit, self._epsilon = largest, float(np.finfo(compute).max), float(np.finfo(compute).eps)
         self.matrices = [block for block in blocks if block.rank]
+        self.matrix_rows = [block.rows for block in self.matrices]
         self.shares = list[tuple[Block, int, int]]()
         for block in blocks:
             step = max(4, SHARE_ELEMENTS // block.cols // 4 * 4)  # kernels take four rows at a time
@@ -189,7 +192,7 @@ class LowRank(Feedback):
         self._orthonormalize_right(call.step + 1)
 
     def _orthonormalize_right(self, step: int) -> None:
-        """Make all q orthonormal. Rows of zeros are drawn, from -1 to 1 and alike on all ranks."""
+        """Make all q orthonormal. Rows of zeros are drawn from -1 to 1, the same on all ranks."""
         for block in self.matrices:
             q = block.factor(self.right[block.right])
             if self.kernels.low_rank.orthonormalize(q, self._epsilon):

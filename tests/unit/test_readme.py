@@ -223,7 +223,7 @@ def test_all_methods_are_in_the_tables(document: Path) -> None:
 def test_the_page_of_gpus_names_the_methods_that_do_not_encode_there() -> None:
     (row,) = (line for line in (DOCS / "gpu.md").read_text().splitlines() if line.startswith("| methods |"))
     elsewhere = {made.__name__ for made in mpicomp.ALGORITHMS.values() if not made().encodes_on_devices("bfloat16")}
-    assert elsewhere == {"Dense", "SparseLoCo"}
+    assert elsewhere == {"Dense", "PowerSGD", "SparseLoCo"}
     assert elsewhere <= set(inline_code(row))
 
 

@@ -133,6 +133,7 @@ LEARNING: Mapping[str, Learned] = {
     "double-squeeze": Learned(Grade.PROMISING, "had dense's loss in the one training that was tried"),
     "one-bit-sgd": Learned(Grade.PROMISING, "had dense's loss in the two convex problems that were tried"),
     "ecq-sgd": Learned(Grade.PROMISING, "had dense's loss in the two convex problems that were tried"),
+    "power-sgd": Learned(Grade.PROMISING, "had dense's accuracy in the one training that was tried"),
     "ef-signsgd": Learned(Grade.BEHIND, "ended as dense in one training, and 5 points behind in another"),
     "scalecom": Learned(Grade.BEHIND, "ended as dense without momentum, and 1 to 23 points behind with it"),
     "sparse-loco": Learned(Grade.BEHIND, "ended behind dense after 10 synchronizations; it is for long trainings"),

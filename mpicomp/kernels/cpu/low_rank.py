@@ -1,7 +1,7 @@
 """Low-rank factors: products of matrices with a few rows, and orthonormal rows.
 
 Matrices are flat, row after row. Factors are arrays [rank, n]: each of their rows is a vector. Every sum has one order
-on every machine, whatever part of a matrix a call works on: an inner product adds up 16 lanes, folds them, and adds the
+on every machine and for any part of a matrix: an inner product adds up 16 lanes, folds them, and adds the
 elements behind the last 16; a product with a transposed matrix adds its rows one after the other.
 """
 
@@ -228,7 +228,7 @@ def orthonormalize(rows, epsilon):
                 for j in range(n):
                     rows[k, j] = rows.dtype.type(float64(rows[k, j]) - part * float64(rows[m, j]))
             left = np.sqrt(_dot(rows, k, k))
-            if left <= epsilon * before:
+            if left <= epsilon * before and before < np.inf:
                 dependent += 1
                 for j in range(n):
                     rows[k, j] = 0

@@ -20,6 +20,7 @@ from mpicomp.algorithms import (
     DoubleSqueeze,
     Marsit,
     MemSGD,
+    PowerSGD,
     RandomK,
     ScaleCom,
     TrueTopK,
@@ -41,6 +42,7 @@ METHODS: list[Algorithm] = [
     DoubleSqueeze(RandomSparsification(0.5)),
     DoubleSqueeze(TopK(10, double=True)),
     MemSGD(TwoMeans(64)),
+    PowerSGD(2, start_step=0),
     ScaleCom(10, beta=0.5, warmup_steps=1),
 ]
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)

@@ -280,7 +280,7 @@ def on_4_3_and_8(*methods: Any) -> list[tuple[Any, int, Any]]:
     return [(method, ranks, "ring") for method, ranks in zip(methods, (4, 3, 8), strict=True)]
 
 
-LOSSLESS = {"dense", "double-squeeze", "mem-sgd", "one-bit-sgd", "ef-signsgd", "local-top-k", "scalecom"}
+LOSSLESS = {"dense", "double-squeeze", "mem-sgd", "one-bit-sgd", "ef-signsgd", "local-top-k", "scalecom", "power-sgd"}
 RUNS: dict[str, tuple[list[tuple[Any, int, Any]], bool]] = {
     **{name: (on_4_3_and_8(*[made()] * 3), name in LOSSLESS) for name, made in ALGORITHMS.items()},
     "marsit, 6": (on_4_3_and_8(*[Marsit(6)] * 3), False),

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
-from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
+from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, PowerSGD, ScaleCom
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
@@ -31,6 +31,7 @@ FORMS: dict[str, Any] = {
     "dense, 16 bits": Dense(wire="float16"),
     "marsit": Marsit(3),
     "scalecom": ScaleCom(rate=8),
+    "power-sgd": PowerSGD(1, start_step=1),
     "doublesqueeze": DoubleSqueeze(),
     "auto": Auto(DoubleSqueeze(), trial_steps=25),  # on trial, so that nothing depends on time
 }
