@@ -34,25 +34,26 @@ def measure(models: Sequence[tuple[tuple[int, ...], int, int]], rate: float) -> 
     for hidden, epochs, seeds in models:
         seconds: dict[str, list[Any]] = {side: [] for side in SIDES}
         ends: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+        steps = n_parameters = 0
         for seed in range(seeds):
             with Communicator() as comm:
                 sides = {side: Side(side, comm, gloo, hidden, epochs, seed, rate) for side in SIDES}
-                steps = sides[SIDES[0]].n_steps
+                steps, n_parameters = sides["mpicomp"].n_steps, sides["mpicomp"].n_parameters
                 timed = alternate(
                     {name: one.step for name, one in sides.items()}, steps - DENSE_STEPS, DENSE_STEPS, comm
                 )
                 for name, one in sides.items():
                     seconds[name].append(timed[name])
                     ends[name].append(one.end())
-                rank, size = comm.rank, comm.size
-        row: Row = {"hidden": hidden, "parameters": sides["mpicomp"].n_parameters, "steps": steps, "seeds": seeds}
+        row: Row = {"hidden": hidden, "parameters": n_parameters, "steps": steps, "seeds": seeds}
         for name in SIDES:
             loss, accuracy = np.mean(ends[name], 0)
             row[name] = {**summary(np.concatenate(seconds[name])), "loss": loss, "accuracy": accuracy}
         rows.append(row)
-    told = made(rows, data="digits", rank=RANK, batch=GLOBAL_BATCH // size, rate=rate, ranks=size)
+    size, is_first = dist.get_world_size(), dist.get_rank() == 0
+    record = made(rows, data="digits", rank=RANK, batch=GLOBAL_BATCH // size, rate=rate, ranks=size)
     dist.destroy_process_group()
-    return None if rank else told
+    return record if is_first else None
 
 
 class Side:
@@ -80,8 +81,8 @@ class Side:
         self.n_parameters = sum(one.numel() for one in self._model.parameters())
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=rate, momentum=0.9)
         if name == "PyTorch":
-            options = {"start_powerSGD_iter": DENSE_STEPS, "min_compression_rate": 1}
-            self._model.register_comm_hook(PowerSGDState(gloo, RANK, **options), powerSGD_hook)
+            state = PowerSGDState(gloo, RANK, start_powerSGD_iter=DENSE_STEPS, min_compression_rate=1)
+            self._model.register_comm_hook(state, powerSGD_hook)
         if name == "mpicomp":  # the hook's first step is dense and not counted
             method = mpicomp.PowerSGD(RANK, start_step=DENSE_STEPS - 1)
             self._model.register_comm_hook(*ddp_hook(method, comm, self._model))
