@@ -78,7 +78,7 @@ class StepDriver(Reducer):
 
     @property
     def can_undo(self) -> bool:
-        """Whether the state of before the last step is kept."""
+        """True if the state of before the last step is kept."""
         return self.feedback.can_undo
 
     def undo(self) -> None:
@@ -137,7 +137,7 @@ class StepDriver(Reducer):
             self.channel.start()
 
     def collect(self, call: VectorCall) -> Iterator[bool]:
-        """Take in the ranks' reports; raise on all ranks alike, with nothing in flight, if the step must fail."""
+        """Take in the reports; raise one error on all ranks, with nothing in flight, if the step must fail."""
         if self.feedback.reports_when == "after":
             self.feedback.report(self.channel.mine)
             self.channel.start()

@@ -177,6 +177,6 @@ class VectorCall(Call):
         """Return the error for NaN or infinity from these ranks; no rank: a sum has overflowed."""
         return nonfinite.error(self.group, ranks, f"{what} of {self.where}" if what else self.where)
 
-    def out_of_range(self, ranks: tuple[int, ...], what: str) -> NonFiniteGradient:
-        """Return the error for finite numbers of these ranks that have no code; `what` is the end of its sentence."""
-        return nonfinite.out_of_range(self.group, ranks, self.where, what)
+    def out_of_range(self, ranks: tuple[int, ...], reason: str) -> NonFiniteGradient:
+        """Return the error for finite numbers of these ranks that have no code; `reason` ends its sentence."""
+        return nonfinite.out_of_range(self.group, ranks, self.where, reason)

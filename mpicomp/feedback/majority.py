@@ -15,7 +15,7 @@ from mpicomp.feedback.base import FiniteFlag, Problem, StepInput, bad_ranks, com
 from mpicomp.feedback.votes import VoteLayout, Votes
 from mpicomp.kernels.streams import GROUP, Stream, source
 
-COMMON = source(0)  # of coins that all ranks draw alike
+COMMON = source(0)  # of coins, which are the same on all ranks
 
 
 class _Coins(threading.local):

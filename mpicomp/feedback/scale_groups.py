@@ -21,12 +21,12 @@ class Run:
     sums: slice
 
     def words(self, first: int = 0) -> slice:
-        """Its place in packed bits, of which the first is element `first`'s, a multiple of 64."""
+        """Return its place in packed bits that begin with those of element `first`, a multiple of 64."""
         return slice((self.elements.start - first) // 64, -(-(self.elements.stop - first) // 64))
 
 
 def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Elements of each tensor, and what it takes up: a multiple of 64; the last may end with the vector.
+    """Return the elements of each tensor, and the multiple of 64 that it takes up; the last may end with the vector.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArra
 
 
 def why(finite: bool) -> float:
-    """What takes the place of a rank's sums of which one is not finite: so the reason needs no message beside them.
+    """Return the number that replaces a rank's sums of which one is not finite, so that the reason needs no message.
 
     NaN where the vector itself holds NaN or infinity, and infinity where finite numbers overflowed. Only ranks whose
     sums are NaN are to be blamed.
@@ -54,7 +54,7 @@ def why(finite: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScaleGroups:
-    """Parts of a vector that have a number of their own each, in order; what lies between them is padding.
+    """Parts of a vector that have a number of their own each, in order, with padding between them.
 
     Sums over a stretch are made of blocks: 4096 elements counted from the start of the vector, cut where a stretch
     begins or ends. So they do not depend on how the vector is cut into pieces.
@@ -96,15 +96,15 @@ class ScaleGroups:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Elements of each."""
+        """Number of elements of each part."""
         return self.stops - self.starts
 
     def span(self, cut: range) -> tuple[int, int]:
-        """First stretch with elements in `cut`, and the one behind the last."""
+        """Return the first stretch with elements in `cut`, and the one behind the last."""
         return int(self.stops.searchsorted(cut.start, "right")), int(self.starts.searchsorted(cut.stop))
 
     def blocks_in(self, cut: range) -> slice:
-        """The places among the sums of the blocks in a piece, which begins and ends where blocks do or the vector."""
+        """Return the places among the sums of the blocks in a piece, which is made of whole blocks."""
         low, high = self.span(cut)
         if low >= high:
             return slice(0)
@@ -112,11 +112,11 @@ class ScaleGroups:
         return slice(self._block(low, first), self._block(high - 1, last) + 1)
 
     def _block(self, group: int, element: int) -> int:
-        """The place among the sums of an element's block."""
+        """Return the place among the sums of an element's block."""
         return int(self.firsts[group]) + element // BLOCK - int(self.starts[group]) // BLOCK
 
     def runs(self, cuts: Sequence[range]) -> list[list[Run]]:
-        """The stretches' parts in each piece: whole blocks, or what is left of a block that a stretch begins in."""
+        """Return the stretches' parts in each piece: whole blocks, or the rest of a block that a stretch begins in."""
         return [list(self._runs_of(cut)) for cut in cuts]
 
     def _runs_of(self, cut: range) -> Iterator[Run]:
