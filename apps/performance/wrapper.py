@@ -32,7 +32,8 @@ def measure(n: int, batch: int, repeats: int) -> Record | None:
             )
             seconds = {side: np.concatenate([timed[key] for key in models if models[key] == side]) for side in SIDES}
             rows.append({"optimizer": name, **{side: summary(found) for side, found in seconds.items()}})
-        return made(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
+        record = made(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
+        return None if comm.rank else record
 
 
 def _step(comm: Communicator, name: str, n: int, batch: int, side: str) -> Callable[[], None]:

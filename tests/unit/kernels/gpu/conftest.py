@@ -27,6 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            # The interpreter computes with NumPy, which warns of NaN and of overflow where a GPU does not.
+            item.add_marker(pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"))
             if MISSING:
                 item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(MISSING)}"))
 

@@ -59,9 +59,13 @@ def beyond(name: str, counts: dict[str, int]) -> list[str]:
             for one in ("registers", "instructions")
             if counts[one] > SLACK * known[one]
         ]
-        if known["wide"] and not counts["wide"]:
-            found.append("no access of 16 bytes")
     return found
+
+
+def lacks_wide(name: str, counts: dict[str, int]) -> bool:
+    """Return True if no form of a kernel reads or writes 16 bytes at a time, as one did when counts were recorded."""
+    known = ceilings().get(name)
+    return known is not None and bool(known["wide"]) and not counts["wide"]
 
 
 def record(kernels: dict[str, dict[str, int]]) -> None:

@@ -16,15 +16,17 @@ FAMILIES = (
     "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection", "sign",
     "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
+# Kernels that read and write what ranks report to each other, which is in the host's memory.
+OF_REPORTS = {"round_norms", "share", "share_norms"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gpus_have_every_kernel_of_cpus_with_its_parameters(family: str) -> None:
     on_cpu, on_gpu = (getattr(kernels.of(device), family) for device in ("cpu", "cuda"))
     assert on_gpu.__name__ == f"mpicomp.kernels.gpu.{family}"
-    names = re.findall(r"@kernel\ndef (\w+)", Path(on_cpu.__file__).read_text())
+    names = set(re.findall(r"@kernel\ndef (\w+)", Path(on_cpu.__file__).read_text())) - OF_REPORTS
     assert names
-    for name in names:
+    for name in sorted(names):
         on_host, on_device = getattr(on_cpu, name).py_func, getattr(on_gpu, name)
         on_device = getattr(on_device, "py_func", on_device)
         parameters, expected = inspect.signature(on_device).parameters, [*inspect.signature(on_host).parameters]
