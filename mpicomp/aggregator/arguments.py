@@ -52,7 +52,7 @@ def vector_spec(
         if tensor_lengths is not None and tensor_shapes is not None:
             raise ValueError("tensor_lengths and tensor_shapes are both given: pass the shapes alone")
         lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
-        shapes = None if tensor_shapes is None else tuple(tuple(map(_whole, shape)) for shape in tensor_shapes)
+        shapes = None if tensor_shapes is None else _shapes(tensor_shapes)
         if shapes is not None:
             lengths = tuple(map(math.prod, shapes))
         spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device, shapes)
@@ -62,6 +62,19 @@ def vector_spec(
         return spec
     except (TypeError, ValueError, ImportError, MemoryError) as error:
         comm.reject(type(error)(f"{comm.here}, start: {error}"), "start")
+
+
+def _shapes(tensor_shapes: Any) -> tuple[tuple[int, ...], ...]:
+    try:
+        shapes = tuple(tuple(map(_whole, shape)) for shape in tensor_shapes)
+    except TypeError:
+        shapes = ((-1,),)
+    if any(size < 1 for shape in shapes for size in shape):
+        raise ValueError(
+            f"tensor_shapes must be shapes of tensors that are not empty, such as [(32, 16), (16,)], not "
+            f"{tensor_shapes!r:.80}"
+        )
+    return shapes
 
 
 def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None:

@@ -14,7 +14,6 @@ Reference: Sarfi et al., "Communication efficient LLM pre-training with SparseLo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,7 +23,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.codecs.options import adopt, number
-from mpicomp.codecs.sparse_levels import SparseLevels
+from mpicomp.codecs.sparse_levels import SparseLevels, represents
 from mpicomp.feedback.error_feedback import ErrorFeedback
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.reducers.all_gather import all_gather, gathered_model
@@ -65,7 +64,7 @@ class SparseLoCo(Algorithm):
 
     def __post_init__(self) -> None:
         number(self, "decay", "between 0 and 1", lambda decay: 0 <= decay <= 1)
-        number(self, "alpha", "a positive, finite number", lambda alpha: 0 < alpha < math.inf)
+        number(self, "alpha", "a positive number that float32 represents", represents)
         adopt(self, self.codec(None))
 
     @property

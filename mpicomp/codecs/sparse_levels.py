@@ -28,9 +28,17 @@ from mpicomp.kernels.cpu.planes import powers_of_two
 _POWERS = powers_of_two(2, np.uint8)
 
 
+def represents(gain: float) -> bool:
+    """Return whether a factor is positive and in the range of normal float32 numbers."""
+    return float(np.finfo(np.float32).tiny) <= gain <= FLOAT32_MAX
+
+
 @lru_cache(maxsize=256)
-def _layout(lengths: tuple[int, ...], chunk: int, keep: int, bits: int) -> tuple[Array, int, int, int]:
+def _layout(n: int, lengths: tuple[int, ...], chunk: int, keep: int, bits: int) -> tuple[Array, int, int, int]:
     """Return the lengths, the kept elements, the byte where planes begin, and words of a plane."""
+    padded = [-(-length // 64) * 64 for length in lengths]
+    if n not in (sum(padded), sum(padded[:-1]) + sum(lengths[-1:])):
+        raise ValueError(f"tensors of {[*lengths]} elements, padded to multiples of 64, do not fill {n} elements")
     found = sum(kept(length, chunk, keep) for length in lengths)
     floats = 4 * len(lengths) if bits == 2 else found
     return np.array(lengths, np.int64), found, -(-4 * floats // 8) * 8, -(-found // 64)
@@ -81,9 +89,10 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
         options.integer(self, "rate", 1, options.MOST_ELEMENTS)
         options.integer(self, "chunk", 1, options.MOST_ELEMENTS)
         options.require(self.chunk % self.rate == 0, "chunk", f"a multiple of rate, {self.rate}", self.chunk)
-        options.integer(self, "bits", 2, 32)
-        options.require(self.bits in (2, 32), "bits", "2 or 32", self.bits)
-        options.number(self, "gain", "a positive, finite number", lambda gain: 0 < gain < math.inf)
+        options.choice(self, "bits", (2, 32))
+        options.number(self, "gain", "a positive number that float32 represents", represents)
+        whole = self.lengths is None or all(options.whole(length, 1) for length in self.lengths)
+        options.require(whole, "lengths", "numbers of elements, 1 or more", self.lengths)
 
     @property
     @override
@@ -100,7 +109,7 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
 
     def _layout(self, n: int) -> tuple[Array, int, int, int]:
         lengths = self.lengths if self.lengths is not None else (n,) if n else ()
-        return _layout(lengths, self.chunk, self.chunk // self.rate, self.bits)
+        return _layout(n, lengths, self.chunk, self.chunk // self.rate, self.bits)
 
     @override
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
@@ -109,7 +118,8 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
     @override
     def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
         finite = self._encode(values, (residual, left.dtype.type(decay), left), payload)
-        self._put(payload, left, -1, True)
+        if not self._put(payload, left, -1, True):
+            raise OverflowError("the error of the levels is beyond the range of the residual's type")
         return finite
 
     def _encode(self, values: Array, past: tuple[Any, Any, Any], payload: Bytes) -> Finite:
@@ -135,18 +145,18 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
         check_size(self, payload, len(out), weight)
         self._put(payload, out, self.gain, adding)
 
-    def _put(self, payload: Bytes, out: Array, factor: float, adding: bool) -> None:
-        """Write the payload's values times a factor to `out`, or with `adding` add them."""
+    def _put(self, payload: Bytes, out: Array, factor: float, adding: bool) -> bool:
+        """Write the payload's values times a factor to `out`, or with `adding` add them; return if all are finite."""
         lengths, found, *_ = self._layout(len(out))
         floats, places, numbers = self._parts(payload, len(out))
         shape, on = (lengths, self.chunk, self.chunk // self.rate), kernels.of("cpu")
-        indices, values = np.empty(found, np.uint32), floats if factor == 1 else np.float32(factor) * floats
+        indices, values = np.empty(found, np.uint32), floats
         unpack_indices(places, indices)
         if self.bits == 2:
             codes, levels, values = np.empty(found, np.uint8), values, np.empty(found, np.float32)
             on.planes.unpack_planes(numbers, _POWERS, codes)
             on.sparse_levels.look_up(codes, *shape, levels, values)
-        on.sparse_levels.spread(values, indices, *shape, out, adding)
+        return bool(on.sparse_levels.spread(values, indices, *shape, out.dtype.type(factor), out, adding))
 
     def _parts(self, payload: Bytes, n: int) -> tuple[Array, Array, Array]:
         """Return views of the levels or values, of the planes of places, and of those of the levels' numbers."""

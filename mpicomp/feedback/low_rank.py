@@ -64,6 +64,8 @@ def cut_into_blocks(
         The tensors do not fill the vector.
     """
     start = left = right = 0
+    if not n:
+        return
     for index, (length, padded) in enumerate(zip(*padded_lengths(lengths, n), strict=True)):
         rows = math.isqrt(length) if shapes is None else shapes[index][0] if len(shapes[index]) > 1 else 1
         cols, stop = int(length) // max(rows, 1), start + int(padded)
@@ -74,6 +76,11 @@ def cut_into_blocks(
         if start < stop:
             yield Block(start, 1, stop - start, 0, slice(left, left + stop - start), slice(right, right))
             left, start = left + stop - start, stop
+
+
+def _largest(values: FloatArray) -> float:
+    """Return the largest magnitude, or NaN, without memory for magnitudes."""
+    return float(max(values.max(), -values.min()))
 
 
 class LowRank(Feedback):
@@ -120,6 +127,7 @@ class LowRank(Feedback):
             step = max(4, SHARE_ELEMENTS // block.cols // 4 * 4)  # kernels take four rows at a time
             self.shares += [(block, k, min(k + step, block.rows)) for k in range(0, block.rows, step)]
         self._sums, self._results = np.zeros((2, len(self.shares)))  # largest magnitudes
+        self._have_residual = np.array([block.rank > 0 for block, *_ in self.shares], bool)
         self._call: StepInput | None = None
         self.right[:] = 0
         self._orthonormalize_right(0)
@@ -146,12 +154,12 @@ class LowRank(Feedback):
             self._sums[piece] = self.kernels.low_rank.project(values, residual, q, first, sums, p)
         else:
             self.kernels.error_feedback.compensate(values, residual, None, left)
-            self._sums[piece], sums[:] = np.abs(left).max(), 0
+            self._sums[piece], sums[:] = _largest(left), 0
 
     @override
     def report(self, row: Doubles) -> None:
-        row[0] = self._sums.max(initial=0)
-        if not np.isfinite(row[0]):
+        row[0] = self._sums[self._have_residual].max(initial=0)
+        if not np.isfinite(self._sums).all():
             row[0] = why(self.all_finite(self._values))
 
     def encode_back(self, block: Block) -> None:
@@ -172,7 +180,7 @@ class LowRank(Feedback):
             p, q, sums = block.factor(left), block.factor(self.right[block.right]), None if self._is_wide else rest
             self._results[piece] = self.kernels.low_rank.expand(p, first, q, sums, result)
         else:
-            result[:], self._results[piece] = left, np.abs(left).max()
+            result[:], self._results[piece] = left, _largest(left)
         if self._is_wide:
             narrow_into(result, self._dtype, out)
             if block.rank:  # the residual takes up the rounding as well
@@ -183,7 +191,8 @@ class LowRank(Feedback):
     def adopt(self, reports: Doubles) -> Problem | None:
         # the results are equal on all ranks, so all go on or none: where the next residuals cannot overflow
         result, everyones = float(self._results.max(initial=0)), float(reports.max(initial=0))
-        if result <= self._largest and result + everyones <= self._limit:  # False for NaN
+        ours = float(self._results[self._have_residual].max(initial=0))
+        if result <= self._largest and ours + everyones <= self._limit:  # False for NaN
             return None
         return Problem(bad_ranks(np.isnan(reports[:, 0])))
 
@@ -193,12 +202,15 @@ class LowRank(Feedback):
 
     def _orthonormalize_right(self, step: int) -> None:
         """Make all q orthonormal. Rows of zeros are drawn from -1 to 1, the same on all ranks."""
+        words = None
         for block in self.matrices:
             q = block.factor(self.right[block.right])
             if self.kernels.low_rank.orthonormalize(q, self._epsilon):
-                lost, words = ~q.any(axis=1), np.empty(-(-self.right.size // 16) * 8, np.uint64)
-                place = self._stream.schedule(), np.uint64(0), np.uint64(step), source(0)
-                self.kernels.philox.draw_words(*place, *bernoulli_table(1, 1), words[:0], words)
+                if words is None:  # once for all matrices
+                    words = np.empty(-(-self.right.size // 16) * 8, np.uint64)
+                    place = self._stream.schedule(), np.uint64(0), np.uint64(step), source(0)
+                    self.kernels.philox.draw_words(*place, *bernoulli_table(1, 1), words[:0], words)
+                lost = ~q.any(axis=1)
                 q[lost] = block.factor(words.view(np.int32)[block.right])[lost] * q.dtype.type(2**-31)
                 self.kernels.low_rank.orthonormalize(q, self._epsilon)
 

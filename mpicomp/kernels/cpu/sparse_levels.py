@@ -12,7 +12,6 @@ from numba import float64, int64, njit, uint64
 from mpicomp.kernels.cpu.bucketed import as_float32
 from mpicomp.kernels.cpu.error_feedback import compensate
 from mpicomp.kernels.cpu.kernel import kernel
-from mpicomp.kernels.cpu.sparse import spread_chunks
 from mpicomp.kernels.cpu.ssdm import FLOAT32_MAX
 from mpicomp.kernels.cpu.top_k import several
 
@@ -130,16 +129,39 @@ def look_up(codes, lengths, chunk, keep, levels, values):
 
 
 @kernel
-def spread(values, indices, lengths, chunk, keep, out, adding):
+def spread(values, indices, lengths, chunk, keep, gain, out, adding):
     """Overwrite `out` with zeros and the values of each tensor's chunks, or with `adding` add the values to `out`.
 
-    values, indices, adding : as in `sparse.spread_chunks`. out : float32[n] or float64[n].
+    Parameters
+    ----------
+    values : float32[k]
+        Values that are not finite count as 0.
+    indices : uint32[k]
+        Places within chunks; places outside move to the last element.
+    gain : scalar like out
+        Factor of the values.
+    out : float32[n] or float64[n]
+    adding : bool
+
+    Returns
+    -------
+    bool
+        Whether the elements that have received a value are finite.
     """
-    begin = first = 0
+    begin = j = 0
+    finite = True
     for n in lengths:
-        some, stop = slice(first, first + _kept(n, chunk, keep)), begin + n
-        spread_chunks(values[some], indices[some], chunk, keep, out[begin:stop], adding)
-        first = some.stop
-        begin = _behind(begin, n)
+        stop = begin + n
+        behind = _behind(begin, n)
         if not adding:
-            out[stop:begin] = 0
+            out[begin:behind] = 0
+        for start in range(begin, stop, chunk):
+            end = min(start + chunk, stop)
+            for _ in range(_kept(end - start, chunk, keep)):
+                if np.isfinite(values[j]):
+                    at = min(start + int64(indices[j]), end - 1)
+                    out[at] = out[at] + gain * values[j] if adding else gain * values[j]
+                    finite &= np.isfinite(out[at])
+                j += 1
+        begin = behind
+    return finite

@@ -199,6 +199,22 @@ def test_a_step_that_is_taken_back_can_be_taken_again(comm: Communicator) -> Non
         np.testing.assert_array_equal(aggregator.aggregate(vector(0, step)), first)
 
 
+def test_elements_sent_as_they_are_may_reach_the_largest_number(comm: Communicator) -> None:
+    aggregator = PowerSGD(start_step=0).start(comm, 4, tensor_shapes=[(4,)])
+    x = np.full(4, 3e38, np.float32)
+    np.testing.assert_array_equal(aggregator.aggregate(x), x)
+
+
+@pytest.mark.parametrize("shapes", [[64], 64, [(-8, -8)], [(0, 4), (64,)]], ids=str)
+def test_shapes_that_are_none_are_refused_with_an_example(comm: Communicator, shapes: Any) -> None:
+    with pytest.raises(ValueError, match=r"tensor_shapes must be shapes .*, such as \[\(32, 16\), \(16,\)\], not"):
+        PowerSGD().start(comm, 64, tensor_shapes=shapes)
+
+
+def test_a_vector_without_elements_has_no_shapes(comm: Communicator) -> None:
+    assert PowerSGD().start(comm, 0, tensor_shapes=[]).aggregate(np.empty(0, np.float32)).size == 0
+
+
 def test_tensors_that_do_not_fill_the_vector_are_refused(comm: Communicator) -> None:
     with pytest.raises(ValueError, match="fill 1089 elements, not 1024"):
         PowerSGD().start(comm, 1024, tensor_shapes=[(32, 31), (20, 1), (1,)])

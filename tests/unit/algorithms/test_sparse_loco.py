@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp import Auto, Communicator, SparseLoCo, run_local
+from mpicomp import Auto, Communicator, NonFiniteGradient, SparseLoCo, run_local
 
 N = 9000
 LENGTHS = (4096 + 65, 1, 700, N - 4096 - 128 - 64 - 704)
@@ -115,12 +115,40 @@ def test_devices_are_refused_as_by_other_methods_that_encode_on_the_host(comm: C
         ({"bits": 4}, "bits must be 2 or 32, not 4"),
         ({"decay": 1.5}, "decay must be between 0 and 1, not 1.5"),
         ({"decay": float("nan")}, "decay must be between 0 and 1, not nan"),
-        ({"alpha": 0}, "alpha must be a positive, finite number, not 0"),
+        ({"alpha": 0}, "alpha must be a positive number that float32 represents, not 0"),
+        ({"alpha": 1e39}, "alpha must be a positive number that float32 represents, not 1e\\+39"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SparseLoCo(**options)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_an_overflow_by_alpha_is_no_ranks_fault_and_changes_nothing() -> None:
+    def work(comm: Communicator) -> Any:
+        aggregator = SparseLoCo(rate=1, bits=32, alpha=4.0).start(comm, 256)
+        before = aggregator.state_dict()["residual"]
+        with pytest.raises(NonFiniteGradient) as caught:
+            aggregator.aggregate(np.full(256, 1e38, np.float32))
+        np.testing.assert_array_equal(aggregator.state_dict()["residual"], before)
+        return caught.value.ranks
+
+    assert run_local(2, work) == [(), ()]
+
+
+def test_a_residual_beyond_float32_fails_the_step_that_makes_it(comm: Communicator) -> None:
+    aggregator = SparseLoCo(rate=1, decay=1.0).start(comm, 4096)
+    values = np.repeat(np.float32([-3.3e38, -0.3e38]), 2048)
+    values[100] = 3.3e38
+    with pytest.raises(NonFiniteGradient):
+        aggregator.aggregate(values)
+    assert not aggregator.state_dict()["residual"].any()
+
+
+def test_in_float64_alpha_is_not_rounded_to_float32(comm: Communicator) -> None:
+    aggregator = SparseLoCo(rate=1, bits=32, decay=1.0, alpha=0.7).start(comm, 64, dtype="float64")
+    np.testing.assert_array_equal(aggregator.aggregate(np.ones(64)), np.full(64, 0.7))
 
 
 def test_the_papers_symbol_is_explained() -> None:

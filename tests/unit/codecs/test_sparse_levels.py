@@ -160,7 +160,8 @@ def test_gain_scales_decoded_values_and_leaves_the_residual_alone() -> None:
         ({"rate": 64, "chunk": 100}, "chunk must be a multiple of rate, 64, not 100"),
         ({"chunk": None}, "chunk must be an integer of 1 to 2\\^32, not None"),
         ({"bits": 8}, "bits must be 2 or 32, not 8"),
-        ({"gain": 0.0}, "gain must be a positive, finite number, not 0.0"),
+        ({"gain": 0.0}, "gain must be a positive number that float32 represents, not 0.0"),
+        ({"lengths": (0, 64)}, "lengths must be numbers of elements, 1 or more, not"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
