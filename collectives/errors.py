@@ -71,3 +71,11 @@ def marked(error: Exception) -> Exception:
 def explains_itself(error: BaseException) -> bool:
     """Return True if the text names rank and cause, so that lines of this library in the traceback add nothing."""
     return isinstance(error, CollectiveError) or hasattr(error, _EXPLAINS_ITSELF)
+
+
+def reword(error: Exception, text: str) -> Exception:
+    """Return an error of the same type with another text."""
+    kind = type(error)
+    if kind.__module__.partition(".")[0] == "numpy":  # its types take other arguments, such as a shape
+        kind = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    return kind(text)

@@ -100,6 +100,8 @@ class StepDriver(Reducer):
         if feedback.reports_first(call.step):
             yield from self.announce(call)
         if (problem := feedback.fix_scales()) is not None:
+            if call.compare is not None:  # a later call waits for the comparison of each call before it
+                yield from self.channel.swap(call, call.traffic)
             raise error_of(call, problem)
         if feedback.decodes_with_reports:
             yield from self._decode_with_reports(call)

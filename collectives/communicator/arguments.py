@@ -17,7 +17,7 @@ from collectives import launcher
 from collectives.arrays import gpu_mpi
 from collectives.consistency.call_check import assemble, gather_texts, refuse
 from collectives.cost.link import LinkModel
-from collectives.errors import LauncherMismatch, NotARank, marked
+from collectives.errors import LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.process_end import install_unless_attended
 from collectives.progress.polling import wait
@@ -90,7 +90,7 @@ def validate_arguments(
         return CommunicatorArguments(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout), workers)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
-        raise marked(type(error)(f"rank {parent.rank} of {parent.size}: {error}")) from None
+        raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
 
 
 def require_rank(alone: bool = False) -> None:

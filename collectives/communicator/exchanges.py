@@ -27,6 +27,7 @@ from collectives.dense.broadcast_gather import (
     gather_sizes,
     is_long,
 )
+from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import stage
 from collectives.quoting import one_line, shown
@@ -59,7 +60,7 @@ def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, 
     try:
         return flat(x, allowed, crosses)
     except (TypeError, ValueError, MemoryError) as error:
-        _refuse(comm, call, error, type(error))
+        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
 
 def validate_writable(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
@@ -93,7 +94,7 @@ def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...
     try:
         return empty_like(x, shape)
     except (TypeError, MemoryError) as error:
-        _refuse(comm, call, error, type(error))
+        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
     except RuntimeError as error:  # PyTorch's, where there is no memory
         _refuse(comm, call, error, MemoryError)
 

@@ -17,7 +17,7 @@ from collectives.annotations import Array, Bytes
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
 from collectives.communicator.calls import FIXED_TAGS
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveMismatch, reword
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.staged import stage
 from collectives.progress.polling import wait
@@ -87,7 +87,7 @@ def _validate(comm: Communicator, call: str, x: Array, preposition: str, peer: i
         if preposition == "from" and is_read_only(vector, x):
             raise ValueError("the array is read-only: pass one that can be written")
     except (TypeError, ValueError, MemoryError) as error:
-        raise type(error)(f"{comm.here}, {call}: {error}") from None
+        raise reword(error, f"{comm.here}, {call}: {error}") from None
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 

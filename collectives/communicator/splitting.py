@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from mpi4py import MPI
 
 from collectives.consistency.call_check import fingerprint
+from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
         chosen = MPI.UNDEFINED if color is None else _validate_integer("color", color, 0)
         place = _validate_integer("key", key, -_MOST)
     except (TypeError, ValueError) as error:
-        comm.reject(type(error)(f"{comm.here}, {name}: {error}"), name)
+        comm.reject(reword(error, f"{comm.here}, {name}: {error}"), name)
     call = Call(comm, lambda: name)
     with comm.span("split"):
         part: MPI.Comm = comm.run(call, _steps(comm, call, comm.check(call, fingerprint(name)), chosen, place))

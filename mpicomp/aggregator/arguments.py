@@ -17,7 +17,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.arrays import named
 from collectives.arrays.elements import FLOATS
-from collectives.errors import marked
+from collectives.errors import marked, reword
 from mpicomp import kernels
 from mpicomp.aggregator.spec import VectorSpec
 
@@ -61,7 +61,7 @@ def vector_spec(
             _check_device(spec, method)
         return spec
     except (TypeError, ValueError, ImportError, MemoryError) as error:
-        comm.reject(type(error)(f"{comm.here}, start: {error}"), "start")
+        comm.reject(reword(error, f"{comm.here}, start: {error}"), "start")
 
 
 def _shapes(tensor_shapes: Any) -> tuple[tuple[int, ...], ...]:

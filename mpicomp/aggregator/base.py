@@ -19,6 +19,7 @@ from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_
 from collectives.communicator.routes import VERSION
 from collectives.compiling import keep_uncompiled
 from collectives.dense.device_sum import are_on_one_device, settled_before
+from collectives.errors import reword
 from collectives.execution.staged import deliver, fetch, use_in_background
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
@@ -150,7 +151,13 @@ class Aggregator:
             ``poll()`` makes progress and returns True once the result is there, ``wait()`` returns the result; either
             may raise the errors of `aggregate`. The residual and the step counter change only if the call succeeds.
         """
-        return self.comm.begin(*self._open(vector, out))
+        call, steps = self._open(vector, out)
+        self._call = call  # now, as a progress thread may begin the steps later
+        try:
+            return self.comm.begin(call, steps)
+        except BaseException:
+            self.let_go(call)
+            raise
 
     def carry(self, numbers: AnyArray, sums: AnyArray) -> None:
         """Have the next call sum `numbers` over the ranks, in the messages by which the ranks compare the call.
@@ -181,8 +188,8 @@ class Aggregator:
                 difference = vector if isinstance(vector, Difference) else None
                 source, target, result = self._views(vector, out)
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
-            here = f"{comm.here}, vector {self.vector_id}: {error}"
-            comm.reject(type(error)(here), "aggregate")
+            self._can_undo = False  # as on the other ranks, where this step fails
+            comm.reject(reword(error, f"{comm.here}, vector {self.vector_id}: {error}"), "aggregate")
         traffic = self.traffic.begin()
         values: Any = vector if source is None else source.values if difference is None else None
         written: Any = out if target is None else target.values

@@ -35,6 +35,7 @@ from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.step import PieceReducer, StepDriver, Work
 
 _MOST_RANK = 1024
+USUAL_SIDE = 1024  # rows and columns of the matrices that `message_model` assumes
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ class PowerSGD(Algorithm):
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        # both messages in one, of a vector that is a square matrix
-        itemsize, share = 8 if dtype == "float64" else 4, min(1.0, 2 * self.rank / math.sqrt(max(n, 1)))
+        # both messages in one, of square matrices as models have them: one alone would promise too much
+        side = min(math.sqrt(max(n, 1)), USUAL_SIDE)
+        itemsize, share = 8 if dtype == "float64" else 4, min(1.0, 2 * self.rank / side)
         longest = int(PIECE_BYTES / (itemsize * share))
         return MessageModel(lambda elements, weight: itemsize * math.ceil(share * elements), longest)
 

@@ -37,7 +37,7 @@ def represents(gain: float) -> bool:
 def _layout(n: int, lengths: tuple[int, ...], chunk: int, keep: int, bits: int) -> tuple[Array, int, int, int]:
     """Return the lengths, the kept elements, the byte where planes begin, and words of a plane."""
     padded = [-(-length // 64) * 64 for length in lengths]
-    if n not in (sum(padded), sum(padded[:-1]) + sum(lengths[-1:])):
+    if lengths and n not in (sum(padded), sum(padded[:-1]) + lengths[-1]):
         raise ValueError(f"tensors of {[*lengths]} elements, padded to multiples of 64, do not fill {n} elements")
     found = sum(kept(length, chunk, keep) for length in lengths)
     floats = 4 * len(lengths) if bits == 2 else found

@@ -325,9 +325,11 @@ class FiniteFlag:
     def clear_unless(self, finite: Any) -> None:
         """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels."""
         if isinstance(finite, bool):
-            self._is_set &= finite
+            if not finite:  # only ever cleared: other threads do the same
+                self._is_set = False
         elif self._on_host:
-            self._is_set &= bool(finite)
+            if not bool(finite):
+                self._is_set = False
         elif finite.data_ptr() != self._there.data_ptr():
             self._there.mul_(finite)
 

@@ -172,8 +172,9 @@ class SignResidual(Feedback):
             self._out = words_of(self.device, call.out)
         if self._tensors is None:
             self._vector()  # before several threads ask for it
+        self._kept = None  # before another copy is made
         if self.rule.transactional or call.compare is not None:
-            self._before = self._settled(), self.size.magnitudes.copy(), self.size.gamma
+            self._before = self._settled(self._spare), self.size.magnitudes.copy(), self.size.gamma
 
     @override
     def end(self) -> None:
@@ -384,14 +385,14 @@ class SignResidual(Feedback):
         settled = self._settled()
         return None if settled is None else settled if self.on_host else copy_to_host(self.device, settled)
 
-    def _settled(self) -> Array | None:
-        """Return such a copy where vectors are."""
+    def _settled(self, into: Array | None = None) -> Array | None:
+        """Return such a copy where vectors are; on a device `into` is overwritten with it, if it is given."""
         if self._vector_residual is None:
             return None
         if self.on_host:
             settled = np.array(self._vector_residual)
         else:
-            settled = self.device.zeros(self._n, self._compute.name) if self._spare is None else self._spare
+            settled = self.device.zeros(self._n, self._compute.name) if into is None else into
             overwrite(self.device, settled, self._vector_residual)
         if self._lazy:
             if self._blocks is not None:

@@ -59,7 +59,8 @@ def all_gather(
     payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
     results = Results(device, spec.dtype, program.longest_piece)
     codes = feedback(device, {"residual": encoder}, cuts, payloads, results)
-    reducer = AllGatherReducer(comm, program, codec, payloads, len(cuts))
+    n_reports = codes.n_reports if codes.reports_when == "beside" else None
+    reducer = AllGatherReducer(comm, program, codec, payloads, len(cuts), n_reports)
     return Parts(codes, codec, driver(comm, codes, reducer))
 
 
@@ -125,12 +126,22 @@ class AllGatherReducer(PieceReducer):
         Payloads of the program's pieces.
     n_cuts : int
         Number of pieces of one vector.
+    n_reports : int or None
+        Number of reports that short payloads travel with; None: they travel alone.
     """
 
     receive_buffers = 0
     encode: Work
 
-    def __init__(self, comm: Communicator, program: Program, codec: Codec, payloads: Payloads, n_cuts: int) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        program: Program,
+        codec: Codec,
+        payloads: Payloads,
+        n_cuts: int,
+        n_reports: int | None,
+    ) -> None:
         self.program, self._codec, self._payloads = program, codec, payloads
         self._rank, self._size, self._n_cuts = comm.rank, comm.size, n_cuts
         self._tag, self._fixed = comm.fixed_tag(), not varies(codec)
@@ -139,8 +150,9 @@ class AllGatherReducer(PieceReducer):
         self.brief = not program.pieces or program.pieces[n_cuts - 1].stop <= BRIEF_ELEMENTS
         self._missing, self._counting = [0] * n_cuts, threading.Lock()
         self.at_once = self._fixed and n_cuts == 1 and self.brief and comm.gathers(payloads.host[0].nbytes)
-        if self.at_once:
-            self.side_channel = SideChannel(comm, 1, payloads.host[0].nbytes)
+        self.at_once = self.at_once and n_reports is not None
+        if n_reports is not None and self.at_once:
+            self.side_channel = SideChannel(comm, n_reports, payloads.host[0].nbytes)
 
     @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:

@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.consistency.missing_ranks import list_ranks
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveMismatch, reword
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.buckets import NamedParameter
@@ -210,7 +210,7 @@ def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int
             if any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
                 raise ValueError(f"{name!r} is expanded, so that elements share memory; pass tensor.contiguous()")
     except (TypeError, ValueError) as error:
-        comm.reject(type(error)(f"{comm.here}, {call}: {error}"), call)
+        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
     require_same_layout(named, comm)
     batch: list[Tensor] = []
     nbytes = 0

@@ -23,6 +23,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.compiling import keep_uncompiled
 from collectives.consistency.call_check import fingerprint
+from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
@@ -265,7 +266,7 @@ def ddp_hook(
         algorithms_by_name(algorithm, members)
         in_background = comm.size > 1 and overlap_by_thread(comm)
     except (ValueError, TypeError, RuntimeError) as error:
-        comm.reject(type(error)(f"{comm.here}: {error}"), "making a DDP hook")
+        comm.reject(reword(error, f"{comm.here}: {error}"), "making a DDP hook")
     ranks = dist.get_process_group_ranks(group)
     comm.agree(fingerprint(f"ddp_hook {ranks}"), lambda: f"ddp_hook for a process group of ranks {shown(ranks)}")
     return DDPHookState(algorithm, comm, members, in_background), average_bucket

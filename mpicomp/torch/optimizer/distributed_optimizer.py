@@ -23,6 +23,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
+from collectives.errors import reword
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
     algorithms_by_name,
@@ -154,7 +155,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             options = Options(self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step)
             options.check(members, algorithms)
         except (ValueError, TypeError) as error:
-            self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "wrapping an optimizer")
+            self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._joining = False
         self._synchronizer = open_synchronizer(optimizer, parameters, algorithms, self.comm, options)
 

@@ -27,6 +27,7 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.compiling import keep_uncompiled
+from collectives.errors import reword
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
@@ -137,7 +138,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
                 check_group(group)
             parameters = Parameters(self, names_by_parameter(named_parameters), self.comm.here)
         except (ValueError, TypeError) as error:
-            self.comm.reject(type(error)(f"{self.comm.here}: {error}"), "making OneBitAdam")
+            self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "making OneBitAdam")
         options = (
             f"OneBitAdam(algorithm={self.algorithm}, warmup_steps={warmup_steps}, preconditioned={preconditioned}, "
             f"bucket_mb={bucket_mb:g})"

@@ -13,6 +13,7 @@ from torch import Tensor
 from collectives import CollectiveMismatch, Communicator
 from collectives.communicator.point_to_point import message
 from collectives.consistency.call_check import fingerprint
+from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 from mpicomp.torch.devices import begin_event
 from mpicomp.torch.process_group.collective import (
@@ -46,7 +47,7 @@ class Engine:
             bound = bind_operands(row, comm, operands, staging)
         except (TypeError, ValueError, MemoryError) as error:
             self._reject(f"{row.name}, rejected: {error}")
-            raise type(error)(f"{comm.here}, {row.name}: {error}") from error
+            raise reword(error, f"{comm.here}, {row.name}: {error}") from error
         self.begun += 1
         text = bound.text  # the caller's work keeps the text, but not the memory of `bound`
         call = Call(comm, lambda: text)
@@ -132,7 +133,7 @@ class Messages:
             most = self._largest_tag
             require(0 <= tag <= most, f"the tag {tag} does not lie in 0 .. {most}, which MPI allows")
         except (TypeError, ValueError, MemoryError) as error:
-            raise type(error)(f"{comm.here}, {name}: {error}") from error
+            raise reword(error, f"{comm.here}, {name}: {error}") from error
         whom = "any rank" if peer is None else f"rank {peer}"
         call = Call(comm, lambda: f"{name} {'to' if sends else 'of'} {whom} with tag {tag}")
         call.is_pairwise = True

@@ -110,6 +110,20 @@ def test_an_aggregator_whose_call_is_in_flight_refuses_others_and_states_on_all_
     assert aggregator.step == 0
 
 
+def test_a_second_call_is_refused_before_a_progress_thread_has_begun_the_first(mpi_comm: MPI.Comm) -> None:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S) as comm:
+        if not comm.start_progress_thread():
+            pytest.skip("MPI lacks MPI_THREAD_MULTIPLE")
+        x = np.ones(64, np.float32)
+        for _ in range(20):
+            aggregator = Marsit(full_precision_every=None).start(comm, 64)
+            handle = aggregator.begin(x)
+            with pytest.raises(RuntimeError, match="the call of step 0 is still in flight"):
+                aggregator.begin(x)
+            assert same_everywhere(comm, handle.wait())
+            assert aggregator.step == 1
+
+
 def test_a_dropped_call_is_named_by_the_next_one_and_by_close(mpi_comm: MPI.Comm) -> None:
     comm = Communicator(mpi_comm, timeout=TIMEOUT_S)
     aggregator, x = DoubleSqueeze().start(comm, 100), gradient(comm.rank, 0, 100)

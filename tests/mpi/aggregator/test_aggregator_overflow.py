@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient
-from mpicomp import ECQSGD, QSGD, DoubleSqueeze, MemSGD
+from mpicomp import ECQSGD, QSGD, DoubleSqueeze, Marsit, MemSGD
 from tests.methods import METHODS, must_be_restored
 from tests.mpi.lanes import few_ranks, same_everywhere
 
@@ -113,3 +113,17 @@ def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(comm: Communica
     """The values that each rank sends are finite, and so are all later pieces."""
     vector = np.where(np.arange(5000) < 64, 3.3e38, 1).astype(np.float32)
     require_told(comm, method.start(comm, 5000), vector)
+
+
+def test_calls_go_on_after_a_scale_that_overflows_before_anything_is_sent(comm: Communicator) -> None:
+    """A step fails before its first messages, which compare the call too: later calls wait for that comparison."""
+    aggregator = Marsit(full_precision_every=None).start(comm, 64, dtype="float16")
+    failed = 0
+    for step in range(24):
+        value = 100.0 if step == 0 else 60000.0 if step < 6 else 1.0
+        try:
+            aggregator.aggregate(np.full(64, value, np.float16))
+        except NonFiniteGradient:
+            failed += 1
+    assert comm.size == 1 or failed
+    assert same_everywhere(comm, np.array([failed, aggregator.step]))

@@ -7,11 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, NonFiniteGradient
-from mpicomp import SSDM, Dense, DoubleSqueeze, EFSignSGD, MajorityVote, Marsit, OneBitSGD
+from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
+from mpicomp import (
+    QSGD,
+    SSDM,
+    Dense,
+    DoubleSqueeze,
+    EFSignSGD,
+    MajorityVote,
+    Marsit,
+    OneBitSGD,
+    TopKSGD,
+)
 from tests.exact import gradient
 
 N = 3000
+
+
+@pytest.mark.parametrize("method", [Marsit(transactional=True), QSGD(), TopKSGD(rate=4)], ids=str)
+def test_a_step_that_one_rank_refuses_leaves_nothing_to_take_back_on_any(comm: Communicator, method: Any) -> None:
+    aggregator = method.start(comm, 64)
+    aggregator.aggregate(gradient(comm.rank, 0, 64))
+    with pytest.raises(ValueError if comm.rank == 0 else CollectiveMismatch, match="65 elements"):
+        aggregator.aggregate(gradient(comm.rank, 1, 65 if comm.rank == 0 else 64))
+    assert not aggregator.can_undo
 
 
 @pytest.mark.parametrize(
