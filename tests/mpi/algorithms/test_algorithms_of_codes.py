@@ -105,7 +105,8 @@ def test_bytes_are_the_formulas(comm: Communicator, method: Any) -> None:
             assert (sent - flags <= expected / 4).all()  # 0 where there is one rank
             return
         assert (sent - flags >= expected).all()
-        assert (sent - flags <= 1.02 * expected + 64 * size).all()
+        in_comparison = 3 * size * scales  # a few messages, each with the scales of all ranks
+        assert (sent - flags <= 1.02 * expected + 64 * size + in_comparison).all()
 
 
 @pytest.mark.parametrize("method", [QSGD(), OneBitSGD(), LocalTopK(100, 6400)], ids=str)

@@ -9,7 +9,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, DoubleTree, HalvingDoubling, Ring, Torus
-from collectives.consistency.recursive_doubling import rounds_of
 from collectives.execution.program import partition
 from collectives.schedules.plan import Topology
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
@@ -110,12 +109,11 @@ def test_ssdm_errs_by_as_much_as_its_variance_says(comm: Communicator) -> None:
 
 
 def sent(mpi_comm: MPI.Intracomm, options: Any, topology: Topology, n: int, extra: int) -> int:
-    """Bytes of a step, less the agreement and `extra` bytes for each other rank."""
-    with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
+    """Return the bytes of a step, less `extra` bytes for each other rank; no call is compared."""
+    with Communicator(mpi_comm, topology, TIMEOUT_S, verify=False) as comm:
         aggregator = options.start(comm, n)
         aggregator.aggregate(gradient(comm.rank, 0, n))
-        agreement = 8 * sum(one.sends for one in rounds_of(comm.rank, comm.size)) if comm.size > 1 else 0
-        return aggregator.traffic.last.bytes_sent - agreement - extra * (comm.size - 1)
+        return aggregator.traffic.last.bytes_sent - extra * (comm.size - 1)
 
 
 def test_a_ring_sends_growing_counts_and_then_whole_ones_or_single_bits(mpi_comm: MPI.Intracomm) -> None:
