@@ -19,7 +19,7 @@ class OneProcess(Simulation):
                 tensor = slice(start, start + length)
                 v[tensor] = largest_in_levels(p[tensor], options.rate, options.chunk, options.bits)
             self.residuals[rank] = p - v
-            scaled = (v.astype(np.float32) * np.float32(options.alpha)).astype(self.compute)
+            scaled = v.astype(np.float32).astype(self.compute) * self.compute(options.alpha)
             total = total + scaled if rank else scaled
         return total / self.compute(self.size)
 
