@@ -115,6 +115,7 @@ def test_a_mean_that_overflows_in_its_first_piece_is_told_by_all(comm: Communica
     require_told(comm, method.start(comm, 5000), vector)
 
 
+@pytest.mark.communicator(topology="auto")
 def test_calls_go_on_after_a_scale_that_overflows_before_anything_is_sent(comm: Communicator) -> None:
     """A step fails before its first messages, which compare the call too: later calls wait for that comparison."""
     aggregator = Marsit(full_precision_every=None).start(comm, 64, dtype="float16")
