@@ -10,25 +10,8 @@ import torch
 
 from collectives import Communicator, Ring
 from collectives.threads.run_local import run_local
-from mpicomp import (
-    ECQSGD,
-    QSGD,
-    SSDM,
-    CascadingSSDM,
-    Dense,
-    DoubleSqueeze,
-    EFSignSGD,
-    LocalTopK,
-    MajorityVote,
-    Marsit,
-    MemSGD,
-    OneBitSGD,
-    RandomK,
-    ScaleCom,
-    TernGrad,
-    TopKSGD,
-    TrueTopK,
-)
+from mpicomp import Auto, Marsit, PowerSGD, SparseLoCo
+from tests.methods import METHODS
 from tests.unit.kernels.gpu.on_device import HAS_GPU, bits, given, name_of, vector
 
 pytestmark = pytest.mark.usefixtures("made")
@@ -37,11 +20,9 @@ LENGTHS = (1_500_001, 1_499_000, 70) if HAS_GPU else (4500, 3900, 70)
 N = sum(-(-length // 64) * 64 for length in LENGTHS)
 PIECE_BYTES = 1 << 18 if HAS_GPU else 512
 STEPS = 3
-METHODS = [
-    Marsit(full_precision_every=3), QSGD(), ScaleCom(100), Marsit(winners=1), MajorityVote(), EFSignSGD(), SSDM(),
-    CascadingSSDM(), ECQSGD(), TernGrad(), OneBitSGD(), TopKSGD(), LocalTopK(100), MemSGD(), DoubleSqueeze(),
-    RandomK(100), TrueTopK(100), Dense(), Dense(wire="bfloat16"),
-][: None if HAS_GPU else 3]  # fmt: skip  # the interpreter is slow, and other tests have the rest on short vectors
+ON_DEVICES = [name for name, one in METHODS.items() if not isinstance(one, Auto | PowerSGD | SparseLoCo)]
+# The interpreter is slow, and other tests have all methods on short vectors.
+NAMES = ON_DEVICES if HAS_GPU else ["marsit", "qsgd", "scalecom"]
 
 
 def results(comm: Communicator, method: Any, n: int, there: bool) -> list[Any]:
@@ -58,10 +39,10 @@ def results(comm: Communicator, method: Any, n: int, there: bool) -> list[Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_two_long_calls_in_flight_have_the_bits_of_the_cpu(method: Any) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_two_long_calls_in_flight_have_the_bits_of_the_cpu(name: str) -> None:
     there, here = (
-        run_local(2, lambda comm, on=on: results(comm, method, N, on), Ring(), piece_bytes=PIECE_BYTES)
+        run_local(2, lambda comm, on=on: results(comm, METHODS[name], N, on), Ring(), piece_bytes=PIECE_BYTES)
         for on in (True, False)
     )
     for mine, expected in zip(there, here, strict=True):
