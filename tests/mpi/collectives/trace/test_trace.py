@@ -160,7 +160,7 @@ def test_sums_are_those_of_traffic(
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
         aggregator: Any = Marsit(full_precision_every=None).start(comm, n)
         aggregator.aggregate(vector(comm.rank, n))  # compiles
-        slow_down(aggregator.reducer)
+        slow_down(aggregator.reducer, is_last=mpi_comm.rank == 0)
         names = (*COMPUTING.values(), "seconds_waiting")
         before = [getattr(aggregator.traffic.total, name) for name in names]
         for _ in range(calls):
@@ -187,9 +187,12 @@ def test_sums_are_those_of_traffic(
     off = sum(reading["round_trip"] for reading in trace["otherData"]["clock"]) / 2 + 1e-6
     for kind, count in slowed.items():
         assert calls * count * SLOW_S - off <= found[kind] <= told[kind] + off, kind
+    # a rank may lose its core between the two readings of a time: the trace has that in what surrounds the span
+    around = mine.seconds["call"] + mine.seconds["check"] + sum(s["dur"] for s in prepared if lies_in(s, checks)) * 1e-6
     for kind, seconds in told.items():
-        # a rank may lose its core between a reading of the one and that of the other
-        assert found[kind] == pytest.approx(seconds, rel=0.5, abs=0.1), kind
+        assert 0.95 * found[kind] - off <= seconds <= found[kind] + around + off, kind
+    assert sum(told.values()) <= sum(found.values()) + around + off
+    assert waits or mpi_comm.rank == 0 or not travelled  # rank 0 encodes last; codes of all-gathers travel in checks
 
 
 SLOW_S = 0.003
@@ -199,18 +202,21 @@ def lies_in(span: dict[str, Any], outer: list[dict[str, Any]]) -> bool:
     return any(s["ts"] <= span["ts"] < s["ts"] + s["dur"] for s in outer)
 
 
-def slow_down(driver: Any) -> None:
-    """Lengthen all computing of a method, so that it stands out from the work around it."""
+def slow_down(driver: Any, *, is_last: bool) -> None:
+    """Lengthen all computing of a method, so that it stands out from the work around it.
 
-    def slow(method: Callable[..., None]) -> Callable[..., None]:
+    The encoding of the rank that is last takes longest.
+    """
+
+    def slow(method: Callable[..., None], seconds: float = SLOW_S) -> Callable[..., None]:
         def slower(*args: Any) -> None:
-            time.sleep(SLOW_S)
+            time.sleep(seconds)
             method(*args)
 
         return slower
 
     feedback, reducer = driver.feedback, driver.reducer
-    feedback.encode, feedback.decode = slow(feedback.encode), slow(feedback.decode)
+    feedback.encode, feedback.decode = slow(feedback.encode, 5 * SLOW_S if is_last else SLOW_S), slow(feedback.decode)
     if hasattr(reducer, "payload"):
         reducer.payload.merge = slow(reducer.payload.merge)
 
