@@ -3,105 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import Testable, override
+from collectives.execution.workers import in_parts
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer
+from mpicomp.aggregator.parts import Driver, Parts
 from mpicomp.aggregator.side_channel import SideChannel
-from mpicomp.feedback.base import Feedback, Problem
-
-Work = Callable[[int], Testable | None]
+from mpicomp.feedback.base import Problem
 
 
-class PieceReducer(Protocol):
-    """Moves the payloads of pieces between ranks and combines them.
-
-    Attributes
-    ----------
-    side_channel : SideChannel or None
-        The channel of the ranks' reports, if payloads travel on it; None: the driver makes one.
-    brief : bool
-        There is so little to decode that nothing is gained by doing it while messages travel.
-    at_once : bool
-        The reports and payloads of all ranks travel in the single exchange of `side_channel`.
-    """
-
-    side_channel: SideChannel | None = None
-    brief: bool = False
-    at_once: bool = False
-
-    def prepare_step(self, step: int) -> None:
-        """Do ahead the work of a step that needs no vector. Not always called, so `run` must not depend on it."""
-        return
-
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        """Have each piece encoded, call `encoded` after the last one, and have each complete piece decoded."""
-        ...
-
-
-class StepDriver(Reducer):
+class StepDriver(Driver):
     """Steps of one vector: announce, encode, reduce, agree, decode; then commit or roll back.
 
     Parameters
     ----------
     comm : Communicator
-    feedback : Feedback
-    reducer : PieceReducer or None
-        None: a driver of its own class moves the payloads.
+    parts : Parts
+    is_dense : callable, optional
+        ``is_dense(step)``: whether a step is made in full precision by ``parts.dense``. Needed if there is one.
     """
 
     skips_empty = True  # ranks exchange nothing for vectors without elements
 
-    reducer: PieceReducer
-
-    def __init__(self, comm: Communicator, feedback: Feedback, reducer: PieceReducer | None) -> None:
-        self.feedback, channel = feedback, None
-        if reducer is not None:
-            self.reducer, channel = reducer, reducer.side_channel
+    def __init__(self, comm: Communicator, parts: Parts, is_dense: Callable[[int], bool] | None = None) -> None:
+        self.feedback, self.reducer, self.dense = feedback, reducer, dense = parts.feedback, parts.reducer, parts.dense
+        self._is_dense = is_dense if dense is not None else None
+        self.array_steps = getattr(reducer, "array_steps", None)
+        self.at_once = reducer.at_once
+        if self._is_dense is None:
             self._pass_on("prepare", reducer.prepare_step)
-        self.at_once = reducer is not None and reducer.at_once
         self._pass_on("commit", feedback.commit)
         self._pass_on("roll_back", feedback.roll_back)
         self._pass_on("settle", feedback.settle)
-        self.channel = channel or SideChannel(comm, feedback.n_reports)
-        self.can_compare = comm.verifies and self.channel.fits_comparison
+        self.channel = reducer.side_channel or SideChannel(comm, feedback.n_reports)
+        nbytes = feedback.announced_bytes
+        # the first exchange of a step that announces or sends payloads at once: it can travel with the comparison
+        self._first = self.channel if nbytes is None else SideChannel(comm, 0, nbytes)
+        self.can_compare = comm.verifies and self._first.fits_comparison
 
-    def _pass_on(self, name: str, method: Callable[..., None]) -> None:
+    def _pass_on(self, name: str, method: Callable[..., object]) -> None:
         """Let a method of a part be the driver's own, unless a class overrides it."""
         # an instance attribute, since a step of a short vector should not pay for a call that only passes on; a bound
         # method of the driver itself must not be one: the driver would be freed late, as part of a cycle
         if getattr(type(self), name) is getattr(StepDriver, name):
             self.__dict__[name] = method
 
+    def is_dense(self, step: int) -> bool:
+        """Return True if a step is made in full precision."""
+        return self._is_dense is not None and self._is_dense(step)
+
+    @override
+    def prepare(self, step: int) -> None:
+        if not self.is_dense(step):
+            self.reducer.prepare_step(step)
+
     @property
+    @override
     def can_undo(self) -> bool:
-        """True if the state of before the last step is kept."""
         return self.feedback.can_undo
 
+    @override
     def undo(self) -> None:
-        """Take back the last `commit`; no step has begun since."""
         self.feedback.undo()
 
     @override
     def compares(self, step: int) -> bool:
-        return self.can_compare and (self.at_once or self.feedback.reports_first(step))
+        return self.can_compare and (self.at_once or self.feedback.reports_first(step)) and not self.is_dense(step)
 
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        """Write the result of a step to ``call.out``; see `Reducer`."""
+        if self._is_dense is not None and self._is_dense(call.step):
+            return self.in_full_precision(call)
+        return self.compressed(call)
+
+    def in_full_precision(self, call: VectorCall) -> Iterator[bool]:
+        """Return the steps of a call that `is_dense`. Hook of methods."""
+        assert self.dense is not None
+        return self.dense.run(call, _nothing, _nothing, _nothing)
+
+    def compressed(self, call: VectorCall) -> Iterator[bool]:
+        """Return the steps of a call whose vector is encoded."""
         if not call.spec.n and self.skips_empty:
             return
         feedback = self.feedback
         if self.can_compare:
-            self.channel.compare_with(call.compare)
+            self._first.compare_with(call.compare)
         feedback.begin(call)
         if feedback.reports_first(call.step):
             yield from self.announce(call)
         if (problem := feedback.fix_scales()) is not None:
             if call.compare is not None:  # a later call waits for the comparison of each call before it
-                yield from self.channel.swap(call, call.traffic)
+                yield from self._first.swap(call, call.traffic)
             raise error_of(call, problem)
         if feedback.decodes_with_reports:
             yield from self._decode_with_reports(call)
@@ -109,27 +103,33 @@ class StepDriver(Reducer):
             yield from self.reducer.run(call, feedback.encode, feedback.decode, self.report)
             if feedback.reports_when is not None:
                 yield from self.collect(call)
-        self.settle(call)
+        if (written := self.settle(call)) is not None:
+            yield from until(written, call)
 
-    def settle(self, call: VectorCall) -> None:
-        """All pieces are decoded on this rank. Hook of methods."""
-        self.feedback.settle(call)
+    def settle(self, call: VectorCall) -> Testable | None:
+        """All pieces are decoded on this rank. Hook of methods; returns a handle if there is something to wait for."""
+        return self.feedback.settle(call)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
     def announce(self, call: VectorCall) -> Iterator[bool]:
-        """Exchange the reports that encoding needs: those of this rank's measured vector. Hook of methods."""
-        traffic, clock = call.traffic, call.traffic.clock
-        start = clock()
-        yield from done(call, self.feedback.measure())
-        self.feedback.report(self.channel.mine)
+        """Exchange the numbers that encoding needs: those of this rank's measured vector."""
+        feedback, channel, traffic, clock = self.feedback, self._first, call.traffic, call.traffic.clock
+        start, before = clock(), traffic.seconds_encoding
+        if feedback.measured_in:
+            work = feedback.measure_share, feedback.measured_in, call.group.workers
+            yield from in_parts(call, traffic, "seconds_encoding", *work)
+        else:
+            yield from done(call, feedback.measure())
+        feedback.announce(channel.mine, channel.tail)
         measured = clock()
-        yield from self.channel.swap(call, traffic)
+        yield from channel.swap(call, traffic)
         end = clock()
-        traffic.seconds_encoding += measured - start
+        # the seconds of several workers, which are counted already, may be more than those of this thread
+        traffic.seconds_encoding = max(traffic.seconds_encoding, before + measured - start)
         traffic.seconds_waiting += end - measured
         traffic.seconds_total += end - start
-        if (problem := self.feedback.adopt(self.channel.everyones)) is not None:
+        if (problem := feedback.adopt_announced(channel.everyones, channel.tails)) is not None:
             raise error_of(call, problem)
 
     def report(self) -> None:
@@ -190,6 +190,10 @@ class StepDriver(Reducer):
             yield from self.collect(call)
         elif problem is not None:
             raise error_of(call, problem)
+
+
+def _nothing(*piece: int) -> None:
+    """Stand for the encoding and decoding of a step whose vector travels as it is."""
 
 
 def error_of(call: VectorCall, problem: Problem) -> NonFiniteGradient:

@@ -16,10 +16,11 @@ from collectives.compiling import keep_uncompiled
 from collectives.quoting import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
+from mpicomp.aggregator.parts import Driver, MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
 from mpicomp.aggregator.rehearsal import compile_kernels, compile_on_device
+from mpicomp.step import StepDriver
 
-__all__ = ["Algorithm", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
+__all__ = ["Algorithm", "Driver", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -112,9 +113,18 @@ class Algorithm(ABC):
         """Return True if vectors of this type can be encoded on the GPU that holds them."""
         return False
 
+    def is_dense(self, step: int) -> bool:
+        """Return True if a step averages the vectors in full precision, by the reducer ``parts(...).dense``."""
+        return False
+
     @abstractmethod
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Return the parts of an aggregator for such vectors."""
+
+    def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
+        """Return the parts of an aggregator for such vectors, and the driver of its steps."""
+        parts = self.parts(comm, spec)
+        return parts, StepDriver(comm, parts, self.is_dense)
 
     @abstractmethod
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

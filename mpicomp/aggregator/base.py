@@ -23,7 +23,7 @@ from collectives.errors import reword
 from collectives.execution.staged import deliver, fetch, use_in_background
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
-from mpicomp.aggregator.parts import Parts, StateKind, VectorSpec
+from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 
@@ -33,8 +33,8 @@ _NO_NUMBERS = None, None
 class Method(Protocol):
     """Options that choose the parts of an aggregator, see `mpicomp.aggregator.algorithm.Algorithm`."""
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Return the parts for vectors of this kind."""
+    def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
+        """Return the parts for vectors of this kind, and the driver that calls them."""
         ...
 
 
@@ -49,10 +49,12 @@ class Aggregator:
 
     Attributes
     ----------
-    feedback : Feedback or None
+    feedback : Feedback
         State that is carried from step to step.
     codec, reducer : object
         Encode values as bytes, and exchange these between ranks.
+    driver : Driver
+        Makes steps with these parts.
     step : int
         Steps taken.
     traffic : TrafficLog
@@ -63,7 +65,9 @@ class Aggregator:
         self.traffic = TrafficLog()
         self.step = 0
         self._tag = comm.fixed_tag()
-        self.feedback, self.codec, self.reducer = algorithm.parts(comm, spec)
+        parts, self.driver = algorithm.assemble(comm, spec)
+        self.feedback: Any = parts.feedback
+        self.codec, self.reducer = parts.codec, parts.reducer
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
         # of arrays that need no view; none where a device encodes, and in bfloat16, as uint16 may be anything
@@ -74,10 +78,10 @@ class Aggregator:
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
         lengths = spec.tensor_lengths
-        parts = "" if lengths is None else f" in {tensors_listed(lengths)}"
+        tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
-            parts += f", rows of {tensors_listed(matrix_rows)},"
-        text = f"aggregate of {spec.dtype}[{spec.n}]{parts} number {spec.vector_id} by {algorithm} over "
+            tensors += f", rows of {tensors_listed(matrix_rows)},"
+        text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "
         text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
         self._text = CallText(comm, algorithm, spec, self._tag, text)
         self._fingerprint = self._text.fingerprint
@@ -100,7 +104,8 @@ class Aggregator:
     @property
     def residual(self) -> AnyArray | None:
         """Pending compression error, float32[n] or float64[n]; None: the method keeps no residual."""
-        return None if self.feedback is None else self.feedback.residual
+        residual: AnyArray | None = self.feedback.residual
+        return residual
 
     # One step --------------------------------------------------------------------------------------------------------
 
@@ -182,8 +187,7 @@ class Aggregator:
         try:
             if self._call is not None:
                 self._reject_second_call(self._call)
-            if self.feedback is not None:
-                self.feedback.check_ready()
+            self.feedback.check_ready()
             if not self._are_plain(vector, out):
                 difference = vector if isinstance(vector, Difference) else None
                 source, target, result = self._views(vector, out)
@@ -195,8 +199,8 @@ class Aggregator:
         written: Any = out if target is None else target.values
         call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
         call.result, call.is_compared = result, numbers is not None
-        mark, prepare = self._fingerprint + step, partial(self.reducer.prepare, step)
-        if numbers is None and self.spec.n and self.reducer.compares(step):
+        mark, prepare = self._fingerprint + step, partial(self.driver.prepare, step)
+        if numbers is None and self.spec.n and self.driver.compares(step):
             # the mark differs from that of a call whose comparison has no reports in its messages
             call.compare, call.is_compared = partial(comm.check, call, ~mark, traffic, meanwhile=prepare), True
             return call, self._steps(call, None, source, target)
@@ -242,7 +246,7 @@ class Aggregator:
         if source is not None and target is not None:
             here, there = source.staging, target.staging
             if here is not None and are_on_one_device(source, target):
-                of_arrays = getattr(self.reducer, "array_steps", None)
+                of_arrays = self.driver.array_steps
         device = self._device if here is None else here.device
         try:
             if device is not None:
@@ -262,13 +266,13 @@ class Aggregator:
                 if of_arrays is not None:
                     yield from of_arrays(call, source, target)
                 else:
-                    yield from self.reducer.steps(call)
+                    yield from self.driver.steps(call)
                     if there is not None:
                         yield from deliver(call, there)
             except BaseException:
-                self.reducer.roll_back()
+                self.driver.roll_back()
                 raise
-            self.reducer.commit()
+            self.driver.commit()
             self.step += 1
             self._can_undo = True
             call.traffic.ended = call.traffic.clock()
@@ -287,7 +291,7 @@ class Aggregator:
     @property
     def can_undo(self) -> bool:
         """True if `undo` can take back the last step."""
-        return self._call is None and self._can_undo and self.reducer.can_undo
+        return self._call is None and self._can_undo and self.driver.can_undo
 
     @keep_uncompiled
     def undo(self) -> None:
@@ -302,7 +306,7 @@ class Aggregator:
         """
         if not self.can_undo:
             raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
-        self.reducer.undo()
+        self.driver.undo()
         self.step -= 1
         self._can_undo = False
 
@@ -338,8 +342,7 @@ class Aggregator:
     @property
     def state_kinds(self) -> dict[str, StateKind]:
         """Kind of each entry of a state, by which `mpicomp.redistribute` moves it to other ranks."""
-        own: dict[str, StateKind] = {} if self.feedback is None else self.feedback.state_kinds
-        return {"method": "shared", "n": "shared", "step": "shared", **own}
+        return {"method": "shared", "n": "shared", "step": "shared", **self.feedback.state_kinds}
 
     @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
@@ -353,8 +356,6 @@ class Aggregator:
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
-        if self.feedback is None:
-            return self._state({})
         self.feedback.check_ready()
         return self._state(self.feedback.state())
 
@@ -383,7 +384,7 @@ class Aggregator:
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
         taken = self._checked_state(state)
-        restored = self.feedback.load(taken) if self.feedback is not None else ""
+        restored = self.feedback.load(taken)
         self.step = taken["step"]
         self._can_undo = False
         if restored:  # ranks that restored different states must notice it in their next call
@@ -397,10 +398,7 @@ class Aggregator:
     def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the checked content of a state; see `mpicomp.feedback.saved_state.check`."""
         where = f"{self.comm.here}, vector {self.vector_id}"
-        like = self._state({} if self.feedback is None else self.feedback.like())
-        nan = "" if self.feedback is None else self.feedback.state_nan
-        taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, nan)
-        check_owner = getattr(self.feedback, "check_owner", None)  # of methods whose ranks own parts of the vector
-        if check_owner is not None:
-            check_owner(state, where)
+        like = self._state(self.feedback.like())
+        taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.feedback.state_nan)
+        self.feedback.check_owner(state, where)
         return taken

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from collectives import Topology
+from collectives.annotations import Testable
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback.base import Feedback, State, StateKind
 
-__all__ = ["Feedback", "MessageModel", "Parts", "Reducer", "State", "StateKind", "Synchronize", "VectorSpec"]
+__all__ = ["Driver", "Feedback", "MessageModel", "Parts", "Reducer", "State", "StateKind", "Synchronize", "VectorSpec"]
 
 Synchronize = Literal["updates", "gradients"]
+Work = Callable[[int], Testable | None]
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,52 @@ class MessageModel:
 
 
 class Reducer(Protocol):
-    """Exchange of payloads between ranks, and their reduction to the result. Holds buffers, and no aggregator.
+    """Moves the payloads of pieces between ranks and combines them. Holds buffers, and no feedback between two runs.
+
+    Attributes
+    ----------
+    side_channel : SideChannel or None
+        The channel of the ranks' reports, if payloads travel on it; None: the driver makes one.
+    brief : bool
+        There is so little to decode that nothing is gained by doing it while messages travel.
+    at_once : bool
+        The reports and payloads of all ranks travel in the single exchange of `side_channel`.
+    """
+
+    side_channel: SideChannel | None = None
+    brief: bool = False
+    at_once: bool = False
+
+    def prepare_step(self, step: int) -> None:
+        """Do ahead the work of a step that needs no vector. Not always called, so `run` must not depend on it."""
+        return
+
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        """Have each piece encoded, call `encoded` after the last one, and have each complete piece decoded."""
+        ...
+
+
+class DenseMean(Reducer, Protocol):
+    """Reducer that averages vectors in full precision."""
+
+    skipped: bool
+    """The result of the last step is zeros instead of a mean."""
+    mean: Any
+    """Sums vectors where they are: ``steps(call, values, out, scratch)`` and ``all_finite(call, vector)``."""
+
+
+class Driver(Protocol):
+    """Maker of the steps of one vector. Holds buffers, and no aggregator.
 
     A subclass overrides only the methods in which it has work to do.
+
+    Attributes
+    ----------
+    array_steps : callable or None
+        ``array_steps(call, source, target)`` makes the steps of two `Flat` arrays on one device, without a copy.
     """
+
+    array_steps: Callable[..., Iterator[bool]] | None = None
 
     @property
     def can_undo(self) -> bool:
@@ -93,16 +138,21 @@ class Reducer(Protocol):
 
 
 class Parts(NamedTuple):
-    """Parts that an aggregator is composed of.
+    """Parts that the steps of a method are composed of.
 
     Attributes
     ----------
-    feedback : Feedback or None
+    feedback : Feedback
+        State of a rank, and its encoding and decoding of pieces.
     codec : object
         Encodes values as bytes, and decodes these.
     reducer : Reducer
+        Moves the bytes between ranks.
+    dense : FullPrecisionMean or None
+        Averages the vectors of steps in full precision, see `Algorithm.is_dense`; None: there are no such steps.
     """
 
-    feedback: Any
+    feedback: Feedback
     codec: Any
     reducer: Reducer
+    dense: DenseMean | None = None

@@ -12,18 +12,20 @@ Vectors on a GPU are encoded there if the method can do that; in dense steps the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.registry import method
 from mpicomp.auto.chosen import Chosen, ChosenFeedback, Pending
 from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean, staged
+from mpicomp.feedback.base import Feedback
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean
 
 _MARSIT = Marsit()
 
@@ -94,16 +96,21 @@ class Auto(Algorithm):
         return self.method.encodes_on_devices(dtype)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Return the parts of the method, with a reducer that chooses between the method's and an exact mean."""
-        compressing = self.method.parts(comm, spec)
+        """Return the parts of the method."""
+        return self.method.parts(comm, spec)
+
+    @override
+    def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
+        """Return the method's parts, and a driver that chooses between the method's and an exact mean."""
+        parts, compressing = self.method.assemble(comm, spec)
         skips = self.nonfinite == "skip"
-        dense = staged(SkippingMean(comm, compressing.feedback) if skips else FullPrecisionMean(comm), spec)
+        mean = SkippingMean(comm, spec, parts.feedback) if skips else FullPrecisionMean(comm, spec)
         device = None if spec.device == "cpu" else named(spec.device)
-        pending = Pending(compressing.feedback, comm.size, device)
+        pending = Pending(parts.feedback, comm.size, device)
         schedule = Schedule(self.trial_steps, self.retry_every)
         name = getattr(self.method, "wire", None) or type(self.method).__name__.lower()
-        reducer = Chosen(comm, spec, pending, compressing.reducer, dense, schedule, name)
-        return Parts(ChosenFeedback(compressing.feedback, reducer), compressing.codec, reducer)
+        driver = Chosen(comm, spec, pending, compressing, mean, schedule, name)
+        return parts._replace(feedback=cast(Feedback, ChosenFeedback(parts.feedback, driver))), driver
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

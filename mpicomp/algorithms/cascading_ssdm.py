@@ -11,7 +11,6 @@ Reference: Marsit (arXiv 2204.06787), section 3.1 and Table 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -19,8 +18,9 @@ from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.options import flag, integer
 from mpicomp.codecs.stochastic_sign import StochasticSign
+from mpicomp.feedback.partial_sums import PartialSums
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.cascade import Cascade, CascadePayload
+from mpicomp.reducers.cascade import Cascade
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,13 @@ class CascadingSSDM(Algorithm):
         return True
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """No feedback x stochastic sign x decoding and encoding on every hop."""
+        """Partial sums x stochastic sign x decoding and encoding on every hop."""
         codec, model = StochasticSign(), self.message_model(spec.n, spec.dtype, comm.size, 0)
+        topology = comm.select(model.nbytes(spec.n, 1))
+        program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
-        make = partial(CascadePayload, named(spec.device), codec, stream, comm.rank)
-        reducer = Cascade(comm, spec, model, self.normalise, make)
-        return Parts(None, codec, reducer)
+        sums = PartialSums(named(spec.device), codec, stream, comm.rank, program, spec.dtype, self.normalise)
+        return Parts(sums, codec, Cascade(comm, program, sums.held, sums.landing, sums.merge))
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

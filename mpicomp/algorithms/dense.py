@@ -23,6 +23,7 @@ from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorS
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.codecs.full_precision import FullPrecision, Rounded
 from mpicomp.codecs.options import choice
+from mpicomp.feedback.base import NoFeedback
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import two_pass
@@ -78,12 +79,17 @@ class Dense(Algorithm):
                 comm.reject(ValueError(f"{comm.here}, start: {error}"), "start")
         return aggregator
 
+    @override
+    def is_dense(self, step: int) -> bool:
+        return self.wire is None
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x full precision x exact mean; with `wire` no feedback x rounding x two passes."""
         if self.wire is None:
-            return Parts(None, FullPrecision(spec.dtype), FullPrecisionMean(comm))
+            mean = FullPrecisionMean(comm, spec)
+            return Parts(NoFeedback(), FullPrecision(spec.dtype), mean, mean)
         codec = Rounded(self.wire)
-        return two_pass(comm, spec, codec, codec, None, None)._replace(feedback=None)
+        return two_pass(comm, spec, codec, codec, None, None)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -27,7 +27,6 @@ from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.shared_scale import SharedScale
 from mpicomp.reducers.vote_count import VoteCount, counts_model
-from mpicomp.step import StepDriver
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class EFSignSGD(Algorithm):
         reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
         feedback = SharedScale(reducer.layout, groups)
-        return Parts(feedback, Counts(), StepDriver(comm, feedback, reducer))
+        return Parts(feedback, Counts(), reducer)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -22,7 +22,6 @@ from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.majority import MajorityVotes
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.vote_count import VoteCount, counts_model
-from mpicomp.step import StepDriver
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class MajorityVote(Algorithm):
         votes = MajorityVotes(reducer.layout, Stream(self.seed, spec.vector_id, "tie"))
         if comm.size > 1:
             reducer.payload.decide = votes.decide
-        return Parts(votes, Counts(), StepDriver(comm, votes, reducer))
+        return Parts(votes, Counts(), reducer)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

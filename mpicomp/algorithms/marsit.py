@@ -29,8 +29,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
 from collectives.progress.polling import done
-from mpicomp.aggregator import nonfinite
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.options import choice, flag, integer, number
@@ -40,7 +39,7 @@ from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.feedback.sign_residual import SignResidual
 from mpicomp.feedback.step_size import GAMMA, SignRule
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.full_precision_mean import DeviceMean
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model, sign_reducer
 from mpicomp.step import StepDriver
@@ -124,6 +123,10 @@ class Marsit(Algorithm):
     def encodes_on_devices(self, dtype: str) -> bool:
         return True
 
+    @override
+    def is_dense(self, step: int) -> bool:
+        return self.full_precision_every is not None and step % self.full_precision_every == 0
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Sign residual x signs x merging on every hop; every K steps the exact mean."""
         lengths, padded = padded_lengths(spec.tensor_lengths, spec.n)
@@ -141,9 +144,13 @@ class Marsit(Algorithm):
             reducer = SelectionGather(comm, spec.n, selection, reports, device)
         votes = reducer.pieces, reducer.bits, reducer.second
         feedback = SignResidual(device, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
-        every = self.full_precision_every
-        mean = DeviceMean(device, spec.n, spec.dtype) if every and spec.device != "cpu" else None
-        return Parts(feedback, Sign(), MarsitDriver(self, comm, feedback, reducer, mean))
+        dense = None if self.full_precision_every is None else FullPrecisionMean(comm, spec)
+        return Parts(feedback, Sign(), reducer, dense)
+
+    @override
+    def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
+        parts = self.parts(comm, spec)
+        return parts, MarsitDriver(self, comm, parts)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
@@ -159,38 +166,20 @@ class MarsitDriver(StepDriver):
     feedback: SignResidual
     reducer: OneBitReducer
 
-    def __init__(
-        self,
-        options: Marsit,
-        comm: Communicator,
-        feedback: SignResidual,
-        reducer: OneBitReducer,
-        mean: DeviceMean | None,
-    ) -> None:
-        super().__init__(comm, feedback, reducer)
+    def __init__(self, options: Marsit, comm: Communicator, parts: Parts) -> None:
+        super().__init__(comm, parts, options.is_dense)
         self._options, self._rank = options, comm.rank
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
         self._stacklevel = 9 + (self._flag is not None)  # of the caller of `aggregate`: skipping takes one frame more
         # a residual that is written before the ranks have compared the call must be copied
-        elements = reducer.pieces[-1].stop if reducer.pieces else 0
+        pieces = self.reducer.pieces
+        elements = pieces[-1].stop if pieces else 0
         self.can_compare = self.can_compare and self._flag is None and elements <= MOST_COPIED
-        self._device_mean = mean
-
-    @override
-    def prepare(self, step: int) -> None:
-        if not self._in_full_precision(step):
-            self.reducer.prepare_step(step)
-
-    @override
-    def compares(self, step: int) -> bool:
-        return super().compares(step) and not self._in_full_precision(step)
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        if self._flag is not None:
-            return self._skipping(call)
-        return self._sum_exactly(call) if self._in_full_precision(call.step) else super().steps(call)
+        return super().steps(call) if self._flag is None else self._skipping(call)
 
     def _skipping(self, call: VectorCall) -> Iterator[bool]:
         """Make a step unless a rank has NaN or infinity: then the result is 0, and no residual changes."""
@@ -200,8 +189,6 @@ class MarsitDriver(StepDriver):
         if any(tail[0] for tail in self._flag.tails):
             self.feedback.skipped += 1
             yield from done(call, self.feedback.clear(call.out))
-        elif self._in_full_precision(call.step):
-            yield from self._sum_exactly(call)
         else:
             yield from super().steps(call)
 
@@ -211,27 +198,18 @@ class MarsitDriver(StepDriver):
         if call.step >= WARN_AFTER - 1 and not self._warned and self.feedback.residual is not None:
             self._warn(call.step)
 
-    def _in_full_precision(self, step: int) -> bool:
-        every = self._options.full_precision_every
-        return every is not None and step % every == 0
-
-    def _sum_exactly(self, call: VectorCall) -> Iterator[bool]:
-        """Make a full-precision round."""
-        feedback, on_device = self.feedback, self._device_mean
+    @override
+    def in_full_precision(self, call: VectorCall) -> Iterator[bool]:
+        assert self.dense is not None
+        feedback, mean = self.feedback, self.dense.mean
         self.channel.compare_with(None)  # also after a step that has failed before its reports
         feedback.begin(call)
         total = call.out if call.wide is None else call.wide
         yield from done(call, feedback.add_and_clear(total))
         self.report()
         yield from self.collect(call)
-        if on_device is None:
-            dtype, scratch = call.spec.dtype, self.reducer.scratch
-            yield from call.group.dense_steps(call, total, dtype, True, call.out, call.traffic, scratch)
-            finite = nonfinite.all_finite_result(call.out, call.spec.dtype)
-        else:
-            yield from on_device.steps(call, total, call.out, self.reducer.scratch)
-            finite = yield from on_device.all_finite(call, call.out)
-        if not finite:
+        yield from mean.steps(call, total, call.out, self.reducer.scratch)
+        if not (yield from mean.all_finite(call, call.out)):
             raise call.non_finite(())
 
     def _warn(self, step: int) -> None:

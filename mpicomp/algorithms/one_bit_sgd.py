@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.algorithms.families import GatheringMethod
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.scaled_sign import TwoMeans
 from mpicomp.feedback.error_feedback import ErrorFeedback
-from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class OneBitSGD(Algorithm):
+class OneBitSGD(GatheringMethod):
     """Options of 1-bit SGD.
 
     Parameters
@@ -49,13 +47,10 @@ class OneBitSGD(Algorithm):
         return TwoMeans(self.bucket)
 
     @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> TwoMeans:
+        return self.codec
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Error feedback x two means x all-gather."""
-        return all_gather(comm, spec, self.codec, ErrorFeedback())
-
+    @property
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return gathered_model(self.codec, n, piece_bytes)
+    def error_rule(self) -> ErrorFeedback:
+        return ErrorFeedback()

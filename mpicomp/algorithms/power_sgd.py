@@ -26,13 +26,13 @@ from collectives.execution.workers import PieceWork, in_parts
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
 from mpicomp.feedback.low_rank import LowRank, cut_into_blocks
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
-from mpicomp.step import PieceReducer, StepDriver, Work
 
 _MOST_RANK = 1024
 USUAL_SIDE = 1024  # rows and columns of the matrices that `message_model` assumes
@@ -88,12 +88,17 @@ class PowerSGD(Algorithm):
     def uses_tensor_lengths(self) -> bool:
         return True
 
+    @override
+    def is_dense(self, step: int) -> bool:
+        return step < self.start_step
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Low-rank feedback x full precision x two dense means."""
         blocks = list(cut_into_blocks(spec.n, spec.tensor_lengths, spec.tensor_shapes, self.rank))
         stream = Stream(self.seed, spec.vector_id, "factors")
         feedback = LowRank(spec.n, spec.dtype, blocks, stream, nonfinite.largest(spec.dtype))
-        return Parts(feedback, FullPrecision(spec.compute.name), _PowerDriver(self, comm, feedback))
+        dense = FullPrecisionMean(comm, spec) if self.start_step else None
+        return Parts(feedback, FullPrecision(spec.compute.name), _FactorMeans(feedback), dense)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
@@ -104,7 +109,7 @@ class PowerSGD(Algorithm):
         return MessageModel(lambda elements, weight: itemsize * math.ceil(share * elements), longest)
 
 
-class _FactorMeans(PieceReducer):
+class _FactorMeans(Reducer):
     """Reducer that averages the numbers of a `LowRank`, first the left factors and then the right ones."""
 
     def __init__(self, feedback: LowRank) -> None:
@@ -127,15 +132,3 @@ def _work_on(call: VectorCall, phase: str, work: PieceWork, parts: Iterable[obje
     start = call.traffic.clock()
     yield from in_parts(call, call.traffic, phase, work, parts, workers)
     call.traffic.seconds_total += call.traffic.clock() - start
-
-
-class _PowerDriver(StepDriver):
-    """Driver whose first steps are dense."""
-
-    def __init__(self, options: PowerSGD, comm: Communicator, feedback: LowRank) -> None:
-        self._start_step, self._dense = options.start_step, FullPrecisionMean(comm)
-        super().__init__(comm, feedback, _FactorMeans(feedback))
-
-    @override
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        return self._dense.steps(call) if call.step < self._start_step else super().steps(call)

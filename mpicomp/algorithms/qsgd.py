@@ -14,17 +14,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.algorithms.families import GatheringMethod
 from mpicomp.codecs.options import adopt, integer, number
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.feedback.error_feedback import ErrorAccumulation
-from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class QSGD(Algorithm):
+class QSGD(GatheringMethod):
     """Options of QSGD.
 
     Parameters
@@ -61,20 +59,12 @@ class QSGD(Algorithm):
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
     @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """No feedback x quantizer x all-gather."""
-        return all_gather(comm, spec, self.codec, None, self.seed)
-
-    @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return gathered_model(self.codec, n, piece_bytes)
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Quantizer:
+        return self.codec
 
 
 @dataclass(frozen=True)
-class ECQSGD(Algorithm):
+class ECQSGD(GatheringMethod):
     """Options of ECQ-SGD.
 
     Parameters
@@ -113,13 +103,10 @@ class ECQSGD(Algorithm):
         return Quantizer(self.bucket, self.levels, self.norm, self.coding)
 
     @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Quantizer:
+        return self.codec
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Accumulated error x quantizer x all-gather."""
-        return all_gather(comm, spec, self.codec, ErrorAccumulation(self.alpha, self.beta), self.seed)
-
+    @property
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return gathered_model(self.codec, n, piece_bytes)
+    def error_rule(self) -> ErrorAccumulation:
+        return ErrorAccumulation(self.alpha, self.beta)

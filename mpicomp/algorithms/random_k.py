@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import VectorSpec
+from mpicomp.algorithms.families import SharedIndices
 from mpicomp.codecs.options import integer
+from mpicomp.feedback.memory import Memory
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.choosers import DrawnPlaces
-from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesDriver, make_memory, shared_model
+from mpicomp.reducers.choosers import Chooser, DrawnPlaces
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,10 @@ class RandomK(SharedIndices):
         super().__post_init__()
         integer(self, "seed")
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Memory x shared random places x a dense mean of few values."""
-        memory = make_memory(self, comm, spec, (self.rate,), None)
-        places = DrawnPlaces(memory, Stream(self.seed, spec.vector_id, "indices"))
-        return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, places))
+    @override
+    def chooser(self, comm: Communicator, spec: VectorSpec, memory: Memory) -> Chooser:
+        return DrawnPlaces(memory, Stream(self.seed, spec.vector_id, "indices"))
 
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return shared_model(n, dtype, ranks, piece_bytes, self.rate, 1, 0)
+    def index_bits(self, chunk: int) -> int:
+        return 0

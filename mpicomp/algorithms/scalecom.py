@@ -22,11 +22,11 @@ from typing import Any
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import VectorSpec
+from mpicomp.algorithms.families import SharedIndices
 from mpicomp.codecs.options import MOST_ELEMENTS, chunk_or_exact, require, whole
-from mpicomp.codecs.top_k import index_bits
-from mpicomp.reducers.choosers import LeaderChoice
-from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesDriver, make_memory, shared_model
+from mpicomp.feedback.memory import Memory
+from mpicomp.reducers.choosers import Chooser, LeaderChoice
 
 Rates = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
@@ -82,8 +82,8 @@ class ScaleCom(SharedIndices):
         """True if `rates` are given, which belong to tensors."""
         return self.rates is not None
 
+    @override
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
-        """Return the rate of each tensor of a vector; a single rate holds for the whole vector."""
         if self.rates is None:
             return (self.rate,)
         if isinstance(self.rates[0], int):
@@ -92,14 +92,6 @@ class ScaleCom(SharedIndices):
             raise ValueError(f"rates must have a tuple for each vector, not {len(self.rates)}: there is {vector_id}")
         return self.rates[vector_id]
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Memory x the leader's places x a dense mean of few values."""
-        memory = make_memory(self, comm, spec, self.rates_of(spec.vector_id), self.chunk, self.exact)
-        return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, LeaderChoice(comm, memory)))
-
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        # the steps after the warm-up, at `rate`
-        chunk = max(1, n) if self.exact else self.chunk or self.rate
-        keep = -(-chunk // self.rate)
-        return shared_model(n, dtype, ranks, piece_bytes, chunk, keep, index_bits(chunk))
+    def chooser(self, comm: Communicator, spec: VectorSpec, memory: Memory) -> Chooser:
+        return LeaderChoice(comm, memory)

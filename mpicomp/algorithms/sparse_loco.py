@@ -19,18 +19,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.aggregator.algorithm import Synchronize
+from mpicomp.algorithms.families import GatheringMethod
 from mpicomp.codecs.options import adopt, number
 from mpicomp.codecs.sparse_levels import SparseLevels, represents
 from mpicomp.feedback.error_feedback import ErrorFeedback
-from mpicomp.feedback.scale_groups import padded_lengths
-from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class SparseLoCo(Algorithm):
+class SparseLoCo(GatheringMethod):
     """Options of SparseLoCo.
 
     Parameters
@@ -65,7 +63,7 @@ class SparseLoCo(Algorithm):
     def __post_init__(self) -> None:
         number(self, "decay", "between 0 and 1", lambda decay: 0 <= decay <= 1)
         number(self, "alpha", "a positive number that float32 represents", represents)
-        adopt(self, self.codec(None))
+        adopt(self, SparseLevels(self.rate, self.chunk, self.bits, None, self.alpha))
 
     @property
     def uses_tensor_lengths(self) -> bool:
@@ -77,16 +75,11 @@ class SparseLoCo(Algorithm):
         """True unless a part of the residual decays, or `alpha` scales the result."""
         return self.decay == 1 and self.alpha == 1
 
-    def codec(self, lengths: tuple[int, ...] | None) -> SparseLevels:
-        """Return the codec of the options for tensors of these lengths, or for one."""
+    @override
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> SparseLevels:
         return SparseLevels(self.rate, self.chunk, self.bits, lengths, self.alpha)
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Decaying error feedback x largest elements in levels x all-gather."""
-        lengths, _ = padded_lengths(spec.tensor_lengths, spec.n)
-        codec = self.codec(tuple(lengths.tolist()) if spec.n else ())
-        return all_gather(comm, spec, codec, ErrorFeedback(self.decay))
-
+    @property
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return gathered_model(self.codec((n,) if n else ()), n, piece_bytes)
+    def error_rule(self) -> ErrorFeedback:
+        return ErrorFeedback(self.decay)

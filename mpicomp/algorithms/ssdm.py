@@ -29,7 +29,6 @@ from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.stochastic_votes import StochasticVotes
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
-from mpicomp.step import StepDriver
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class SSDM(Algorithm):
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
         votes = StochasticVotes(reducer.layout, groups, comm.rank, self.momentum, stream, self.scale == "norm")
-        return Parts(votes, Elias() if elias else Counts(), StepDriver(comm, votes, reducer))
+        return Parts(votes, Elias() if elias else Counts(), reducer)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

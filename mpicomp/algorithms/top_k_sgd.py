@@ -14,20 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.algorithms.families import GatheringMethod
 from mpicomp.codecs.options import adopt
 from mpicomp.codecs.top_k import TopK
 from mpicomp.feedback.error_feedback import ErrorFeedback
-from mpicomp.reducers.all_gather import all_gather, gathered_model
 
 
 @dataclass(frozen=True)
-class TopKSGD(Algorithm):
+class TopKSGD(GatheringMethod):
     """Options of top-k SGD.
 
     Parameters
@@ -47,29 +42,18 @@ class TopKSGD(Algorithm):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        adopt(self, self.codec("float32"))
-
-    def codec(self, dtype: DTypeLike | str) -> TopK:
-        """Return the codec of the options for vectors of a type."""
-        return TopK(self.rate, self.chunk, dtype in ("float64", np.float64))
+        adopt(self, self.codec_for("float32", ()))
 
     @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """No feedback x top-k x all-gather."""
-        return all_gather(comm, spec, self.codec(spec.dtype), None)
-
-    @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return gathered_model(self.codec(dtype), n, piece_bytes)
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> TopK:
+        return TopK(self.rate, self.chunk, dtype == "float64")
 
 
 @dataclass(frozen=True)
 class LocalTopK(TopKSGD):
     """Options of local top-k: as `TopKSGD`, with error feedback."""
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Error feedback x top-k x all-gather."""
-        return all_gather(comm, spec, self.codec(spec.dtype), ErrorFeedback())
+    @property
+    @override
+    def error_rule(self) -> ErrorFeedback:
+        return ErrorFeedback()

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import MessageModel, VectorSpec
 from mpicomp.algorithms.dense import Dense
+from mpicomp.algorithms.families import SharedIndices
 from mpicomp.codecs.options import chunk_or_exact
-from mpicomp.reducers.choosers import TrueChoice
-from mpicomp.reducers.shared_indices import SharedIndices, SharedIndicesDriver, make_memory
+from mpicomp.feedback.memory import Memory
+from mpicomp.reducers.choosers import Chooser, TrueChoice
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ class TrueTopK(SharedIndices):
         super().__post_init__()
         chunk_or_exact(self, (self.rate,))
 
-    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
-        """Memory x places of the exact mean x a dense mean of few values."""
-        memory = make_memory(self, comm, spec, (self.rate,), self.chunk, self.exact)
-        return Parts(memory, None, SharedIndicesDriver(self, comm, spec, memory, TrueChoice(memory)))
+    @override
+    def chooser(self, comm: Communicator, spec: VectorSpec, memory: Memory) -> Chooser:
+        return TrueChoice(memory)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -1,4 +1,4 @@
-"""Reducer that chooses the faster of two: the exact mean, or the reducer of a method that compresses.
+"""Driver that chooses the faster of two: the exact mean, or a method that compresses.
 
 The method starts with fresh state whenever it is chosen. The dense step that leaves it averages the vectors plus all
 pending errors, after which no error is pending.
@@ -18,12 +18,14 @@ from collectives import Communicator
 from collectives.annotations import AnyArray, Array, override
 from collectives.arrays import Device
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Feedback, Reducer, State, StateKind, VectorSpec
+from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
 from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
+from mpicomp.feedback.base import NoFeedback
 from mpicomp.feedback.mirror import Mirror
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean, StagedMean
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.step import StepDriver
 
 _log = logging.getLogger("mpicomp")
 PENDING_KINDS = ("mean", "owner")
@@ -35,19 +37,18 @@ class Pending:
 
     Parameters
     ----------
-    feedback : Feedback or None
+    feedback : Feedback
         Feedback of the method.
     ranks : int
     device : Device or None
         Device of the vectors; None: the host.
     """
 
-    def __init__(self, feedback: Feedback | None, ranks: int, device: Device | None = None) -> None:
+    def __init__(self, feedback: Feedback, ranks: int, device: Device | None = None) -> None:
         self._feedback, self._ranks, self._device = feedback, ranks, device
         self._crossed: Mirror | None = None  # keeps the memory alive that the device copies in the background
-        self._kinds: dict[str, StateKind] = {} if feedback is None else feedback.state_kinds
-        state = {} if feedback is None else feedback.state()
-        self._fresh = {key: one for key, one in state.items() if self._kinds[key] not in PENDING_KINDS}
+        self._kinds = feedback.state_kinds
+        self._fresh = {key: one for key, one in feedback.state().items() if self._kinds[key] not in PENDING_KINDS}
 
     def added_to(self, values: Array) -> Array:
         """Return the sum of a vector and this rank's pending errors, or the vector itself if no error is pending.
@@ -55,7 +56,7 @@ class Pending:
         For vectors on a device the sum is computed there; this waits until the errors are in the host's memory.
         """
         total: AnyArray | None = None
-        for key, array in ({} if self._feedback is None else self._feedback.state()).items():
+        for key, array in self._feedback.state().items():
             kind = self._kinds[key]
             if kind in PENDING_KINDS and array.shape == values.shape:
                 # only the owner has the error of an element; the mean divides it by the number of ranks
@@ -73,13 +74,12 @@ class Pending:
     def reset_method(self) -> None:
         """Reset the method: forget pending errors and all other state."""
         self._crossed = None
-        if self._feedback is not None:
-            nothing = {key: np.zeros_like(array) for key, array in self._feedback.like().items()}
-            self._feedback.load(nothing | self._fresh)
+        nothing = {key: np.zeros_like(array) for key, array in self._feedback.like().items()}
+        self._feedback.load(nothing | self._fresh)
 
 
-class Chosen(Reducer):
-    """Steps by the reducer that is chosen or on trial.
+class Chosen(Driver):
+    """Steps by the method or the exact mean, whichever is chosen or on trial.
 
     Parameters
     ----------
@@ -87,9 +87,9 @@ class Chosen(Reducer):
     spec : VectorSpec
     pending : Pending
         Pending errors of the method that compresses.
-    compressing : Reducer
-        Reducer of the method.
-    dense : FullPrecisionMean or StagedMean
+    compressing : Driver
+        Driver of the method.
+    mean : FullPrecisionMean
     schedule : Schedule
     name : str
         Name of the method, for the log.
@@ -107,18 +107,19 @@ class Chosen(Reducer):
         comm: Communicator,
         spec: VectorSpec,
         pending: Pending,
-        compressing: Reducer,
-        dense: FullPrecisionMean | StagedMean,
+        compressing: Driver,
+        mean: FullPrecisionMean,
         schedule: Schedule,
         name: str,
     ) -> None:
         self.ranks, self._logs = comm.size, comm.rank == 0
-        self._pending, self._compressing, self._dense = pending, compressing, dense
+        self._pending, self._compressing, self._mean = pending, compressing, mean
+        dense = self._dense = StepDriver(comm, Parts(NoFeedback(), None, mean, mean), _always)
         self._schedule = schedule if comm.size > 1 else replace(schedule, retry_every=None)
         self._spec, self._name = spec, name
         self._channel = SideChannel(comm, COUNT)
         self._watch = Stopwatch(comm.common(Front))
-        self._running: Reducer = dense
+        self._running: Driver = dense
         self._clock: Callable[[], float] | None = None  # clock of a step that is being measured
         self._clears = False
         self._quiet_until = 0  # before this step the last reducer goes on, and times are not measured
@@ -214,7 +215,7 @@ class Chosen(Reducer):
             call.wide = None if call.wide is None else total
             call.values = total
             yield from self._dense.steps(call)
-            self._clears = not self._dense.skipped
+            self._clears = not self._mean.skipped
         else:
             yield from self._running.steps(call)
 
@@ -239,37 +240,29 @@ def _describe_choice(spec: VectorSpec, name: str, side: Side, times: Times) -> s
     return f"vector {spec.vector_id}, {size}: {name if side is Side.COMPRESSED else 'dense'}, {call} (a step {step})"
 
 
+def _always(step: int) -> bool:
+    return True
+
+
 class ChosenFeedback:
     """Feedback of the method, with the plan in its states. Other attributes are those of the method's feedback."""
 
-    def __init__(self, inner: Feedback | None, reducer: Chosen) -> None:
-        self._inner, self._reducer = inner, reducer
-        kinds: dict[str, StateKind] = {} if inner is None else inner.state_kinds
-        self.state_kinds: dict[str, StateKind] = {**kinds, KEY: "shared"}
-        self.state_nan = "" if inner is None else inner.state_nan
-        if inner is not None:
-            self.check_ready = inner.check_ready  # type: ignore[method-assign]
+    def __init__(self, inner: Feedback, driver: Chosen) -> None:
+        self._inner, self._driver = inner, driver
+        self.state_kinds: dict[str, StateKind] = {**inner.state_kinds, KEY: "shared"}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__.get("_inner"), name)
 
-    @property
-    def residual(self) -> AnyArray | None:
-        """Residual of the method, if it has one."""
-        return None if self._inner is None else self._inner.residual
-
-    def check_ready(self) -> None:
-        """Do nothing: a method without feedback is always ready."""
-
     def state(self) -> State:
         """Return the method's state; entry "auto" has the plan, the number of ranks, and a flag for pending errors."""
-        one = self._reducer
+        one = self._driver
         plan = np.array([*one.plan.numbers(), one.ranks, one.compressed], np.float64)
-        return {**({} if self._inner is None else self._inner.state()), KEY: plan}
+        return {**self._inner.state(), KEY: plan}
 
     def like(self) -> State:
         """Return an array with the expected shape and type for each entry that a state must have."""
-        return {**({} if self._inner is None else self._inner.like()), KEY: np.zeros(6)}
+        return {**self._inner.like(), KEY: np.zeros(6)}
 
     def check_owner(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError for an invalid plan, and for entries of elements that another rank owns."""
@@ -277,15 +270,13 @@ class ChosenFeedback:
             self._plan_of(state)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        check_owner = getattr(self._inner, "check_owner", None)
-        if check_owner is not None:
-            check_owner(state, where)
+        self._inner.check_owner(state, where)
 
     def load(self, state: dict[str, Any]) -> str:
         """Take over a checked state; a plan of another number of ranks is not used."""
-        compared = "" if self._inner is None else self._inner.load(state)
+        compared = self._inner.load(state)
         plan, compressed = self._plan_of(state)
-        self._reducer.load(plan, compressed)
+        self._driver.load(plan, compressed)
         return f"{compared} {plan}".strip()
 
     def _plan_of(self, state: dict[str, Any]) -> tuple[Plan, bool]:
@@ -295,4 +286,4 @@ class ChosenFeedback:
             plan = Plan.of(numbers, step)
         except ValueError as error:
             raise ValueError(f"this state's {KEY} {error}: take an earlier one") from None
-        return plan if ranks == self._reducer.ranks else self._reducer.first_plan(step), bool(compressed)
+        return plan if ranks == self._driver.ranks else self._driver.first_plan(step), bool(compressed)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from collectives.annotations import AnyArray, Array, Bytes, Doubles, Testable
-from collectives.arrays import Device, wait
+from collectives.annotations import AnyArray, Array, Bytes, Doubles, Testable, override
+from collectives.arrays import HOST_DEVICE, Device, wait
 from collectives.arrays.elements import PAGE
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
@@ -121,9 +121,10 @@ class Residual:
 class Feedback(ABC):
     """One rank's half of a step: the state it carries, and the encoding and decoding of pieces.
 
-    The driver of a step (`mpicomp.step`) calls, in this order: `begin`; if `reports_first`, `measure`, `report` and
-    `adopt`; `fix_scales`; `encode` of every piece; if `reports_when` is set, `report` and `adopt`; `decode` of every
-    piece; `settle`; and `commit` or `roll_back`. Several threads may encode and decode different pieces at once.
+    The driver of a step (`mpicomp.step`) calls, in this order: `begin`; if `reports_first`, `measure`, `announce` and
+    `adopt_announced`; `fix_scales`; `encode` of every piece; if `reports_when` is set, `report` and `adopt`; `decode`
+    of every piece; `settle`; and `commit` or `roll_back`. Several threads may encode and decode different pieces at
+    once.
 
     Parameters
     ----------
@@ -136,6 +137,10 @@ class Feedback(ABC):
     ----------
     n_reports : int
         Numbers that each rank reports to all others in a step.
+    announced_bytes : int or None
+        Bytes that each rank announces before it encodes; None: it announces its reports.
+    measured_in : sequence of range
+        Elements of the vector that one worker measures at a time; empty: it is measured as a whole.
     reports_when : "beside", "after" or None
         Ranks report while payloads travel, once a rank has encoded all of its pieces; or after the reducer has ended.
     decodes_with_reports : bool
@@ -145,6 +150,8 @@ class Feedback(ABC):
     """
 
     n_reports: int = 0
+    announced_bytes: int | None = None
+    measured_in: Sequence[range] = ()
     reports_when: Literal["beside", "after"] | None = None
     decodes_with_reports: ClassVar[bool] = False
     state_nan: ClassVar[str] = ""
@@ -167,8 +174,20 @@ class Feedback(ABC):
         return False
 
     def measure(self) -> Testable | None:
-        """Compute this rank's reports before it encodes. Returns a handle where a device computes them."""
+        """Compute the numbers of `announce`. Returns a handle where a device computes them."""
         return None
+
+    def measure_share(self, share: range) -> None:
+        """Compute the numbers of a share, in place of `measure`; several threads do that at once."""
+        return
+
+    def announce(self, row: Doubles, announced: Bytes) -> None:
+        """Write the numbers that all ranks need before they encode: the reports, unless there are `announced_bytes`."""
+        self.report(row)
+
+    def adopt_announced(self, reports: Doubles, announced: Sequence[Bytes]) -> Problem | None:
+        """Take in the announced numbers of all ranks, on all ranks alike. Returns the reason if the step must fail."""
+        return self.adopt(reports)
 
     def report(self, row: Doubles) -> None:
         """Write this rank's reports, float64[n_reports]."""
@@ -199,9 +218,9 @@ class Feedback(ABC):
     def decode(self, piece: int) -> Testable | None:
         """Write a piece of the result from its complete payload; returns as `encode` does."""
 
-    def settle(self, call: StepInput) -> None:
-        """All pieces are decoded on this rank."""
-        return
+    def settle(self, call: StepInput) -> Testable | None:
+        """All pieces are decoded on this rank. Returns a handle if the result is complete only once that is."""
+        return None
 
     def end(self) -> None:
         """Drop references to the caller's arrays."""
@@ -276,6 +295,19 @@ class Feedback(ABC):
         self.launch(flag.check, self.kernels.sign.all_finite, values)
         wait(flag.fetch())
         return bool(flag)
+
+
+class NoFeedback(Feedback):
+    """Feedback of a method whose vectors travel as they are: nothing is kept or encoded."""
+
+    def __init__(self) -> None:
+        super().__init__(HOST_DEVICE, {})
+
+    @override
+    def encode(self, piece: int) -> None:
+        return
+
+    decode = encode
 
 
 class FiniteFlag:

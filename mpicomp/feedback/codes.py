@@ -5,21 +5,42 @@ A step that meets NaN, infinity or an overflow, on whichever rank, gives all ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Doubles, Testable, override
 from collectives.arrays import Device, after_copy
 from mpicomp.codecs.base import Codec, out_of_range, redraws
+from mpicomp.codecs.bucketed import count
 from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
+from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.payloads import Payloads, Results
 from mpicomp.feedback.saved_state import OWNED, check_owned
 
+SHARE_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # a rank's report of its step
+
+
+class SharedScales(NamedTuple):
+    """Scales of a vector's buckets that all ranks encode with: the largest of the ranks' own.
+
+    Attributes
+    ----------
+    bucket : int
+        Elements that share a scale.
+    measure : callable
+        ``measure(values)`` returns this rank's float32 scales of whole buckets; infinity where one is not finite.
+    codec_with : callable
+        ``codec_with(scales)`` returns the codec that encodes with these scales.
+    """
+
+    bucket: int
+    measure: Callable[[Array], Array]
+    codec_with: Callable[[Array], Codec]
 
 
 class Codes(Feedback):
@@ -55,12 +76,23 @@ class Codes(Feedback):
         self._cuts, self._payloads, self._results = cuts, payloads, results
         self._values: Array = None
         self._encoded = list[int]()  # pieces of this step, on a device
+        self._scales: SharedScales | None = None
+
+    def share_scales(self, scales: SharedScales) -> None:
+        """Have the ranks agree on scales before each step."""
+        n = self._cuts[-1].stop if self._cuts else 0
+        buckets = count(n, scales.bucket)
+        self._scales, self.announced_bytes = scales, 4 * buckets
+        self._agreed = Mirror(self.device, self.device.zeros(buckets, "float32"))  # at first this rank's own
+        step = scales.bucket * max(1, SHARE_ELEMENTS // scales.bucket)
+        if self.on_host and n > step:
+            self.measured_in = [range(start, min(n, start + step)) for start in range(0, n, step)]
 
     @property
     @override
-    def residual(self) -> Array:
-        """Error of this rank's own encoding, where the vector is: [n], or [0] without feedback."""
-        return self._mine.residual.current
+    def residual(self) -> Array | None:
+        """Error of this rank's own encoding, where the vector is: [n], or [0] without feedback; None: it is lost."""
+        return self._mine.residual.current if self.residuals else None
 
     @override
     def begin(self, call: StepInput) -> None:
@@ -76,6 +108,40 @@ class Codes(Feedback):
         super().end()
         self._values = None
         self._results.begin(None)
+
+    @override
+    def reports_first(self, step: int) -> bool:
+        return self._scales is not None
+
+    @override
+    def measure(self) -> Testable | None:
+        self.launch(self._measure_into, self._values, self._agreed.there)
+        return self._agreed.fetch()
+
+    @override
+    def measure_share(self, share: range) -> None:
+        assert self._scales is not None
+        first, stop = share.start // self._scales.bucket, -(-share.stop // self._scales.bucket)
+        self._measure_into(self._values[share.start : share.stop], self._agreed.there[first:stop])
+
+    def _measure_into(self, values: Array, scales: Array) -> None:
+        assert self._scales is not None
+        scales[:] = self._scales.measure(values)
+
+    @override
+    def announce(self, row: Doubles, announced: Bytes) -> None:
+        announced.view(np.float32)[:] = self._agreed.here
+
+    @override
+    def adopt_announced(self, reports: Doubles, announced: Sequence[Bytes]) -> Problem | None:
+        assert self._scales is not None
+        everyones = np.stack([scales.view(np.float32) for scales in announced])
+        # all ranks take the maximum of the same numbers, so NaN cannot make the ranks differ
+        if bad := bad_ranks(~np.isfinite(everyones).all(axis=1)):
+            return Problem(bad)
+        self._agreed.send(everyones.max(axis=0, initial=0))
+        self._mine.codec = self._scales.codec_with(self._agreed.there)
+        return None
 
     def _part(self, cut: range) -> Array:
         """Return the elements to encode: a piece of this rank's vector, unless a subclass alters it."""
@@ -199,7 +265,7 @@ class OwnedCodes(Codes):
     @override
     def state_kinds(self) -> dict[str, StateKind]:
         kinds = super().state_kinds
-        return kinds | {OWNED: "owned"} if self._owner in self.encoders.values() else kinds
+        return kinds | {OWNED: "owned"} if kinds and self._owner in self.encoders.values() else kinds
 
     @override
     def state(self) -> State:

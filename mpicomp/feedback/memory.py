@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Testable, override
+from collectives.annotations import AnyArray, Array, Doubles, Testable, override
 from collectives.arrays import Device
 from collectives.arrays.elements import aligned_empty
+from mpicomp.aggregator import nonfinite
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import Selector, index_bits, kept
-from mpicomp.feedback.base import Feedback, FiniteFlag, Residual, StepInput, words_of
+from mpicomp.feedback.base import Feedback, FiniteFlag, Problem, Residual, StepInput, bad_ranks, words_of
 from mpicomp.feedback.mirror import Mirror
 
 FLAG_BYTES = 16  # of a flag: kernels have forms of their own for addresses that are no multiples of 16
+_GOOD, _OVERFLOWED, _BAD = range(3)  # a rank's report about its numbers
 PART_ELEMENTS = 1 << 18  # of one piece of work, at most where blocks allow it
 
 
@@ -120,8 +122,8 @@ class Memory(Feedback):
         float32 or float64; and the type of the result, uint16 for bfloat16.
     parts : tuple of Part
     beta : float
-    limit : float
-        Sums and means over ranks of numbers up to this are finite.
+    dtype : str
+        Type of the vectors.
 
     Attributes
     ----------
@@ -136,12 +138,13 @@ class Memory(Feedback):
         Of the ranks, as unsigned words of the result's size; `stored_means` are the same in the result's type.
     indices : uint32[k]
         In the host's memory: places within their chunks, of all parts. Where a device encodes.
-    finite, within : FiniteFlag
-        Everything that was checked since `begin` was finite, and every picked value within the limit; known once `pick`
-        is done.
+    finite : FiniteFlag
+        Everything that was checked since `begin` was finite; known once `encode` is done.
     """
 
     n_reports = 1
+    reports_when = "beside"
+    decodes_with_reports = True
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class Memory(Feedback):
         stored: np.dtype[Any],
         parts: tuple[Part, ...],
         beta: float,
-        limit: float,
+        dtype: str,
     ) -> None:
         self._residual = Residual(device, n, compute)
         super().__init__(device, {"residual": self._residual})
@@ -164,14 +167,16 @@ class Memory(Feedback):
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)
         self._kept = None if whole else device.zeros(count, compute.name)
-        self._limit = kind(limit)
+        self._stored = dtype
+        self._vector: Array = None
+        self._out: Array = None
         self._flags: Mirror | None = None
         nbytes = count * compute.itemsize
         first = -(-nbytes // FLAG_BYTES) * FLAG_BYTES
         if self.on_host:
             self._picked = self.values = self._crossing(count, compute)
-        else:  # values and flags cross in one copy
-            self._flags = Mirror(device, device.zeros(first + 2 * FLAG_BYTES, "uint8"))
+        else:  # values and flag cross in one copy
+            self._flags = Mirror(device, device.zeros(first + FLAG_BYTES, "uint8"))
             self._picked = self._flags.there[:nbytes].view(device.zeros(0, compute.name).dtype)
             self.values = self._flags.here[:nbytes].view(compute)
         words = UNSIGNED[stored.itemsize]
@@ -180,11 +185,8 @@ class Memory(Feedback):
         )
         self.means: AnyArray = self._arrived.here.view(words)
         self.stored_means = self.means.view(stored)
-        memory: list[Any] = [None, None]
-        if self._flags is not None:
-            places = [slice(at, at + 1) for at in (first, first + FLAG_BYTES)]
-            memory = [(self._flags.there[at], self._flags.here[at]) for at in places]
-        self.finite, self.within = (FiniteFlag(device, one) for one in memory)
+        at = slice(first, first + 1)
+        self.finite = FiniteFlag(device, None if self._flags is None else (self._flags.there[at], self._flags.here[at]))
         if not self.on_host:
             self._indices = Mirror(device, device.zeros(count, "int32"))
             self.indices = self._indices.here.view(np.uint32)
@@ -200,8 +202,13 @@ class Memory(Feedback):
     def begin(self, call: StepInput) -> None:
         """Look at another vector; `commit` counts once `renew` has made a residual."""
         self._summed = False
+        self._vector, self._out = call.values, call.out
         self.finite.reset()
-        self.within.reset()
+
+    @override
+    def end(self) -> None:
+        super().end()
+        self._vector, self._out = None, None
 
     def check(self, part: Part, vector: Array) -> None:
         """Clear `finite` unless vector + residual is finite in a part."""
@@ -274,50 +281,53 @@ class Memory(Feedback):
         draw, places = self.kernels.sparse.draw_strata, self.places[part.values]
         self.launch(draw, schedule, part.first, step, source, part.chunk, part.start, part.stop, places)
 
-    def pick(self, vector: Array) -> Testable | None:
-        """Take the values at the places; they, `finite` and `within` are known once the handle completes."""
-        self.launch(self._pick, vector)
+    @override
+    def encode(self, piece: int) -> Testable | None:
+        """Take the values at the places; there is one piece. They and `finite` are known once the handle completes."""
+        picked = self._vector, self._residual.current, self.places, self._past, self._picked, self._kept
+        self.launch(self.kernels.sparse.pick, *picked)
         return None if self._flags is None else self._flags.fetch()
 
-    def _pick(self, vector: Array) -> None:
-        picked = vector, self._residual.current, self.places, self._limit, self._past, self._picked, self._kept
-        self.within.check(self.kernels.sparse.pick, *picked)
+    @override
+    def report(self, row: Doubles) -> None:
+        # the sum of finite values and a finite residual may have overflowed
+        row[0] = _GOOD if self.finite else _OVERFLOWED if self.all_finite(self._vector) else _BAD
+
+    @override
+    def adopt(self, reports: Doubles) -> Problem | None:
+        if reports.any():
+            return Problem(bad_ranks(reports[:, 0] == _BAD))
+        # the means are equal on all ranks; they are not finite if the values of several ranks are too large
+        return None if nonfinite.all_finite_result(self.stored_means, self._stored) else Problem()
 
     # While they travel -----------------------------------------------------------------------------------------------
 
     @property
-    def shares(self) -> Sequence[Part]:
+    def regions(self) -> Sequence[Part]:
         """The whole vector, in as many parts as are cleared and renewed at a time."""
         return self.parts if self.on_host else (Part(0, self._n, 1, 1, 0, self.values.size),)
 
-    def clear(self, out: Array, share: Part) -> None:
+    def clear(self, share: Part) -> None:
         """Fill a share of the result with zeros."""
         if self.on_host:
-            out[share.elements] = 0
+            self._out[share.elements] = 0
         else:
-            self.launch(out.zero_)
+            self.launch(self._out.zero_)
 
-    def renew(self, vector: Array, share: Part) -> None:
+    def renew(self, share: Part) -> None:
         """Make a share of the residual of the next step; `commit` puts it into force once all are made."""
         self._begun = True
-        self.launch(self._remember, vector, share.start, share.elements, share.values)
+        self.launch(self._remember, share.start, share.elements, share.values)
 
-    def _remember(self, vector: Array, start: int, some: slice, values: slice) -> None:
+    def _remember(self, start: int, some: slice, values: slice) -> None:
         kept_values = None if self._kept is None else self._kept[values]
         old, scales, among = self._residual.current[some], (self._past, self._gain), self.places[values]
-        x = None if self._summed else vector[some]
+        x = None if self._summed else self._vector[some]
         self.kernels.sparse.remember(x, old, *scales, start, among, kept_values, self._residual.following[some])
 
     @override
-    def encode(self, piece: int) -> Testable | None:
-        raise NotImplementedError("values are picked as a whole")
-
-    @override
     def decode(self, piece: int) -> Testable | None:
-        raise NotImplementedError("means are scattered as a whole")
-
-    def scatter(self, out: Array) -> Testable | None:
         """Write the means to their places."""
         self._arrived.deliver()
-        self.launch(self.kernels.sparse.put, self._arrived.there, self.places, words_of(self.device, out))
+        self.launch(self.kernels.sparse.put, self._arrived.there, self.places, words_of(self.device, self._out))
         return self.device.done()

@@ -22,17 +22,16 @@ from collectives.progress.polling import done
 from collectives.schedules.ring import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, VectorSpec, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.base import Codec, sent_bytes, varies
 from mpicomp.codecs.full_precision import FullPrecision
-from mpicomp.feedback.codes import GatheredCodes
+from mpicomp.feedback.codes import GatheredCodes, SharedScales
 from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder
 from mpicomp.feedback.payloads import Payloads, Results
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
-from mpicomp.reducers.two_pass import CodesDriver, owned_codes
-from mpicomp.step import PieceReducer, StepDriver, Work
+from mpicomp.reducers.two_pass import owned_codes
 
 
 def all_gather(
@@ -41,17 +40,19 @@ def all_gather(
     codec: Codec,
     rule: ErrorRule | None,
     seed: int = 0,
-    driver: CodesDriver = StepDriver,
     feedback: Callable[..., GatheredCodes] = GatheredCodes,
+    scales: SharedScales | None = None,
 ) -> Parts:
     """Return feedback x codec x all-gather; over a star feedback x codec x two passes, the second in full precision.
 
     A method with a `feedback` class of its own is gathered round the ring over a star, too.
+
+    scales : scales of buckets that the ranks agree on before they encode.
     """
     stream = Stream(seed, spec.vector_id, "code")
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:
         back = FullPrecision(spec.dtype)
-        return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), driver)
+        return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), scales)
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
     cuts = pieces(range(spec.n), longest, codec.alignment)
     program = gather_program(comm.rank, comm.size, cuts)
@@ -59,9 +60,11 @@ def all_gather(
     payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
     results = Results(device, spec.dtype, program.longest_piece)
     codes = feedback(device, {"residual": encoder}, cuts, payloads, results)
+    if scales is not None:
+        codes.share_scales(scales)
     n_reports = codes.n_reports if codes.reports_when == "beside" else None
     reducer = AllGatherReducer(comm, program, codec, payloads, len(cuts), n_reports)
-    return Parts(codes, codec, driver(comm, codes, reducer))
+    return Parts(codes, codec, reducer)
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
@@ -113,7 +116,7 @@ def gather_at_once(
     traffic.seconds_total += end - start
 
 
-class AllGatherReducer(PieceReducer):
+class AllGatherReducer(Reducer):
     """Reducer that sends every rank's payloads once round the ring; it is also the `Payload` of its program.
 
     Parameters

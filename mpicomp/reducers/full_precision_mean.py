@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
@@ -15,39 +16,118 @@ from collectives.progress.polling import done
 from mpicomp import kernels
 from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer
+from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback.base import FiniteFlag, bad_ranks, compute_type, words_of
 
 
+class HostMean:
+    """Mean over ranks of vectors in the host's memory.
+
+    Parameters
+    ----------
+    dtype : str
+        Type of the mean. Of 16-bit vectors the float32 copies are added.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def steps(self, call: VectorCall, values: Array, out: Array, scratch: Sequence[FloatArray] | None = None) -> Steps:
+        """Write the mean to `out`, which may be `values`. Float32 copies of 16-bit vectors are overwritten.
+
+        scratch : as in `Communicator.dense_steps`.
+        """
+        return call.group.dense_steps(call, values, self._dtype, True, out, call.traffic, scratch)
+
+    def all_finite(self, call: VectorCall, vector: Array) -> Generator[bool, None, bool]:
+        """Return True if a vector, or a result of 16 bits, holds neither NaN nor infinity."""
+        yield from ()
+        sixteen = vector.itemsize == 2
+        return nonfinite.all_finite_result(vector, self._dtype) if sixteen else nonfinite.all_finite(vector)
+
+
+class DeviceMean(HostMean):
+    """Mean over ranks of vectors on a device, which are summed there or through the host, as by `allreduce`.
+
+    Memory of the host for the second way is allocated here: an allocation may fail in the middle of a step.
+
+    Parameters
+    ----------
+    device : Device
+    n : int
+    dtype : str
+        As in `HostMean`.
+    """
+
+    def __init__(self, device: Device, n: int, dtype: str) -> None:
+        super().__init__(dtype)
+        self._device, self._narrow = device, dtype in SIXTEEN_BIT
+        self._outward = self._back = device.pinned(n * compute_type(dtype)().itemsize)
+        if self._narrow:
+            self._back = device.pinned(2 * n)
+        self._finite = FiniteFlag(device)
+
+    @override
+    def steps(self, call: VectorCall, values: Array, out: Array, scratch: Sequence[FloatArray] | None = None) -> Steps:
+        source = held(self._device, values, self._dtype, self._outward)
+        target = held(self._device, out, self._dtype, self._back)
+        return call.group.mean_of_arrays(call, source, target, call.traffic, scratch)
+
+    @override
+    def all_finite(self, call: VectorCall, vector: Array) -> Generator[bool, None, bool]:
+        finite, sign = self._finite, kernels.of("cuda").sign
+        finite.reset()
+
+        def find_nonfinite() -> None:
+            if vector.element_size() == 2:
+                exponent = nonfinite.EXPONENT[self._dtype]
+                finite.check(sign.all_finite_16, words_of(self._device, vector), exponent)
+            else:
+                finite.check(sign.all_finite, vector)
+
+        self._device.run(find_nonfinite)
+        yield from done(call, finite.fetch())
+        return bool(finite)
+
+
+def mean_where(spec: VectorSpec) -> HostMean:
+    """Return the mean of vectors where they are encoded."""
+    return HostMean(spec.dtype) if spec.device == "cpu" else DeviceMean(named(spec.device), spec.n, spec.dtype)
+
+
 class FullPrecisionMean(Reducer):
-    """Reducer of the exact mean.
+    """Reducer of the exact mean: vectors travel as they are.
 
     Attributes
     ----------
+    mean : HostMean
     skipped : bool
         The result of the last step is zeros instead of a mean.
     """
 
     skipped = False
 
-    def __init__(self, comm: Communicator) -> None:
-        self._flag = SideChannel(comm, 1)
+    def __init__(self, comm: Communicator, spec: VectorSpec) -> None:
+        self._flag, self.mean, self._device = SideChannel(comm, 1), mean_where(spec), named(spec.device)
 
     @override
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        self.skipped = False
+    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+        mean, self.skipped = self.mean, False
         # check a widened copy now, since the sums overwrite it
-        widened_bad = None if call.wide is None else not nonfinite.all_finite(call.wide)
-        yield from call.group.dense_steps(call, call.values, call.spec.dtype, True, call.out, call.traffic)
+        widened_bad = None if call.wide is None else not (yield from mean.all_finite(call, call.wide))
+        yield from mean.steps(call, call.values, call.out)
         # the result is equal on all ranks, so all of them enter the exchange that finds the ranks with bad inputs
-        if not nonfinite.all_finite_result(call.out, call.spec.dtype):
-            yield from self.reject(call, not nonfinite.all_finite(call.values) if widened_bad is None else widened_bad)
-            call.out[:] = 0
+        if not (yield from mean.all_finite(call, call.out)):
+            yield from self.reject(
+                call, not (yield from mean.all_finite(call, call.values)) if widened_bad is None else widened_bad
+            )
+            self._device.run(partial(_clear, call.out))
+            yield from done(call, self._device.done())
 
     def array_steps(self, call: VectorCall, source: Flat, target: Flat) -> Iterator[bool]:
-        """Write the mean of vectors on one device to a result there, without a copy; see `steps`."""
+        """Write the mean of vectors on one device to a result there, without a copy; see `run`."""
         yield from call.group.mean_of_arrays(call, source, target, call.traffic)
         if not (yield from _all_finite(call, target)):
             yield from self.reject(call, not (yield from _all_finite(call, source)))
@@ -61,14 +141,9 @@ class FullPrecisionMean(Reducer):
         yield from self._flag.swap(call, call.traffic)
         raise call.non_finite(bad_ranks(self._flag.everyones[:, 0] != 0))
 
-    @property
-    @override
-    def can_undo(self) -> bool:
-        return True
 
-    @override
-    def undo(self) -> None:
-        return  # a mean has no state
+def _clear(out: Array) -> None:
+    out[:] = 0
 
 
 def _all_finite(call: VectorCall, array: Flat) -> Generator[bool, None, bool]:
@@ -92,12 +167,13 @@ class SkippingMean(FullPrecisionMean):
     Parameters
     ----------
     comm : Communicator
+    spec : VectorSpec
     feedback : object
-        Object whose attribute `skipped` counts such steps.
+        Its attribute `skipped` counts such steps.
     """
 
-    def __init__(self, comm: Communicator, feedback: Any) -> None:
-        super().__init__(comm)
+    def __init__(self, comm: Communicator, spec: VectorSpec, feedback: Any) -> None:
+        super().__init__(comm, spec)
         self._feedback = feedback
 
     @override
@@ -109,89 +185,3 @@ class SkippingMean(FullPrecisionMean):
                 raise
             self.skipped = True
             self._feedback.skipped += 1
-
-
-class DeviceMean:
-    """Mean over ranks of vectors on a device, which are summed there or through the host, as by `allreduce`.
-
-    Memory of the host for the second way is allocated here: an allocation may fail in the middle of a step.
-
-    Parameters
-    ----------
-    device : Device
-    n : int
-    dtype : str
-        Type of the mean. Of 16-bit vectors the float32 copies are added.
-    """
-
-    def __init__(self, device: Device, n: int, dtype: str) -> None:
-        self._device, self._dtype, self._narrow = device, dtype, dtype in SIXTEEN_BIT
-        self._outward = self._back = device.pinned(n * compute_type(dtype)().itemsize)
-        if self._narrow:
-            self._back = device.pinned(2 * n)
-        self._finite = FiniteFlag(device)
-
-    def steps(self, call: VectorCall, values: Array, out: Array, scratch: Sequence[FloatArray] | None = None) -> Steps:
-        """Write the mean to `out`, which may be `values`. Float32 copies of 16-bit vectors are overwritten.
-
-        scratch : as in `Communicator.dense_steps`.
-        """
-        source = held(self._device, values, self._dtype, self._outward)
-        target = held(self._device, out, self._dtype, self._back)
-        return call.group.mean_of_arrays(call, source, target, call.traffic, scratch)
-
-    def all_finite(self, call: VectorCall, vector: Array) -> Generator[bool, None, bool]:
-        """Return True if a vector, or a result of 16 bits, holds neither NaN nor infinity."""
-        finite, sign = self._finite, kernels.of("cuda").sign
-        finite.reset()
-
-        def find_nonfinite() -> None:
-            if vector.element_size() == 2:
-                exponent = nonfinite.EXPONENT[self._dtype]
-                finite.check(sign.all_finite_16, words_of(self._device, vector), exponent)
-            else:
-                finite.check(sign.all_finite, vector)
-
-        self._device.run(find_nonfinite)
-        yield from done(call, finite.fetch())
-        return bool(finite)
-
-
-class StagedMean(Reducer):
-    """Exact mean of vectors on a device.
-
-    Parameters
-    ----------
-    mean : FullPrecisionMean
-        Reducer of vectors in the host's memory.
-    spec : VectorSpec
-    device : Device
-    """
-
-    def __init__(self, mean: FullPrecisionMean, spec: VectorSpec, device: Device) -> None:
-        self._mean, self._device = mean, device
-        self._device_mean = DeviceMean(device, spec.n, spec.dtype)
-
-    @property
-    def skipped(self) -> bool:
-        """True if the result of the last step is zeros instead of a mean."""
-        return self._mean.skipped
-
-    @override
-    def steps(self, call: VectorCall) -> Iterator[bool]:
-        all_finite, values = self._device_mean.all_finite, call.values
-        self._mean.skipped = False
-        # check a widened copy now, since the sums overwrite it
-        bad = None if call.wide is None else not (yield from all_finite(call, call.wide))
-        yield from self._device_mean.steps(call, values, call.out)
-        if not (yield from all_finite(call, call.out)):
-            if bad is None:
-                bad = not (yield from all_finite(call, values))
-            yield from self._mean.reject(call, bad)
-            self._device.run(call.out.zero_)  # type: ignore[attr-defined]
-            yield from done(call, self._device.done())
-
-
-def staged(mean: FullPrecisionMean, spec: VectorSpec, used: bool = True) -> FullPrecisionMean | StagedMean:
-    """Return the mean for the vectors' device; memory is pinned only if it is `used`."""
-    return mean if spec.device == "cpu" or not used else StagedMean(mean, spec, named(spec.device))

@@ -22,13 +22,12 @@ from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program, pieces
 from collectives.schedules.ring import AllGather
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel
+from mpicomp.aggregator.parts import MessageModel, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
 from mpicomp.feedback.mirror import Packed
 from mpicomp.reducers.all_gather import gather_at_once
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, OneBitReducer
-from mpicomp.step import Work
 
 PIECE_BYTES = 128 << 10  # longest message of one rank's payload
 

@@ -21,11 +21,10 @@ from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel
+from mpicomp.aggregator.parts import MessageModel, Reducer, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.kernels.streams import GROUP, source
-from mpicomp.step import PieceReducer, Work
 
 MOST_BUFFERS = 4
 MEMORY_PART = 0.49  # largest part of a vector in receive buffers, which take two bits per element
@@ -34,7 +33,7 @@ WORDS_A_PAGE = PAGE // 8
 BRIEF_ELEMENTS = 1 << 18  # up to here encoding takes less time than accounting for pieces
 
 
-class OneBitReducer(PieceReducer, Protocol):
+class OneBitReducer(Reducer, Protocol):
     """Reducer that merges the ranks' packed signs.
 
     Attributes

@@ -25,17 +25,16 @@ from collectives.execution.program import Message, Program
 from collectives.schedules.plan import Topology, server_of
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Parts, VectorSpec
+from mpicomp.aggregator.parts import Parts, Reducer, VectorSpec, Work
 from mpicomp.codecs.base import Codec, sent_bytes
-from mpicomp.feedback.codes import Codes, OwnedCodes
+from mpicomp.feedback.codes import OwnedCodes, SharedScales
 from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder
 from mpicomp.feedback.payloads import Payloads, Results, buffers
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
-from mpicomp.step import PieceReducer, StepDriver, Work
 
 MOST_BUFFERS = 8
-CodesDriver = Callable[[Communicator, Codes, PieceReducer], StepDriver]
+ERRORS = "worker_error", "owner_error"
 
 
 def route(comm: Communicator) -> Topology:
@@ -58,7 +57,7 @@ def two_pass(
     codec, rule : codec and error rule from worker to owner. second, owners_rule : those from owner to worker.
     """
     streams = tuple(Stream(seed, spec.vector_id, f"code of {who}") for who in ("worker", "owner"))
-    return owned_codes(comm, spec, codec, second, rule, owners_rule, streams, ("worker_error", "owner_error"))
+    return owned_codes(comm, spec, codec, second, rule, owners_rule, streams, ERRORS)
 
 
 def owned_codes(
@@ -70,9 +69,12 @@ def owned_codes(
     owners_rule: ErrorRule | None,
     streams: tuple[Stream, ...],
     keys: tuple[str, ...],
-    driver: CodesDriver = StepDriver,
+    scales: SharedScales | None = None,
 ) -> Parts:
-    """Return the parts of `two_pass`, with given streams of worker and owner, keys of errors in states, and driver."""
+    """Return the parts of `two_pass`, with given streams of worker and owner, and keys of errors in states.
+
+    scales : as in `mpicomp.reducers.all_gather.all_gather`.
+    """
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes(), second), named(spec.device)
     program = comm.program(route(comm), spec.n, codec.alignment, longest)
     here = spec.n, spec.compute.type, program.longest_piece
@@ -88,11 +90,15 @@ def owned_codes(
     results = Results(device, spec.dtype, program.longest_piece)
     about = owner, means, reducer.sent, codec, comm.size, own
     feedback = OwnedCodes(device, encoders, program.pieces, mine, results, *about)
+    if rule is None and owners_rule is None and keys == ERRORS:
+        feedback.residuals.clear()  # errors are lost
+    if scales is not None:
+        feedback.share_scales(scales)
     reducer.complete = feedback.encode_mean
-    return Parts(feedback, codec, driver(comm, feedback, reducer))
+    return Parts(feedback, codec, reducer)
 
 
-class TwoPassReducer(PieceReducer):
+class TwoPassReducer(Reducer):
     """Reducer that sends codes to owners and means back; the owner of a piece merges the codes of all ranks.
 
     It is also the payload of its program: a `collectives.execution.payload.MergedPayload`.

@@ -22,12 +22,12 @@ from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.feedback.payloads import buffers
 from mpicomp.feedback.votes import VoteLayout
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, buffer_count
-from mpicomp.step import PieceReducer, Work
 
 _ELIAS = Elias()
 Decide = Callable[[int, Words, int], None]
@@ -41,7 +41,7 @@ def counts_model(n: int, ranks: int, piece_bytes: int, nbytes: Callable[[int, in
     return MessageModel(nbytes, piece, Counts().alignment)
 
 
-class VoteCount(PieceReducer):
+class VoteCount(Reducer):
     """Reducer that adds counts along the plan of the communicator's topology.
 
     Parameters

@@ -82,20 +82,16 @@ def finite_sum(x, residual, left):
 
 
 @kernel
-def pick(x, residual, places, limit, past, values, kept):
-    """Compute values = x + residual at these places; return whether all magnitudes are at most `limit`.
+def pick(x, residual, places, past, values, kept):
+    """Compute values = x + residual at these places.
 
     past : scalar like x, or None. kept : like x, [k], overwritten with past * residual; None where `past` is.
     """
-    within = True
     for j in range(places.size):
         p = places[j]
-        v = x[p] + residual[p]
-        within &= abs(v) <= limit
-        values[j] = v
+        values[j] = x[p] + residual[p]
         if past is not None:
             kept[j] = past * residual[p]
-    return within
 
 
 @kernel

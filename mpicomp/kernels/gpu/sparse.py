@@ -105,36 +105,27 @@ def finite_sum(x: Tensor, residual: Tensor, left: Tensor | None) -> Tensor:
     return is_set(finite)
 
 
-@triton.jit(do_not_specialize=["limit", "past"])
-def _pick_kernel(  # type: ignore[no-untyped-def]
-    x, residual, places, k, limit, past, values, kept, bounded, WIDTH: tl.constexpr
-):
+@triton.jit(do_not_specialize=["past"])
+def _pick_kernel(x, residual, places, k, past, values, kept, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = j < k
     place = tl.load(places + j, mask=inside, other=0)
     old = tl.load(residual + place, mask=inside, other=0)
     v = tl.load(x + place, mask=inside, other=0) + old
-    within = (tl.abs(v) <= number(limit, v.dtype)) | (j >= k)  # not where v is NaN
-    tl.store(bounded, 0, mask=tl.min(within.to(tl.int32)) == 0)
     tl.store(values + j, v, mask=inside)
     if kept is not None:
         tl.store(kept + j, number(past, v.dtype) * old, mask=inside)
 
 
-def pick(
-    x: Tensor, residual: Tensor, places: Tensor, limit: Any, past: Any, values: Tensor, kept: Tensor | None
-) -> Tensor:
-    """values = x + residual at these places; returns whether all their magnitudes are at most `limit`, bool[].
+def pick(x: Tensor, residual: Tensor, places: Tensor, past: Any, values: Tensor, kept: Tensor | None) -> None:
+    """values = x + residual at these places.
 
     places : int64[k]. past : scalar like x, or None. kept : like x, [k], overwritten with past * residual; None where
     `past` is.
     """
-    bounded = finite_flag(x)
     if k := places.numel():
-        scales = bits_of(limit, x.dtype), bits_of(0 if past is None else past, x.dtype)
-        kept = None if past is None else kept
-        _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, *scales, values, kept, bounded, WIDTH, **APART)
-    return is_set(bounded)
+        scale, kept = bits_of(0 if past is None else past, x.dtype), None if past is None else kept
+        _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, scale, values, kept, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["past", "part"])
