@@ -47,7 +47,6 @@ ROLES = {
     "mpicomp.kernels": "compiled loops",
     "mpicomp.pipeline": "stages, stores",
     "mpicomp.reducers": "routes of payloads",
-    "mpicomp.step": "driver of a step",
     "mpicomp.torch": "optimizers, DDP",
 }
 COLORS = {"collectives": "#dbeafe", "mpicomp": "#ffedd5"}  # libraries are grey

@@ -53,7 +53,7 @@ def measure(counts: Sequence[int], elements: float) -> Record | None:
 
 def plan_of(aggregator: Any) -> Any:
     """Return the plan of an aggregator of Auto."""
-    return aggregator.reducer.plan
+    return aggregator.driver.plan
 
 
 def _ratio(some: Any, others: Any) -> float:

@@ -116,8 +116,8 @@ def _memory(comm: Communicator, place: Place, x: Any, out: Any) -> dict[str, flo
         aggregator.aggregate(x, out)
     residual: Any = aggregator.residual
     beyond = torch.cuda.max_memory_allocated() - before - residual.numel() * residual.element_size()
-    rounds: Any = aggregator.reducer
-    piece = max(map(len, rounds.reducer.pieces)) * residual.element_size()
+    reducer: Any = aggregator.reducer
+    piece = max(map(len, reducer.pieces)) * residual.element_size()
     most = gather(comm, np.array([beyond, piece], np.float64)).max(axis=0)
     return {"beyond": float(most[0]), "piece": float(most[1])}
 

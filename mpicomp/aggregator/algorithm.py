@@ -18,7 +18,7 @@ from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import Driver, MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
 from mpicomp.aggregator.rehearsal import compile_kernels, compile_on_device
-from mpicomp.step import StepDriver
+from mpicomp.aggregator.step import StepDriver
 
 __all__ = ["Algorithm", "Driver", "MessageModel", "Parts", "Reducer", "StateKind", "Synchronize", "VectorSpec"]
 

@@ -13,9 +13,9 @@ from collectives.arrays.elements import Combine
 from collectives.consistency.call_check import Description, fingerprint
 from collectives.execution.handle import Call
 from collectives.progress.polling import Backoff
-from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.feedback import nonfinite
 
 
 class User(Protocol):

@@ -32,6 +32,7 @@ from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel
+from mpicomp.aggregator.step import StepDriver
 from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
@@ -42,7 +43,6 @@ from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model, sign_reducer
-from mpicomp.step import StepDriver
 
 OWN_WARNING, PAPER_WARNING, WARN_AFTER = 0.3, 5.0, 100
 MOST_COPIED = 1 << 14  # elements of a residual whose copy takes less time than a round of messages

@@ -23,12 +23,12 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.dense.allreduce import PIECE_BYTES
 from collectives.execution.workers import PieceWork, in_parts
-from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
+from mpicomp.feedback import nonfinite
 from mpicomp.feedback.low_rank import LowRank, cut_into_blocks
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS

@@ -20,12 +20,12 @@ from collectives.arrays import Device
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
+from mpicomp.aggregator.step import StepDriver
 from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
 from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
 from mpicomp.feedback.base import NoFeedback
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
-from mpicomp.step import StepDriver
 
 _log = logging.getLogger("mpicomp")
 PENDING_KINDS = ("mean", "owner")

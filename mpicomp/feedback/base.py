@@ -121,10 +121,10 @@ class Residual:
 class Feedback(ABC):
     """One rank's half of a step: the state it carries, and the encoding and decoding of pieces.
 
-    The driver of a step (`mpicomp.step`) calls, in this order: `begin`; if `reports_first`, `measure`, `announce` and
-    `adopt_announced`; `fix_scales`; `encode` of every piece; if `reports_when` is set, `report` and `adopt`; `decode`
-    of every piece; `settle`; and `commit` or `roll_back`. Several threads may encode and decode different pieces at
-    once.
+    The driver of a step (`mpicomp.aggregator.step`) calls, in this order: `begin`; if `reports_first`, `measure`,
+    `announce` and `adopt_announced`; `fix_scales`; `encode` of every piece; if `reports_when` is set, `report` and
+    `adopt`; `decode` of every piece; `settle`; and `commit` or `roll_back`. Several threads may encode and decode
+    different pieces at once.
 
     Parameters
     ----------

@@ -18,9 +18,9 @@ import numpy as np
 from collectives.annotations import AnyArray, Array, Doubles, Testable, override
 from collectives.arrays import Device
 from collectives.arrays.elements import aligned_empty
-from mpicomp.aggregator import nonfinite
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import Selector, index_bits, kept
+from mpicomp.feedback import nonfinite
 from mpicomp.feedback.base import Feedback, FiniteFlag, Problem, Residual, StepInput, bad_ranks, words_of
 from mpicomp.feedback.mirror import Mirror
 

@@ -9,12 +9,12 @@ from collectives.arrays import Device
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.execution.program import Message, Program
 from mpicomp import kernels
-from mpicomp.aggregator.nonfinite import largest
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.stochastic_sign import StochasticSign, measure
 from mpicomp.feedback.base import Feedback, Problem, StepInput, bad_ranks
 from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.nonfinite import largest
 from mpicomp.feedback.payloads import Payloads
 from mpicomp.kernels.streams import Stream
 

@@ -14,11 +14,11 @@ from collectives.arrays.vectors import Flat, held
 from collectives.execution.handle import Steps
 from collectives.progress.polling import done
 from mpicomp import kernels
-from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.feedback import nonfinite
 from mpicomp.feedback.base import FiniteFlag, bad_ranks, compute_type, words_of
 
 

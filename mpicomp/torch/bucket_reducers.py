@@ -21,9 +21,9 @@ from collectives import Communicator, Handle
 from collectives.annotations import AnyArray
 from collectives.arrays.elements import aligned_empty
 from collectives.errors import NonFiniteGradient
-from mpicomp.aggregator import nonfinite
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
+from mpicomp.feedback import nonfinite
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
 from mpicomp.torch.devices import all_finite, begin_event, encoding_device
 from mpicomp.torch.parameters import SIXTEEN_BIT

@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 ARRAYS = ("numpy", "mpi4py")
 WAITING = ("collectives.progress", "collectives.trace")
 BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
-STEPS = ("mpicomp.step", "mpicomp.aggregator", "mpicomp.feedback", *BYTES)
+STEPS = ("mpicomp.aggregator", "mpicomp.feedback", *BYTES)
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
@@ -49,18 +49,13 @@ LAYERS = {
     "mpicomp.codecs": Layer(("mpicomp.kernels",), ("numpy",)),
     "mpicomp.feedback": Layer(BYTES, ("numpy",)),
     "mpicomp.aggregator": Layer(("mpicomp.feedback", *BYTES), ARRAYS),
-    "mpicomp.step": Layer(("mpicomp.aggregator", "mpicomp.feedback", "collectives"), ARRAYS),
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
-    "mpicomp.auto": Layer(
-        ("mpicomp.step", "mpicomp.reducers", "mpicomp.aggregator", "mpicomp.feedback", *BYTES), ARRAYS
-    ),
-    "mpicomp.algorithms": Layer(
-        ("mpicomp.auto", "mpicomp.step", "mpicomp.reducers", "mpicomp.aggregator", "mpicomp.feedback", *BYTES), ARRAYS
-    ),
+    "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
+    "mpicomp.algorithms": Layer(("mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.pipeline": Layer(BYTES, (*ARRAYS, "torch")),
     "mpicomp.torch": Layer(
-        ("mpicomp.algorithms", "mpicomp.aggregator", "mpicomp.checkpoint", "mpicomp.kernels", "collectives"),
+        ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
         (*ARRAYS, "torch"),
     ),
     "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed

@@ -25,7 +25,7 @@ TOGETHER = {
     "mpicomp/kernels": "unit/kernels/test_cache_folder.py",
     "mpicomp/pipeline": "mpi/pipeline/test_stage.py",
     "mpicomp/reducers": "mpi/algorithms/test_algorithms_exact.py",
-    "mpicomp/step.py": "mpi/algorithms/test_algorithms_exact.py",
+    "mpicomp/aggregator/step.py": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/torch": "mpi/torch/test_torch_compile.py",
 }
 # Tests of more than one package.

@@ -199,7 +199,7 @@ def test_a_mean_that_is_not_finite_leaves_the_residual_that_was_made_before_it_u
     aggregator.aggregate(gradient(comm.rank, 0, n))
     before = states([aggregator])
     with monkeypatch.context() as patch:
-        patch.setattr("mpicomp.aggregator.nonfinite.all_finite_result", lambda *_: False)
+        patch.setattr("mpicomp.feedback.nonfinite.all_finite_result", lambda *_: False)
         with pytest.raises(mpicomp.NonFiniteGradient):
             aggregator.aggregate(gradient(comm.rank, 1, n))
     assert states([aggregator]) == before

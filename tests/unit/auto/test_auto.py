@@ -60,7 +60,7 @@ class Clock:
         """An aggregator that goes by this clock."""
         aggregator = method.start(comm, N, **given)
         aggregator.traffic.clock = self
-        one: Any = aggregator.reducer
+        one: Any = aggregator.driver
         for reducer, seconds in zip((one._dense, one._compressing), self.seconds, strict=True):
             reducer.steps = partial(self._timed, reducer.steps, seconds)
         return aggregator
@@ -78,7 +78,7 @@ class Clock:
 
 
 def plan(aggregator: Aggregator) -> Any:
-    reducer: Any = aggregator.reducer
+    reducer: Any = aggregator.driver
     return reducer.plan
 
 
@@ -190,7 +190,7 @@ def several(
         ways = []
         for auto in autos:
             auto.aggregate(gradient(comm.rank, auto.step, N))
-            reducer: Any = auto.reducer
+            reducer: Any = auto.driver
             ways.append(reducer.compressed)
         clock.now += mixing_s * (len(set(ways)) > 1)
         yield clock, autos
@@ -222,7 +222,7 @@ def test_a_settled_step_sends_what_the_chosen_one_sends_and_measures_nothing(
         alone = (Marsit(None) if compressed else Dense()).start(comm, N)
         go(clock, comm, auto, BRIEF + 1)
         alone.aggregate(gradient(comm.rank, 0, N))
-        reducer: Any = auto.reducer
+        reducer: Any = auto.driver
         reducer._watch = reducer._channel = None  # any use of them would fail
         for one in (auto, alone):
             one.aggregate(gradient(comm.rank, 1, N))

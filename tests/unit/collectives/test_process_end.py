@@ -76,7 +76,7 @@ def test_all_lines_are_shown_where_they_are_asked_for(comm: Communicator, monkey
 
 def test_other_errors_keep_all_their_lines(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator = Marsit().start(comm, 10)
-    monkeypatch.setattr(aggregator.reducer, "prepare", None)  # a mistake of this library's
+    monkeypatch.setattr(aggregator.driver, "prepare", None)  # a mistake of this library's
     with pytest.raises(TypeError) as caught:
         aggregator.aggregate(np.ones(10, np.float32))
     assert "base.py" in "".join(shown(caught.value)) or "call_check.py" in "".join(shown(caught.value))

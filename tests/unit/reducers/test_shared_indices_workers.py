@@ -21,7 +21,7 @@ N = 4 * shared_indices.BRIEF_ELEMENTS
 def test_a_call_that_fails_while_values_travel_waits_for_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[tuple[Memory, Any]] = []
 
-    def slow(self: Memory, out: Any, share: Any) -> None:
+    def slow(self: Memory, share: Any) -> None:
         running.append((self, share))
         time.sleep(0.05)
         running.remove((self, share))

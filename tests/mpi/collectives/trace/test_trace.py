@@ -36,7 +36,7 @@ def test_every_piece_and_every_message_is_there(
         aggregator: Any = method.start(comm, N)
         for _ in range(3):
             aggregator.aggregate(vector(comm.rank))
-        programs = [aggregator.reducer.reducer.program if comm.size > 1 else aggregator.reducer.program] * 3
+        programs = [aggregator.reducer.program] * 3
     traces = everyones(mpi_comm, folder)
     assert not [event for trace in traces for event in trace["traceEvents"] if "finished" in event.get("args", {})]
     for call, program in enumerate(programs, 1):
@@ -88,7 +88,7 @@ def test_what_is_not_merged_is_there_too(mpi_comm: MPI.Intracomm, folder: Path, 
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
         aggregator: Any = QSGD().start(comm, N)
         aggregator.aggregate(vector(comm.rank))
-        program = aggregator.reducer.reducer.program
+        program = aggregator.reducer.program
         ScaleCom().start(comm, N).aggregate(vector(comm.rank))
     traces = everyones(mpi_comm, folder)
     require_aligned(traces)
@@ -160,13 +160,13 @@ def test_sums_are_those_of_traffic(
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=piece_bytes, trace=folder) as comm:
         aggregator: Any = Marsit(full_precision_every=None).start(comm, n)
         aggregator.aggregate(vector(comm.rank, n))  # compiles
-        slow_down(aggregator.reducer, is_last=mpi_comm.rank == 0)
+        slow_down(aggregator.driver, is_last=mpi_comm.rank == 0)
         names = (*COMPUTING.values(), "seconds_waiting")
         before = [getattr(aggregator.traffic.total, name) for name in names]
         for _ in range(calls):
             aggregator.aggregate(vector(comm.rank, n))
         after = [getattr(aggregator.traffic.total, name) for name in names]
-        exchange = aggregator.reducer.reducer
+        exchange = aggregator.reducer
         travelled = hasattr(exchange, "payload")
     trace = json.loads((folder / f"rank-{mpi_comm.rank}.json").read_text())
     mine = RankTrace.of(trace, calls)

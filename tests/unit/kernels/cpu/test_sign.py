@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives.arrays.elements import widen
-from mpicomp.aggregator.nonfinite import all_finite_result
+from mpicomp.feedback.nonfinite import all_finite_result
 from mpicomp.kernels.cpu.shared_selection import unpack_pair
 from mpicomp.kernels.cpu.sign import (
     add_and_clear,

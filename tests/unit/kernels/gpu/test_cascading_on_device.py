@@ -148,7 +148,7 @@ def test_vectors_of_devices_are_not_kept(made: dict[int, FakeDevice]) -> None:
     with Communicator() as comm:
         aggregator = CascadingSSDM().start(comm, N, device="cuda")
         aggregator.aggregate(FakeArray(vector(0, 0, N)))
-        assert not len(aggregator.reducer._payload.values)
+        assert not len(aggregator.feedback._values)
 
 
 def test_the_codec_returns_on_a_device_what_it_raises_on_the_host(device: str) -> None:
