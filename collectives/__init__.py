@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collectives.errors import NotARank as NotARank
     from collectives.errors import PeerFailure as PeerFailure
     from collectives.execution.handle import Handle as Handle
+    from collectives.execution.handle import Traffic as Traffic
+    from collectives.execution.handle import TrafficLog as TrafficLog
     from collectives.schedules.halving_doubling import HalvingDoubling as HalvingDoubling
     from collectives.schedules.plan import Plan as Plan
     from collectives.schedules.plan import PlanError as PlanError
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from collectives.schedules.torus import Torus as Torus
     from collectives.schedules.tree import DoubleTree as DoubleTree
     from collectives.schedules.tree import Tree as Tree
-    from collectives.trace.traffic import Traffic as Traffic
-    from collectives.trace.traffic import TrafficLog as TrafficLog
 
 # A module is loaded with the first use of a name of it: importing mpi4py.MPI initialises MPI, and code that only
 # reads files or draws plans must work where MPI does not.
@@ -53,7 +53,7 @@ _HOMES = {
         "NotARank",
         "PeerFailure",
     ),
-    "execution.handle": ("Handle",),
+    "execution.handle": ("Handle", "Traffic", "TrafficLog"),
     "schedules.halving_doubling": ("HalvingDoubling",),
     "schedules.plan": ("Plan", "PlanError", "Step", "Topology", "TopologyError", "Transfer"),
     "schedules.registry": ("TOPOLOGIES", "topology"),
@@ -61,7 +61,6 @@ _HOMES = {
     "schedules.star": ("Direct", "Star"),
     "schedules.torus": ("Torus",),
     "schedules.tree": ("DoubleTree", "Tree"),
-    "trace.traffic": ("Traffic", "TrafficLog"),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)

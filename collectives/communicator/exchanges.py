@@ -17,7 +17,7 @@ from collectives.annotations import Array, Bytes, Indices
 from collectives.arrays.elements import COMBINE, COPIED, FLOATS, INTEGERS
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
 from collectives.communicator.routes import Routes
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.dense.broadcast_gather import (
     all_gather_rows,
     broadcast_chain,
@@ -28,10 +28,9 @@ from collectives.dense.broadcast_gather import (
     is_long,
 )
 from collectives.errors import reword
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.staged import stage
 from collectives.quoting import one_line, shown
-from collectives.trace.traffic import Traffic
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator

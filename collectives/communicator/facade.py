@@ -19,21 +19,19 @@ from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.routes import Routes
 from collectives.communicator.splitting import Grid
-from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import CallCheck, fingerprint
+from collectives.consistency.call_check import CallCheck, most_bytes
+from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.consistency.recursive_doubling import most_bytes
 from collectives.cost.link import LinkModel
 from collectives.dense.allreduce import DenseSums, is_small
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
 from collectives.process_end import end_with_process
 from collectives.progress.polling import keep_alive, wait
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.trace.recorder import Trace
-from collectives.trace.traffic import Traffic
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
@@ -104,6 +102,12 @@ class Communicator:
     trace : Trace or None
     workers : Workers or None
         Threads that share the work on pieces.
+    threads : int
+        Number of threads that work on pieces.
+    verifies : bool
+        The ranks compare each collective before they make it.
+    route, route_parts : str, tuple of str
+        The routes of messages in words, as a whole and one property each: ranks must agree on them.
 
     Raises
     ------
@@ -145,10 +149,11 @@ class Communicator:
         self.rank, self.size, self.here = parent.rank, parent.size, f"rank {parent.rank} of {parent.size}"
         self.mpi_comm, self.local_rank, self.local_size = arguments.duplicate(parent, self.arrival_timeout)
         self.one_node = self.local_size == self.size
+        self.threads = 1 if self.workers is None else self.workers.threads
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
         self.missing = MissingRanks(self.mpi_comm, self.timeout)
-        self._verify = verify
+        self.verifies = verify
         self._users, self._sums = Users(), DenseSums()
         self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
         self.calls = Calls(self.mpi_comm, self.here, self._users)
@@ -162,6 +167,7 @@ class Communicator:
             raise
         eager_bytes = SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
         self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
+        self.route, self.route_parts = str(self._routes), self._routes.parts
         self.traffic = Traffic()
         if trace is not None:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
@@ -169,11 +175,6 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
-
-    @property
-    def threads(self) -> int:
-        """Number of threads that work on pieces."""
-        return 1 if self.workers is None else self.workers.threads
 
     @property
     def calls_in_flight(self) -> int:
@@ -215,7 +216,7 @@ class Communicator:
             The trace cannot be written.
         """
         free = self._sums.free, self._users.free_all, self._call_check.free, self.mpi_comm.Free
-        close(self, self.ending, self._call_check if self._verify else None, free)
+        close(self, self.ending, self._call_check if self.verifies else None, free)
 
     def start_progress_thread(self) -> bool:
         """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
@@ -281,7 +282,7 @@ class Communicator:
         See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order, or follow
         `enter`.
         """
-        if not self._verify and values is None:
+        if not self.verifies and values is None:
             call.arrival = 0  # until it ends, as nothing distinguishes a rank that is late from one that is silent
             return iter(())
         trace = self.trace
@@ -292,7 +293,7 @@ class Communicator:
 
     def enter(self, call: Call) -> None:
         """Give a call its number now, before the ranks begin to compare it."""
-        if (self._verify or call.is_compared) and not call.is_pairwise:
+        if (self.verifies or call.is_compared) and not call.is_pairwise:
             self._call_check.enter(call)
 
     def sum_small(self, call: Call, values: AnyArray, sums: AnyArray, traffic: Traffic) -> Steps:
@@ -346,24 +347,9 @@ class Communicator:
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
-    @property
-    def route(self) -> str:
-        """The routes of messages in words: ranks must agree on them."""
-        return str(self._routes)
-
-    @property
-    def route_parts(self) -> tuple[str, ...]:
-        """The same words, one property each."""
-        return self._routes.parts
-
     def select(self, payload_bytes: int) -> Topology:
         """Return the topology for a payload of this size."""
         return self._routes.select(payload_bytes)
-
-    @property
-    def verifies(self) -> bool:
-        """True if the ranks compare each collective before they make it."""
-        return self._verify
 
     def gathers(self, payload_bytes: int) -> bool:
         """Return True if packed payloads of this size are fastest by one all-gather that every rank merges."""
@@ -590,7 +576,7 @@ class Communicator:
         TypeError, ValueError
             An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
         """
-        return point_to_point.begin_send(self, x, to, tag, self._verify)
+        return point_to_point.begin_send(self, x, to, tag, self.verifies)
 
     def irecv(self, out: Array, source: int, tag: int = 0) -> Handle:
         """Begin to receive an array from another rank.
@@ -620,15 +606,15 @@ class Communicator:
         PeerFailure
             By ``wait()``: MPI reports that the other rank has failed.
         """
-        return point_to_point.begin_receive(self, out, source, tag, self._verify)
+        return point_to_point.begin_receive(self, out, source, tag, self.verifies)
 
     def send(self, x: Array, to: int, tag: int = 0) -> None:
         """Send an array, as `isend` does, and wait for it."""
-        point_to_point.send(self, x, to, tag, self._verify)
+        point_to_point.send(self, x, to, tag, self.verifies)
 
     def recv(self, out: Array, source: int, tag: int = 0) -> Array:
         """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
-        return point_to_point.receive(self, out, source, tag, self._verify)
+        return point_to_point.receive(self, out, source, tag, self.verifies)
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
 
@@ -669,7 +655,7 @@ class Communicator:
                 part,
                 chosen,
                 self.timeout,
-                self._verify,
+                self.verifies,
                 self.piece_bytes,
                 arrival_timeout=self.arrival_timeout,
                 threads=self.threads,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from mpi4py import MPI
 
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 

@@ -21,9 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from collectives.annotations import Testable
+from collectives.execution.handle import Traffic
 from collectives.progress.polling import Backoff, until
 from collectives.trace.recorder import Trace
-from collectives.trace.traffic import Traffic
 
 MOST_THREADS = 1024
 LOOK_S = 1e-4  # longest sleep between two tests of messages while all workers are busy

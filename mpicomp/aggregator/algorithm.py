@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 import numpy as np
 
 from collectives import Communicator
-from collectives.compiling import keep_uncompiled
+from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator

@@ -12,7 +12,7 @@ from collectives import Communicator
 from collectives.annotations import Array, FloatArray, Tensor, override
 from collectives.arrays import Device, named, wait
 from collectives.arrays.elements import aligned_empty
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from mpicomp import kernels
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.command import require_none

@@ -117,7 +117,7 @@ def test_a_call_is_numbered_before_the_copy_where_its_sum_is_compared(comm: Comm
     numbers = []
     for call in (Call(comm, lambda: "compared"), Call(comm, lambda: "not compared")):
         call.is_compared = "not" not in call.name()
-        comm._verify = False
+        comm.verifies = False
         comm.enter(call)
         numbers.append(call.number)
     assert numbers[0] > 0
