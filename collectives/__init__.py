@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collectives.errors import explaining_mpi
 from collectives.launcher import leave_mpi_uninitialized
-from collectives.mpi_library import explained
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator as Communicator
@@ -72,7 +72,7 @@ leave_mpi_uninitialized()
 def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
-            with explained():
+            with explaining_mpi():
                 return getattr(import_module(f"{__name__}.{module}"), name)
     found = "" if name.startswith("_") else import_module("collectives.quoting").suggestion(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")

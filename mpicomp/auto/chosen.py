@@ -20,8 +20,7 @@ from collectives.arrays import Device
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Feedback, Reducer, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
-from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
-from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
+from mpicomp.auto.trials import COUNT, Front, Plan, Schedule, Side, Stage, Stopwatch, Times, slowest
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, StagedMean
 

@@ -10,6 +10,7 @@ import pytest
 
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator, Ring, arrays
 from collectives.arrays import Landed
+from collectives.arrays.torch_device import ROCM
 from collectives.execution.handle import Call
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
@@ -254,7 +255,7 @@ def test_a_gpu_without_pytorch_for_it_is_told(comm: Communicator, monkeypatch: p
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("PyTorch finds a GPU here")
-    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, arrays.MAKERS[arrays.ROCM])
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, arrays.MAKERS[ROCM])
     with pytest.raises(ValueError, match="on GPU 0, but PyTorch finds none: install its build for the GPU"):
         comm.allreduce(FakeArray(vector(0)))
 
