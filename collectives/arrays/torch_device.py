@@ -168,15 +168,7 @@ def relax_capture(hip: bool) -> None:
 
 
 class Event(Testable):
-    """Work of a device that is under way.
-
-    Parameters
-    ----------
-    done : callable
-        Returns True once the work is done.
-    ends : object
-        Kept alive until then.
-    """
+    """Work of a device that is under way, until `done()` returns True; `ends` are kept alive until then."""
 
     __slots__ = ("_done", "_ends")
 

@@ -155,14 +155,8 @@ class Ending:
 def close(comm: Communicator, ending: Ending, call_check: CallCheck | None, free: Iterable[Callable[[], None]]) -> None:
     """Close a communicator; see `Communicator.close`.
 
-    Parameters
-    ----------
-    comm : Communicator
-    ending : Ending
-    call_check : CallCheck or None
-        Part of it by which the ranks compare the call; None: they do not.
-    free : iterable of callable
-        Functions that free memory and requests of it.
+    `call_check` is its part by which the ranks compare the call, None if they do not; `free` are functions that free
+    its memory and requests.
     """
     calls = comm.calls
     if calls.broken:

@@ -377,7 +377,7 @@ class Communicator:
 
     def tags_unused_on_error(self) -> AbstractContextManager[None]:
         """Take back the tags of a long-lived user whose constructor fails in this block."""
-        return self._users.tags_unused_on_error()
+        return self._users.tags_unused(unless_made=True)
 
     def common(self, kind: type[_Kind]) -> _Kind:
         """Return the object of this class that all long-lived users of this communicator share on this rank."""
@@ -576,7 +576,7 @@ class Communicator:
         TypeError, ValueError
             An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
         """
-        return point_to_point.begin_send(self, x, to, tag, self.verifies)
+        return point_to_point.begin_send(self, x, to, tag)
 
     def irecv(self, out: Array, source: int, tag: int = 0) -> Handle:
         """Begin to receive an array from another rank.
@@ -606,15 +606,15 @@ class Communicator:
         PeerFailure
             By ``wait()``: MPI reports that the other rank has failed.
         """
-        return point_to_point.begin_receive(self, out, source, tag, self.verifies)
+        return point_to_point.begin_receive(self, out, source, tag)
 
     def send(self, x: Array, to: int, tag: int = 0) -> None:
         """Send an array, as `isend` does, and wait for it."""
-        point_to_point.send(self, x, to, tag, self.verifies)
+        point_to_point.send(self, x, to, tag)
 
     def recv(self, out: Array, source: int, tag: int = 0) -> Array:
         """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
-        return point_to_point.receive(self, out, source, tag, self.verifies)
+        return point_to_point.receive(self, out, source, tag)
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -94,8 +94,10 @@ class DenseSums:
         else:
             alone = comm.calls_in_flight == 1 and not overlapped
             buffers = partial(self._buffers, scratch or ()) if alone else allocate_buffers
-            short = scratch is not None
-            program, payload = plan_sum(comm, values, dtype, mean, out, buffers, combine, short)
+            itemsize = itemsize_in_messages(values, dtype)
+            program = sum_program(comm, values.size, itemsize, scratch is not None)
+            landing = buffers(program.longest_piece * itemsize)
+            payload = DensePayload(program, values, dtype, mean, landing, out, combine)
             yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
 
     def of_arrays(
@@ -126,7 +128,7 @@ class DenseSums:
         check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
         if comm.size == 1:
             return copy_on_device(call, source, target, check)
-        program = _program(comm, source.values.size, itemsize, scratch is not None)
+        program = sum_program(comm, source.values.size, itemsize, scratch is not None)
 
         def instead() -> Steps:
             try:
@@ -190,24 +192,7 @@ def allocate_buffers(nbytes: int) -> list[Bytes]:
     return [aligned_empty(nbytes, np.uint8) for _ in range(RECEIVE_BUFFERS)]
 
 
-def plan_sum(
-    comm: Communicator,
-    values: FloatArray,
-    dtype: str,
-    mean: bool,
-    out: FloatArray,
-    buffers: Callable[[int], Sequence[Bytes]],
-    combine: Combine = add,
-    short: bool = False,
-) -> tuple[Program, DensePayload]:
-    """Return program and payload of a sum along a topology; ``buffers(nbytes)`` returns receive buffers."""
-    itemsize = itemsize_in_messages(values, dtype)
-    program = _program(comm, values.size, itemsize, short)
-    landing = buffers(program.longest_piece * itemsize)
-    return program, DensePayload(program, values, dtype, mean, landing, out, combine)
-
-
-def _program(comm: Communicator, n: int, itemsize: int, short: bool = False) -> Program:
+def sum_program(comm: Communicator, n: int, itemsize: int, short: bool) -> Program:
     """Return the program of a sum of elements that take `itemsize` bytes in messages; equal for all kinds of memory."""
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(n * itemsize) if known else Ring()

@@ -110,7 +110,7 @@ class Call(Backoff):
         if self.completion is not None:
             self.completion.wait()
             if self.completion.lost:
-                self.group.calls.raise_failure()
+                raise self.group.calls.failure_of_another()
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
@@ -125,7 +125,7 @@ class Call(Backoff):
                     else:
                         self.idle()
                         if group.failure is not None:
-                            group.calls.raise_failure()
+                            raise group.calls.failure_of_another()
                 self.owners = ()
                 self._release()
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -266,7 +266,7 @@ class Handle:
         if call.completion is None:
             call.advance_all()
         elif call.completion.lost:
-            call.group.calls.raise_failure()
+            raise call.group.calls.failure_of_another()
         if call.done:
             call.mark_seen()
         if call.error is not None:

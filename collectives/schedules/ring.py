@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from collectives.schedules.plan import Plan, Step, TopologyError, Transfer
+from collectives.schedules.plan import Plan, Step, Transfer, require_segments
 
 Index: TypeAlias = Any
 """An int, or an integer array with one entry a rank: the formulas below hold for both."""
@@ -104,8 +104,7 @@ class Ring:
     segments: int = 1
 
     def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise TopologyError(f"a ring needs at least 1 segment, not {self.segments}")
+        require_segments("a ring", self.segments)
 
     @property
     def name(self) -> str:

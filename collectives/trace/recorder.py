@@ -258,20 +258,16 @@ class Trace:
         driven = start >= self.driven_since and kind not in ("call", "exposed")
         worker = args.get("worker", 0)
         where = {"cat": kind, "pid": self.rank, "tid": 1 + worker if worker else int(driven)}
-        if kind == "flight":  # calls in flight overlap, so that each has a track of its own
-            where |= {"name": name, "id": hex((self.rank << 32) + number)}
-            yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
-            yield {"ph": "e", **where, "ts": ended / 1e3}
-            return
-        if kind not in ("send", "receive"):
+        if kind in ("send", "receive"):
+            name, more = f"{'to' if kind == 'send' else 'from'} rank {args['peer']}", {**more, "bytes": nbytes}
+        elif kind != "flight":
             # whole nanoseconds, since rounding could make nested spans overlap
             times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}
             yield {"ph": "X", "name": name or kind, **where, **times, "args": more}
             return
-        # Messages overlap, which only asynchronous events may; those of one name share a track.
-        name = f"{'to' if kind == 'send' else 'from'} rank {args['peer']}"
+        # Messages and calls in flight overlap, which only asynchronous events may; those of one name share a track.
         where |= {"name": name, "id": hex((self.rank << 32) + number)}
-        yield {"ph": "b", **where, "ts": begun / 1e3, "args": {**more, "bytes": nbytes}}
+        yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
         yield {"ph": "e", **where, "ts": ended / 1e3}
 
 

@@ -30,16 +30,7 @@ KEY = "auto"  # key of the plan in a state, next to the method's entries
 
 
 class Pending:
-    """Errors that a method has yet to contribute to the mean.
-
-    Parameters
-    ----------
-    feedback : Feedback or None
-        Feedback of the method.
-    ranks : int
-    device : Device or None
-        Device of the vectors; None: the host.
-    """
+    """Errors that a method has yet to contribute to the mean, for vectors on a device; None: on the host."""
 
     def __init__(self, feedback: Feedback | None, ranks: int, device: Device | None = None) -> None:
         self._feedback, self._ranks, self._device = feedback, ranks, device
@@ -78,27 +69,9 @@ class Pending:
 
 
 class Chosen(Reducer):
-    """Steps by the reducer that is chosen or on trial.
+    """Steps by the reducer that is chosen or on trial: `dense`, or `compressing` of the method with `pending` errors.
 
-    Parameters
-    ----------
-    comm : Communicator
-    spec : VectorSpec
-    pending : Pending
-        Pending errors of the method that compresses.
-    compressing : Reducer
-        Reducer of the method.
-    dense : FullPrecisionMean or StagedMean
-    schedule : Schedule
-    name : str
-        Name of the method, for the log.
-
-    Attributes
-    ----------
-    plan : Plan
-    compressed : bool
-        The method made the last step, so errors may be pending.
-    ranks : int
+    While `compressed` is true, the method made the last step, so errors may be pending.
     """
 
     def __init__(

@@ -31,17 +31,10 @@ Mode = Literal["auto", "on", "off"]
 
 
 class Outcome(NamedTuple):
-    """Result of a probe.
-
-    Attributes
-    ----------
-    works : bool
-    said : str
-        The result in words.
-    """
+    """Result of a probe."""
 
     works: bool
-    said: str
+    said: str  # the result in words
 
 
 UNPROBED = {
@@ -68,19 +61,9 @@ def mode(environ: Mapping[str, str] = os.environ) -> Mode:
 
 
 class Probe(Testable):
-    """A probe under way.
+    """A probe under way, whose `outcome` is None until it ends; its process is killed after `patience_s`.
 
-    Parameters
-    ----------
-    device : str
-        A GPU by its name in PyTorch; ``"cpu"`` tests the probe itself.
-    patience_s : float
-        Seconds after which the process is killed.
-
-    Attributes
-    ----------
-    outcome : Outcome or None
-        None as long as it is under way.
+    `device` is a GPU by its name in PyTorch; ``"cpu"`` tests the probe itself.
     """
 
     def __init__(self, device: str, patience_s: float = PATIENCE_S) -> None:
@@ -151,13 +134,7 @@ def outcome_of(status: int, printed: str, complaint: str) -> Outcome:
 
 
 class Verdict:
-    """Verdict of one process, made at the first request.
-
-    Attributes
-    ----------
-    outcome : Outcome or None
-        None until it is known.
-    """
+    """Verdict of one process, made at the first request; `outcome` is None until it is known."""
 
     def __init__(self) -> None:
         self._probe: Probe | None = None

@@ -26,14 +26,9 @@ Call = Callable[[Array, Array], object]
 
 
 class Vectors:
-    """A rank's vector of `n` elements, and memory for a result.
+    """A rank's vector `x` of `n` elements and memory `out` for a result, on the host, where results are checked.
 
-    Attributes
-    ----------
-    x, out : ndarray[n]
-        Vector and result in the host's memory, where results are checked.
-    given, target : array[n]
-        Arguments of calls: the same arrays, or tensors on a device.
+    `given` and `target` are the arguments of calls: the same arrays, or tensors on a device.
     """
 
     def __init__(self, n: int, dtype: str) -> None:
