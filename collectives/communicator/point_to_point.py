@@ -32,28 +32,75 @@ _FIRST_TAG = 2 * FIXED_TAGS
 _DESCRIPTION_BYTES = 96
 
 
-def send(comm: Communicator, x: Array, to: int, tag: int) -> None:
-    """Send an array to another rank, and wait for it."""
+def send(comm: Communicator, x: Array, to: int, tag: int = 0) -> None:
+    """Send an array, as `isend` does, and wait for it."""
     vector, name = _validate(comm, "send", x, "to", to, tag)
     with comm.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
         comm.run(*_make_send(comm, name, vector, to, tag))
 
 
-def begin_send(comm: Communicator, x: Array, to: int, tag: int) -> Handle:
-    """Begin to send an array to another rank."""
+def isend(comm: Communicator, x: Array, to: int, tag: int = 0) -> Handle:
+    """Begin to send an array to another rank.
+
+    Parameters
+    ----------
+    x : array
+        NumPy or DLPack, contiguous, on the CPU, of any dtype of `broadcast`. Leave it alone until the handle's
+        ``wait()`` returns: that is when the receiver has taken it, or MPI has copied it.
+    to : int
+        The receiver; this rank itself is allowed.
+    tag : int from 0 to 300
+        Receives of another tag do not take the message. Messages of one tag arrive in the order of their sends.
+
+    Returns
+    -------
+    Handle
+        Its ``wait()`` returns None, and raises the errors of `irecv` except CollectiveMismatch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
+    """
     vector, name = _validate(comm, "isend", x, "to", to, tag)
     return comm.begin(*_make_send(comm, name, vector, to, tag))
 
 
-def receive(comm: Communicator, out: Array, source: int, tag: int) -> Array:
-    """Overwrite `out` with the array that another rank sends, and return it."""
+def recv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Array:
+    """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
     vector, name = _validate(comm, "recv", out, "from", source, tag)
     with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
         return comm.run(*_make_receive(comm, name, vector, out, source, tag))
 
 
-def begin_receive(comm: Communicator, out: Array, source: int, tag: int) -> Handle:
-    """Begin to overwrite `out` with the array that another rank sends."""
+def irecv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Handle:
+    """Begin to receive an array from another rank.
+
+    Parameters
+    ----------
+    out : array
+        Overwritten; of the dtype and shape of the array that was sent.
+    source, tag : int
+        The sender, and the tag that it gives.
+
+    Returns
+    -------
+    Handle
+        Its ``wait()`` returns `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        See `isend`.
+    CollectiveMismatch
+        By ``wait()``: the sender has sent an array of another dtype or shape. `out` is then undefined,
+        the message is lost, and the communicator can be used further. The sender gets no error.
+    CollectiveTimeout
+        By ``wait()``: the other rank has not come within the `arrival_timeout`, or the message has not moved for
+        the `timeout`. The communicator can be used no longer.
+    PeerFailure
+        By ``wait()``: MPI reports that the other rank has failed.
+    """
     vector, name = _validate(comm, "irecv", out, "from", source, tag)
     return comm.begin(*_make_receive(comm, name, vector, out, source, tag))
 
