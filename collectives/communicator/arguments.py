@@ -190,12 +190,12 @@ def assemble(parent: MPI.Comm, timeout_s: float) -> None:
     request, came = _swap(parent, _TAKES_PART)
 
     def waiting() -> str:
-        missing = [int(rank) for rank in np.flatnonzero(came == 0) if rank != parent.rank]
+        missing = [rank for rank in np.flatnonzero(came == 0).tolist() if rank != parent.rank]
         nothing = f", nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
         return f"{here}: not all ranks make a communicator{nothing if missing else ''}"
 
     wait(request, timeout_s, waiting)
-    refusing = [int(rank) for rank in np.flatnonzero(came == _REFUSES)]
+    refusing = np.flatnonzero(came == _REFUSES).tolist()
     if refusing:
         raise CollectiveMismatch(
             f"{here}: {list_ranks(refusing)} made no communicator, because of an argument; the error there names it"

@@ -61,14 +61,6 @@ def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, 
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
 
-def validate_writable(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Return the vector of an array that must not be read-only; raises as `validate_array` does."""
-    vector = validate_array(comm, x, call, allowed)
-    if is_read_only(vector, x):
-        _refuse(comm, call, "the array is read-only; pass one that can be written")
-    return vector
-
-
 def validate_sum(comm: Communicator, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
     """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
 
@@ -95,15 +87,6 @@ def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
     except RuntimeError as error:  # PyTorch's, where there is no memory
         _refuse(comm, call, error, MemoryError)
-
-
-def validate_rows(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Return the vector of an array that is to be put below those of other ranks; raises as `validate_array` does."""
-    rows = validate_array(comm, x, call, allowed)
-    if not rows.shape:
-        _refuse(comm, call, "an array without dimensions has no rows; pass x.reshape(1)")
-    allocate_like(comm, x, call, (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
-    return rows
 
 
 def validate_operation(comm: Communicator, op: object) -> str:
@@ -153,7 +136,9 @@ def broadcast(comm: Communicator, x: Array, root: int = 0) -> Array:
     Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
     """
     name = f"broadcast(root={root})"
-    vector = validate_writable(comm, x, name, COPIED)
+    vector = validate_array(comm, x, name, COPIED)
+    if is_read_only(vector, x):
+        _refuse(comm, name, "the array is read-only; pass one that can be written")
     text = f"{name} of {vector.dtype}{list(vector.shape)}"
     require_root(comm, root, text)
     nbytes = vector.values.nbytes
@@ -191,7 +176,10 @@ def allgather(comm: Communicator, x: Array) -> Array:
         This rank's array cannot be gathered; the others then raise CollectiveMismatch.
     CollectiveTimeout, PeerFailure
     """
-    rows = validate_rows(comm, x, "allgather", COPIED)
+    rows = validate_array(comm, x, "allgather", COPIED)
+    if not rows.shape:
+        _refuse(comm, "allgather", "an array without dimensions has no rows; pass x.reshape(1)")
+    allocate_like(comm, x, "allgather", (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
     call = Call(comm, lambda: text)
     with comm.span("allgather", bytes=rows.values.nbytes):
