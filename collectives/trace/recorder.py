@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.atomic_file import replacing
 from collectives.progress.polling import wait
 
 if TYPE_CHECKING:
@@ -210,16 +211,11 @@ class Trace:
         self.path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        part = self.path.with_suffix(".part")
-        try:
-            with part.open("w") as file:
-                self._dump(file)
-            part.replace(self.path)  # a rename, so that readers never find half a file
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with replacing(self.path, durable=False) as file:  # readers never find half a file
+            file.writelines(part.encode() for part in self._parts())
 
-    def _dump(self, file: TextIO) -> None:
+    def _parts(self) -> Iterator[str]:
+        """Yield the parts of the file."""
         events = list(self._events)
         about = {
             "rank": self.rank,
@@ -229,13 +225,13 @@ class Trace:
             "complete": len(events) < MOST_EVENTS,
             "clock": [reading._asdict() for reading in self.readings],
         }
-        file.write(f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n')
-        file.write(",\n".join(map(_json, self._names(events))))
+        yield f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n'
+        yield ",\n".join(map(_json, self._names(events)))
         now = self.clock()
         for number, event in enumerate(events):
             for line in self._lines(event, number, now):
-                file.write(",\n" + _json(line))
-        file.write("\n]}\n")
+                yield ",\n" + _json(line)
+        yield "\n]}\n"
 
     def _names(self, events: list[Event]) -> Iterator[dict[str, object]]:
         names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
