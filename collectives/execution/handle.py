@@ -39,16 +39,7 @@ def _nothing() -> str:
 
 
 class Call(Backoff):
-    """One call of a communicator, from its beginning to its end.
-
-    Parameters
-    ----------
-    group : Communicator
-    name : callable
-        Returns a description of the call for messages.
-    clock : callable
-        Clock of `waited_s`.
-    """
+    """One call of a communicator, from its beginning to its end; `name` returns its description for messages."""
 
     group: Communicator
     tag = 0  # of messages of this call alone; set when the communicator registers the call

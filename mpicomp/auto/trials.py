@@ -60,22 +60,12 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a vector's next steps; equal on all ranks.
-
-    Attributes
-    ----------
-    stage : Stage
-    since : int
-        Step at which the stage began.
-    side : Side
-        DENSE or COMPRESSED: the chosen side; in a full trial, this vector's side in the mixture.
-    period_s : float
-        Seconds per training step at the choice, or in a full trial of the dense steps before; below 0: not known.
-    """
+    """Plan of a vector's next steps; equal on all ranks."""
 
     stage: Stage
-    since: int
-    side: Side = Side.DENSE
+    since: int  # step at which the stage began
+    side: Side = Side.DENSE  # DENSE or COMPRESSED: the chosen side; in a full trial, this vector's side in the mixture
+    # seconds per training step at the choice, or in a full trial of the dense steps before; below 0: not known
     period_s: float = -1.0
 
     def numbers(self) -> list[float]:
@@ -206,16 +196,10 @@ class Schedule:
 
 
 class Front:
-    """Measurements that all vectors of a communicator share on a rank.
-
-    Attributes
-    ----------
-    ended_s : float
-        Time at which the last measured call of these vectors ended.
-    """
+    """Measurements that all vectors of a communicator share on a rank."""
 
     def __init__(self) -> None:
-        self.ended_s = -math.inf
+        self.ended_s = -math.inf  # time at which the last measured call of these vectors ended
         self._step = -1
         self._periods: Doubles | None = None
 
