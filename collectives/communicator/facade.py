@@ -372,13 +372,9 @@ class Communicator:
         """Return a tag for one call; all ranks take theirs in the same order."""
         return self.calls.next_tag()
 
-    def tags_unused(self) -> AbstractContextManager[None]:
-        """Take back the tags of long-lived users that are made in this block, since they never communicate."""
-        return self._users.tags_unused()
-
-    def tags_unused_on_error(self) -> AbstractContextManager[None]:
-        """Take back the tags of a long-lived user whose constructor fails in this block."""
-        return self._users.tags_unused(unless_made=True)
+    def tags_unused(self, unless_made: bool = False) -> AbstractContextManager[None]:
+        """Take back the tags of long-lived users that are made in this block; `unless_made`: only if it fails."""
+        return self._users.tags_unused(unless_made)
 
     def common(self, kind: type[_Kind]) -> _Kind:
         """Return the object of this class that all long-lived users of this communicator share on this rank."""

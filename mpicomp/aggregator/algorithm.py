@@ -176,7 +176,7 @@ class Algorithm(ABC):
                 )
         compile_on_device(self, comm, spec)
         try:
-            with comm.tags_unused_on_error():
+            with comm.tags_unused(unless_made=True):
                 return Aggregator(self, comm, spec)
         except (RuntimeError, MemoryError) as error:  # PyTorch's is a RuntimeError
             Aggregator(self, comm, replace(spec, device="cpu"))  # takes the tags that the other ranks take
