@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collectives.errors import explaining_mpi
 from collectives.launcher import leave_mpi_uninitialized
-from collectives.mpi_library import explained
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator as Communicator
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collectives.errors import NotARank as NotARank
     from collectives.errors import PeerFailure as PeerFailure
     from collectives.execution.handle import Handle as Handle
+    from collectives.execution.handle import Traffic as Traffic
+    from collectives.execution.handle import TrafficLog as TrafficLog
     from collectives.schedules.halving_doubling import HalvingDoubling as HalvingDoubling
     from collectives.schedules.plan import Plan as Plan
     from collectives.schedules.plan import PlanError as PlanError
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from collectives.schedules.torus import Torus as Torus
     from collectives.schedules.tree import DoubleTree as DoubleTree
     from collectives.schedules.tree import Tree as Tree
-    from collectives.trace.traffic import Traffic as Traffic
-    from collectives.trace.traffic import TrafficLog as TrafficLog
 
 # A module is loaded with the first use of a name of it: importing mpi4py.MPI initialises MPI, and code that only
 # reads files or draws plans must work where MPI does not.
@@ -53,7 +53,7 @@ _HOMES = {
         "NotARank",
         "PeerFailure",
     ),
-    "execution.handle": ("Handle",),
+    "execution.handle": ("Handle", "Traffic", "TrafficLog"),
     "schedules.halving_doubling": ("HalvingDoubling",),
     "schedules.plan": ("Plan", "PlanError", "Step", "Topology", "TopologyError", "Transfer"),
     "schedules.registry": ("TOPOLOGIES", "topology"),
@@ -61,7 +61,6 @@ _HOMES = {
     "schedules.star": ("Direct", "Star"),
     "schedules.torus": ("Torus",),
     "schedules.tree": ("DoubleTree", "Tree"),
-    "trace.traffic": ("Traffic", "TrafficLog"),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
@@ -73,7 +72,7 @@ leave_mpi_uninitialized()
 def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
-            with explained():
+            with explaining_mpi():
                 return getattr(import_module(f"{__name__}.{module}"), name)
     found = "" if name.startswith("_") else import_module("collectives.quoting").suggestion(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")

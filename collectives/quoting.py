@@ -24,6 +24,18 @@ def listed(keys: Iterable[object]) -> str:
     return text if len(text) <= _MOST_LISTED else f"{text[:_MOST_LISTED]}..."
 
 
+def list_ranks(ranks: list[int]) -> str:
+    """Return "ranks 0-2, 5" for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    listed = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank{'s'[: len(ranks) > 1]} {listed}"
+
+
 def one_line(error: object) -> str:
     """Return the text of an error or a path on one line that can be printed and sent to other ranks."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(str(error).split()))

@@ -36,7 +36,7 @@ ROLES = {
     "collectives.progress": "waiting, limits",
     "collectives.schedules": "plans: ring, torus, ...",
     "collectives.threads": "run_local",
-    "collectives.trace": "events, bytes sent",
+    "collectives.trace": "events, clocks",
     "mpicomp.aggregator": "Algorithm, Aggregator",
     "mpicomp.algorithms": "Marsit, QSGD, ...",
     "mpicomp.auto": "dense or compressed?",

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from collectives import arrays
-from collectives.arrays import Taken, device_lookup
+from collectives.arrays import MAKERS, Taken
+from collectives.arrays.torch_device import NAMES
 from tests.fake_device import FakeDevice, order_of_test
 
 NAME, KIND = "fake", 12  # DLPack's number of devices that it does not know
@@ -166,7 +166,7 @@ def reachable() -> Iterator[FakeTorchDevice]:
         pytest.skip("kernels cannot read the fake device unless they are interpreted: TRITON_INTERPRET=1")
     device = FakeTorchDevice()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(arrays.MAKERS, KIND, lambda index: device)
-        patch.setitem(device_lookup.NAMES, NAME, KIND)
+        patch.setitem(MAKERS, KIND, lambda index: device)
+        patch.setitem(NAMES, NAME, KIND)
         patch.setattr(_backend, "available", True)
         yield device

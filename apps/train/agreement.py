@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from collectives.quoting import one_line
 
 LAST_RANK_S = 10.0

@@ -27,7 +27,7 @@ from apps.train.agreement import JobError, naming_cure, raise_on_all_ranks
 from apps.train.checkpoint_files import LEAVES, MANIFEST, MODEL, CheckpointFiles, joined, rank_file
 from collectives import Communicator
 from collectives.atomic_file import flush_folder, flushed
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from mpicomp.checkpoint.state import split
 from mpicomp.cli.timing import gather
 from mpicomp.torch import broadcast_parameters

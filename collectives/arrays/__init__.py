@@ -11,19 +11,13 @@ Arrays of PyTorch, CuPy and JAX are taken by DLPack. PyTorch makes the copies; i
 from __future__ import annotations
 
 from collectives.arrays.device import HOST_DEVICE, Device, HostDevice, Taken
-from collectives.arrays.device_lookup import CPU, CUDA, HOST, MAKERS, PINNED, ROCM, ROCM_PINNED, device_at, named
 from collectives.arrays.staging import Landed, Place, Staging, after_copy, wait
-from collectives.arrays.torch_device import TorchDevice
+from collectives.arrays.torch_device import CUDA, MAKERS, TorchDevice, device_at, named
 
 __all__ = [
-    "CPU",
     "CUDA",
-    "HOST",
     "HOST_DEVICE",
     "MAKERS",
-    "PINNED",
-    "ROCM",
-    "ROCM_PINNED",
     "Device",
     "HostDevice",
     "Landed",

@@ -12,26 +12,13 @@ from collectives.arrays.elements import aligned_empty, dtype_name, storage
 
 
 class Taken(NamedTuple):
-    """An array on a device, as its library describes it.
-
-    Attributes
-    ----------
-    dtype : str
-        Element type.
-    shape : tuple of int
-    contiguous : bool
-        In C order.
-    address : int
-        Address of its first byte on the device.
-    vector : tensor, 1-D
-        Its elements as a tensor of PyTorch (on the host, an array of NumPy); keeps the array alive. None if the array
-        is not contiguous.
-    """
+    """An array on a device, as its library describes it."""
 
     dtype: str
     shape: tuple[int, ...]
-    contiguous: bool
-    address: int
+    contiguous: bool  # in C order
+    address: int  # of its first byte on the device
+    # 1-D, a tensor of PyTorch (on the host, an array of NumPy), which keeps the array alive; None: not contiguous
     vector: Tensor
 
 

@@ -14,14 +14,7 @@ PATIENCE_S = 600.0
 
 
 class Place:
-    """Memory that an array occupies on a device.
-
-    Parameters
-    ----------
-    device : Device
-    taken : Taken
-    nbytes : int
-    """
+    """Memory that an array occupies on a device."""
 
     def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
         self.device = device
@@ -39,20 +32,9 @@ class Place:
 
 
 class Staging(Place):
-    """An array on a device, and the memory of the host that it travels through where it does so as a whole.
+    """A contiguous array on a device, and the memory of the host that it travels through where it does so as a whole.
 
-    Parameters
-    ----------
-    device : Device
-    taken : Taken
-        Contiguous.
-    nbytes : int
-
-    Attributes
-    ----------
-    vector : tensor, 1-D
-        The array as a tensor of PyTorch.
-    host : uint8[nbytes], or [0] before `pin`
+    `vector` is the array as a tensor of PyTorch, `host` the memory of as many bytes, or of none before `pin`.
     """
 
     def __init__(self, device: Device, taken: Taken, nbytes: int) -> None:
@@ -78,12 +60,7 @@ class Staging(Place):
 class Landed(Testable):
     """A copy to the host's memory, followed by a function of the caller.
 
-    Parameters
-    ----------
-    copy : Testable or None
-        None: it is there already.
-    then : callable
-        Called once, even if it raises or more tests follow.
+    `then` is called once, even if it raises or more tests follow. A copy of None is there already.
     """
 
     __slots__ = ("_copy", "_then")

@@ -13,32 +13,21 @@ import numpy as np
 
 from collectives.annotations import AnyArray, Array, Bytes, Tensor
 from collectives.arrays.device import Device, Taken
-from collectives.arrays.device_lookup import HOST, device_at
 from collectives.arrays.dlpack import device_numbers, exported, require_values
 from collectives.arrays.elements import COPIED, FLOATS, dtype_name, storage
 from collectives.arrays.staging import Place, Staging
+from collectives.arrays.torch_device import HOST, device_at
 
 
 class Flat(NamedTuple):
-    """A vector on the memory of an array.
+    """A vector on the memory of an array."""
 
-    Attributes
-    ----------
-    values : ndarray, 1-D contiguous
-        uint16 where `dtype` is bfloat16. Keeps the memory alive. Of an array on a device that does not cross, a
-        stand-in of the same length and type that holds no values.
-    dtype : str
-        Element type.
-    shape : tuple of int
-        Shape of the array.
-    place : Place or None
-        Place of an array on a device: a `Staging` copies between `values` and the array.
-    """
-
+    # 1-D contiguous, uint16 for bfloat16; keeps the memory alive. Of an array on a device that does not cross, a
+    # stand-in of the same length and type that holds no values.
     values: AnyArray
-    dtype: str
-    shape: tuple[int, ...]
-    place: Place | None = None
+    dtype: str  # of the elements
+    shape: tuple[int, ...]  # of the array
+    place: Place | None = None  # of an array on a device: a `Staging` copies between `values` and the array
 
     @property
     def staging(self) -> Staging | None:

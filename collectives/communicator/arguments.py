@@ -6,6 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -14,18 +15,21 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import launcher
+from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
-from collectives.consistency.call_check import assemble, gather_texts, refuse
+from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
-from collectives.errors import LauncherMismatch, NotARank, marked, reword
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.process_end import install_unless_attended
 from collectives.progress.polling import wait
-from collectives.quoting import one_line
+from collectives.quoting import list_ranks, one_line
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import topology as topology_of
 from collectives.trace.recorder import Trace, compare_clocks
 
+REFUSING_S = 0.5  # how long a rank that refuses waits for ranks that come at the same time
+_TAKES_PART, _REFUSES = 1, 2
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 SILENCE_S = 60.0  # default within a collective, where all ranks are at work
 ARRIVAL_S = 1800.0  # default for a rank that evaluates or saves while the others wait in their next call
@@ -165,6 +169,51 @@ def duplicate(parent: MPI.Comm, arrival_timeout: float) -> tuple[MPI.Comm, int, 
     local_rank, local_size = node.rank, node.size
     node.Free()
     return mpi_comm, local_rank, local_size
+
+
+def assemble(parent: MPI.Comm, timeout_s: float) -> None:
+    """Wait until all ranks make a communicator, so that later blocking calls of MPI wait for no rank.
+
+    Every rank sends a byte straight to every other, so that the bytes received show which ranks are there. A rank whose
+    arguments are wrong sends another byte; see `refuse`.
+
+    Raises
+    ------
+    CollectiveTimeout
+        The named ranks have not come.
+    CollectiveMismatch
+        The named ranks refuse.
+    """
+    if parent.size == 1:
+        return
+    here = f"rank {parent.rank} of {parent.size}"
+    request, came = _swap(parent, _TAKES_PART)
+
+    def waiting() -> str:
+        missing = [rank for rank in np.flatnonzero(came == 0).tolist() if rank != parent.rank]
+        nothing = f", nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
+        return f"{here}: not all ranks make a communicator{nothing if missing else ''}"
+
+    wait(request, timeout_s, waiting)
+    refusing = np.flatnonzero(came == _REFUSES).tolist()
+    if refusing:
+        raise CollectiveMismatch(
+            f"{here}: {list_ranks(refusing)} made no communicator, because of an argument; the error there names it"
+        )
+
+
+def refuse(parent: MPI.Comm) -> None:
+    """Notify the other ranks that this one makes no communicator; waits briefly for those that come now."""
+    if parent.size > 1:
+        with suppress(CollectiveTimeout):
+            wait(_swap(parent, _REFUSES)[0], REFUSING_S, lambda: "not all ranks make a communicator")
+
+
+def _swap(parent: MPI.Comm, mine: int) -> tuple[MPI.Request, Bytes]:
+    """Send a byte to every rank; return the request, and an array of the bytes received, 0 for ranks that sent none."""
+    leaving, landing = np.full(parent.size, mine, np.uint8), np.zeros(parent.size, np.uint8)
+    counts = np.ones(parent.size, np.int32)
+    return parent.Ialltoallv([leaving, counts, MPI.BYTE], [landing, counts, MPI.BYTE]), landing
 
 
 def eager_piece_bytes(comm: MPI.Comm, timeout_s: float) -> int:

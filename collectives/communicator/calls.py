@@ -40,23 +40,14 @@ class Users:
         return self._fixed_tag
 
     @contextmanager
-    def tags_unused(self) -> Iterator[None]:
-        """Take back the tags of users that are made in this block."""
+    def tags_unused(self, unless_made: bool = False) -> Iterator[None]:
+        """Take back the tags of users that are made in this block; `unless_made`: only if it fails."""
         before = self._fixed_tag
         try:
             yield
+            before = self._fixed_tag if unless_made else before
         finally:
             self._fixed_tag = before
-
-    @contextmanager
-    def tags_unused_on_error(self) -> Iterator[None]:
-        """Take back the tags of a user whose constructor fails in this block."""
-        before = self._fixed_tag
-        try:
-            yield
-        except BaseException:
-            self._fixed_tag = before
-            raise
 
     def common(self, kind: type[_Kind]) -> _Kind:
         """Return the one object of this class that all users share."""
@@ -147,7 +138,7 @@ class Calls:
         """Raise the error of a call that begins too late: the failure if it was never raised, else closed."""
         if self.failure is not None and not self._failure_was_raised:
             call.mark_raised()
-            self.raise_failure()
+            raise self.failure_of_another()
         raise self.closed()
 
     def next_tag(self) -> int:
@@ -240,10 +231,6 @@ class Calls:
     def mark_raised(self) -> None:
         """Record that an error was raised to the caller: later calls then raise CommunicatorClosed."""
         self._failure_was_raised = self.failure is not None
-
-    def raise_failure(self) -> NoReturn:
-        """Raise the error for which the communicator was given up, in another call than the one that failed."""
-        raise self.failure_of_another()
 
     def failure_of_another(self) -> BaseException:
         """Return the error by which calls end that did not fail themselves."""

@@ -15,12 +15,14 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.communicator.calls import Calls
-from collectives.consistency.call_check import CallCheck, fingerprint
-from collectives.consistency.missing_ranks import MissingRanks, list_ranks
+from collectives.consistency.call_check import CallCheck
+from collectives.consistency.descriptions import fingerprint
+from collectives.consistency.missing_ranks import MissingRanks
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure
 from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
+from collectives.quoting import list_ranks
 from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
@@ -153,14 +155,8 @@ class Ending:
 def close(comm: Communicator, ending: Ending, call_check: CallCheck | None, free: Iterable[Callable[[], None]]) -> None:
     """Close a communicator; see `Communicator.close`.
 
-    Parameters
-    ----------
-    comm : Communicator
-    ending : Ending
-    call_check : CallCheck or None
-        Part of it by which the ranks compare the call; None: they do not.
-    free : iterable of callable
-        Functions that free memory and requests of it.
+    `call_check` is its part by which the ranks compare the call, None if they do not; `free` are functions that free
+    its memory and requests.
     """
     calls = comm.calls
     if calls.broken:

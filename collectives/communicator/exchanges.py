@@ -16,8 +16,7 @@ from mpi4py import MPI
 from collectives.annotations import Array, Bytes, Indices
 from collectives.arrays.elements import COMBINE, COPIED, FLOATS, INTEGERS
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
-from collectives.communicator.routes import Routes
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.dense.broadcast_gather import (
     all_gather_rows,
     broadcast_chain,
@@ -28,10 +27,9 @@ from collectives.dense.broadcast_gather import (
     is_long,
 )
 from collectives.errors import reword
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic, keep_uncompiled
 from collectives.execution.staged import stage
 from collectives.quoting import one_line, shown
-from collectives.trace.traffic import Traffic
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -63,14 +61,6 @@ def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, 
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
 
-def validate_writable(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Return the vector of an array that must not be read-only; raises as `validate_array` does."""
-    vector = validate_array(comm, x, call, allowed)
-    if is_read_only(vector, x):
-        _refuse(comm, call, "the array is read-only; pass one that can be written")
-    return vector
-
-
 def validate_sum(comm: Communicator, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
     """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
 
@@ -97,15 +87,6 @@ def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
     except RuntimeError as error:  # PyTorch's, where there is no memory
         _refuse(comm, call, error, MemoryError)
-
-
-def validate_rows(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...]) -> Flat:
-    """Return the vector of an array that is to be put below those of other ranks; raises as `validate_array` does."""
-    rows = validate_array(comm, x, call, allowed)
-    if not rows.shape:
-        _refuse(comm, call, "an array without dimensions has no rows; pass x.reshape(1)")
-    allocate_like(comm, x, call, (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
-    return rows
 
 
 def validate_operation(comm: Communicator, op: object) -> str:
@@ -148,10 +129,16 @@ def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
-def broadcast_array(comm: Communicator, routes: Routes, x: Array, root: int) -> Array:
-    """Overwrite `x` with rank `root`'s, and return it."""
+@keep_uncompiled
+def broadcast(comm: Communicator, x: Array, root: int = 0) -> Array:
+    """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
+
+    Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
+    """
     name = f"broadcast(root={root})"
-    vector = validate_writable(comm, x, name, COPIED)
+    vector = validate_array(comm, x, name, COPIED)
+    if is_read_only(vector, x):
+        _refuse(comm, name, "the array is read-only; pass one that can be written")
     text = f"{name} of {vector.dtype}{list(vector.shape)}"
     require_root(comm, root, text)
     nbytes = vector.values.nbytes
@@ -162,14 +149,37 @@ def broadcast_array(comm: Communicator, routes: Routes, x: Array, root: int) -> 
         return comm.check(call, fingerprint(text), None, ready, ready)
 
     with comm.span("broadcast", root=root, bytes=nbytes):
-        program = partial(routes.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
+        program = partial(comm.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
         comm.run(call, broadcast_steps(call, vector, root, check, program))
     return x
 
 
-def all_gather_array(comm: Communicator, x: Array) -> Array:
-    """Return the rows of all ranks in one new array."""
-    rows = validate_rows(comm, x, "allgather", COPIED)
+@keep_uncompiled
+def allgather(comm: Communicator, x: Array) -> Array:
+    """Return the rows of all ranks in one new array, rank 0's first; the same on every rank.
+
+    Parameters
+    ----------
+    x : array[n, ...]
+        Of a dtype of `broadcast`, contiguous. `n` may differ from rank to rank and may be 0; dtype and shape of a
+        row are equal on all ranks.
+
+    Returns
+    -------
+    like x, array[sum of the ranks' n, ...]
+
+    Raises
+    ------
+    CollectiveMismatch
+        The ranks differ in dtype or shape of a row.
+    TypeError, ValueError
+        This rank's array cannot be gathered; the others then raise CollectiveMismatch.
+    CollectiveTimeout, PeerFailure
+    """
+    rows = validate_array(comm, x, "allgather", COPIED)
+    if not rows.shape:
+        _refuse(comm, "allgather", "an array without dimensions has no rows; pass x.reshape(1)")
+    allocate_like(comm, x, "allgather", (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
     call = Call(comm, lambda: text)
     with comm.span("allgather", bytes=rows.values.nbytes):
@@ -177,6 +187,7 @@ def all_gather_array(comm: Communicator, x: Array) -> Array:
         return comm.run(call, stage(call, steps, rows.staging, None))
 
 
+@keep_uncompiled
 def barrier(comm: Communicator) -> None:
     """Wait until every rank is here."""
     call = Call(comm, lambda: "barrier()")
@@ -195,8 +206,20 @@ def _barrier(comm: Communicator, call: Call, check: Steps) -> Steps:
 # Objects --------------------------------------------------------------------------------------------------------------
 
 
-def broadcast_object(comm: Communicator, obj: object, root: int) -> object:
-    """Return rank `root`'s object."""
+@keep_uncompiled
+def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
+    """Return rank `root`'s object: itself there, and copies on other ranks, where `obj` does not matter.
+
+    The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
+
+    Raises
+    ------
+    TypeError
+        This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
+    ValueError
+        There is no rank `root`.
+    CollectiveMismatch, CollectiveTimeout, PeerFailure
+    """
     require_root(comm, root, f"broadcast_object(root={root})")
     name = f"broadcast_object(root={root})"
     with comm.span("broadcast_object", root=root):
@@ -207,8 +230,9 @@ def broadcast_object(comm: Communicator, obj: object, root: int) -> object:
     return objects[0] if objects else obj
 
 
-def all_gather_object(comm: Communicator, obj: object) -> list[Any]:
-    """Return every rank's object, in rank order."""
+@keep_uncompiled
+def allgather_object(comm: Communicator, obj: object) -> list[Any]:
+    """Return copies of every rank's object, in rank order, on every rank; pickled, raises as `broadcast_object`."""
     name = "allgather_object()"
     with comm.span("allgather_object"):
         payload = _pickle(comm, obj, name)

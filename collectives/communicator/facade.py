@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,30 +10,26 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from mpi4py import MPI
 
-from collectives.annotations import AnyArray, Array
+from collectives.annotations import AnyArray, Array, Bytes
 from collectives.arrays.elements import Combine, add
-from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.routes import Routes
-from collectives.communicator.splitting import Grid
-from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import CallCheck, fingerprint
+from collectives.consistency.call_check import CallCheck, most_bytes
+from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.consistency.recursive_doubling import most_bytes
 from collectives.cost.link import LinkModel
-from collectives.dense.allreduce import DenseSums, is_small
+from collectives.dense import allreduce as dense
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
 from collectives.process_end import end_with_process
 from collectives.progress.polling import keep_alive, wait
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.trace.recorder import Trace
-from collectives.trace.traffic import Traffic
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
@@ -101,9 +97,17 @@ class Communicator:
         Messages about ranks that do not come.
     traffic : Traffic
         Cost of all calls of `allreduce` so far.
+    dense_buffers : list of uint8 arrays
+        Receive buffers of dense sums, from one call to the next.
     trace : Trace or None
     workers : Workers or None
         Threads that share the work on pieces.
+    threads : int
+        Number of threads that work on pieces.
+    verifies : bool
+        The ranks compare each collective before they make it.
+    route, route_parts : str, tuple of str
+        The routes of messages in words, as a whole and one property each: ranks must agree on them.
 
     Raises
     ------
@@ -145,14 +149,16 @@ class Communicator:
         self.rank, self.size, self.here = parent.rank, parent.size, f"rank {parent.rank} of {parent.size}"
         self.mpi_comm, self.local_rank, self.local_size = arguments.duplicate(parent, self.arrival_timeout)
         self.one_node = self.local_size == self.size
+        self.threads = 1 if self.workers is None else self.workers.threads
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
         self.missing = MissingRanks(self.mpi_comm, self.timeout)
-        self._verify = verify
-        self._users, self._sums = Users(), DenseSums()
+        self.verifies = verify
+        self._users = Users()
+        self.dense_buffers: list[Bytes] = []
         self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
         self.calls = Calls(self.mpi_comm, self.here, self._users)
-        self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self._sums)
+        self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
         end_with_process(self.ending)
         self.piece_bytes = piece_bytes
         try:
@@ -162,6 +168,7 @@ class Communicator:
             raise
         eager_bytes = SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
         self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
+        self.route, self.route_parts = str(self._routes), self._routes.parts
         self.traffic = Traffic()
         if trace is not None:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
@@ -169,11 +176,6 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
-
-    @property
-    def threads(self) -> int:
-        """Number of threads that work on pieces."""
-        return 1 if self.workers is None else self.workers.threads
 
     @property
     def calls_in_flight(self) -> int:
@@ -214,8 +216,8 @@ class Communicator:
         OSError
             The trace cannot be written.
         """
-        free = self._sums.free, self._users.free_all, self._call_check.free, self.mpi_comm.Free
-        close(self, self.ending, self._call_check if self._verify else None, free)
+        free = self.dense_buffers.clear, self._users.free_all, self._call_check.free, self.mpi_comm.Free
+        close(self, self.ending, self._call_check if self.verifies else None, free)
 
     def start_progress_thread(self) -> bool:
         """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
@@ -281,7 +283,7 @@ class Communicator:
         See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order, or follow
         `enter`.
         """
-        if not self._verify and values is None:
+        if not self.verifies and values is None:
             call.arrival = 0  # until it ends, as nothing distinguishes a rank that is late from one that is silent
             return iter(())
         trace = self.trace
@@ -292,7 +294,7 @@ class Communicator:
 
     def enter(self, call: Call) -> None:
         """Give a call its number now, before the ranks begin to compare it."""
-        if (self._verify or call.is_compared) and not call.is_pairwise:
+        if (self.verifies or call.is_compared) and not call.is_pairwise:
             self._call_check.enter(call)
 
     def sum_small(self, call: Call, values: AnyArray, sums: AnyArray, traffic: Traffic) -> Steps:
@@ -346,24 +348,9 @@ class Communicator:
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
-    @property
-    def route(self) -> str:
-        """The routes of messages in words: ranks must agree on them."""
-        return str(self._routes)
-
-    @property
-    def route_parts(self) -> tuple[str, ...]:
-        """The same words, one property each."""
-        return self._routes.parts
-
     def select(self, payload_bytes: int) -> Topology:
         """Return the topology for a payload of this size."""
         return self._routes.select(payload_bytes)
-
-    @property
-    def verifies(self) -> bool:
-        """True if the ranks compare each collective before they make it."""
-        return self._verify
 
     def gathers(self, payload_bytes: int) -> bool:
         """Return True if packed payloads of this size are fastest by one all-gather that every rank merges."""
@@ -385,13 +372,9 @@ class Communicator:
         """Return a tag for one call; all ranks take theirs in the same order."""
         return self.calls.next_tag()
 
-    def tags_unused(self) -> AbstractContextManager[None]:
-        """Take back the tags of long-lived users that are made in this block, since they never communicate."""
-        return self._users.tags_unused()
-
-    def tags_unused_on_error(self) -> AbstractContextManager[None]:
-        """Take back the tags of a long-lived user whose constructor fails in this block."""
-        return self._users.tags_unused_on_error()
+    def tags_unused(self, unless_made: bool = False) -> AbstractContextManager[None]:
+        """Take back the tags of long-lived users that are made in this block; `unless_made`: only if it fails."""
+        return self._users.tags_unused(unless_made)
 
     def common(self, kind: type[_Kind]) -> _Kind:
         """Return the object of this class that all long-lived users of this communicator share on this rank."""
@@ -437,8 +420,8 @@ class Communicator:
         source, target, result = validate_sum(self, x, name, out)
         mark, describe = self._routes.all_reduce(source, name, "allreduce")
         call = Call(self, describe, self.traffic.clock)
-        call.is_compared = is_small(self, source.values, source.dtype)
-        steps = self._sums.of_arrays(self, call, source, target, name, self.traffic, mark)
+        call.is_compared = dense.is_small(self, source.values, source.dtype)
+        steps = dense.sum_arrays(self, call, source, target, name, self.traffic, mark)
         if self.trace is None:
             self.run(call, steps)
         else:
@@ -455,180 +438,18 @@ class Communicator:
         mark, describe = self._routes.all_reduce(source, name, "iallreduce")
         call = Call(self, describe)
         call.result = result
-        call.is_compared = is_small(self, source.values, source.dtype)
-        steps = self._sums.of_arrays(self, call, source, target, name, Traffic(), mark, background=True)
+        call.is_compared = dense.is_small(self, source.values, source.dtype)
+        steps = dense.sum_arrays(self, call, source, target, name, Traffic(), mark, background=True)
         with self.span("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
 
-    def dense_steps(
-        self,
-        call: Call,
-        values: AnyArray,
-        dtype: str,
-        mean: bool,
-        out: AnyArray,
-        traffic: Traffic,
-        scratch: Sequence[AnyArray] | None = None,
-        mark: int | None = None,
-    ) -> Steps:
-        """Sum or average flat vectors by the fastest way, as part of a call on which the ranks have agreed.
+    dense_steps, mean_of_arrays = dense.dense_steps, dense.mean_of_arrays
 
-        Parameters
-        ----------
-        call : Call
-        values : ndarray[n]
-            bfloat16 is uint16. Of a 16-bit dtype also a float32 copy, which is overwritten.
-        dtype : str
-            Element type: NumPy does not know bfloat16.
-        mean : bool
-            Divide by the number of ranks.
-        out : ndarray[n]
-            Overwritten with the result; may be `values`.
-        traffic : Traffic
-            Counted into.
-        scratch : sequence of ndarray, optional
-            Memory for receive buffers; overwritten. With it, though it may be empty, messages are no longer than 1 MiB,
-            so that a method which needs little memory keeps little for its dense rounds.
-        mark : int, optional
-            Fingerprint of the call where the ranks have not agreed yet: they then do so before the sum, or with it.
-        """
-        return self._sums.steps(self, call, values, dtype, mean, out, traffic, scratch, mark)
+    # Exchanges and messages: functions that take the communicator -----------------------------------------------------
 
-    def mean_of_arrays(
-        self,
-        call: Call,
-        source: Flat,
-        target: Flat,
-        traffic: Traffic,
-        scratch: Sequence[AnyArray] | None = None,
-    ) -> Steps:
-        """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
-        return self._sums.of_arrays(self, call, source, target, "mean", traffic, None, scratch=scratch)
-
-    # Exchanges -------------------------------------------------------------------------------------------------------
-
-    @keep_uncompiled
-    def broadcast(self, x: Array, root: int = 0) -> Array:
-        """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
-
-        Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
-        """
-        return exchanges.broadcast_array(self, self._routes, x, root)
-
-    @keep_uncompiled
-    def allgather(self, x: Array) -> Array:
-        """Return the rows of all ranks in one new array, rank 0's first; the same on every rank.
-
-        Parameters
-        ----------
-        x : array[n, ...]
-            Of a dtype of `broadcast`, contiguous. `n` may differ from rank to rank and may be 0; dtype and shape of a
-            row are equal on all ranks.
-
-        Returns
-        -------
-        like x, array[sum of the ranks' n, ...]
-
-        Raises
-        ------
-        CollectiveMismatch
-            The ranks differ in dtype or shape of a row.
-        TypeError, ValueError
-            This rank's array cannot be gathered; the others then raise CollectiveMismatch.
-        CollectiveTimeout, PeerFailure
-        """
-        return exchanges.all_gather_array(self, x)
-
-    @keep_uncompiled
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        exchanges.barrier(self)
-
-    @keep_uncompiled
-    def broadcast_object(self, obj: object, root: int = 0) -> Any:
-        """Return rank `root`'s object: itself there, and copies on other ranks, where `obj` does not matter.
-
-        The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
-
-        Raises
-        ------
-        TypeError
-            This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
-        ValueError
-            There is no rank `root`.
-        CollectiveMismatch, CollectiveTimeout, PeerFailure
-        """
-        return exchanges.broadcast_object(self, obj, root)
-
-    @keep_uncompiled
-    def allgather_object(self, obj: object) -> list[Any]:
-        """Return copies of every rank's object, in rank order, on every rank; pickled, raises as `broadcast_object`."""
-        return exchanges.all_gather_object(self, obj)
-
-    # Messages --------------------------------------------------------------------------------------------------------
-
-    def isend(self, x: Array, to: int, tag: int = 0) -> Handle:
-        """Begin to send an array to another rank.
-
-        Parameters
-        ----------
-        x : array
-            NumPy or DLPack, contiguous, on the CPU, of any dtype of `broadcast`. Leave it alone until the handle's
-            ``wait()`` returns: that is when the receiver has taken it, or MPI has copied it.
-        to : int
-            The receiver; this rank itself is allowed.
-        tag : int from 0 to 300
-            Receives of another tag do not take the message. Messages of one tag arrive in the order of their sends.
-
-        Returns
-        -------
-        Handle
-            Its ``wait()`` returns None, and raises the errors of `irecv` except CollectiveMismatch.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
-        """
-        return point_to_point.begin_send(self, x, to, tag, self._verify)
-
-    def irecv(self, out: Array, source: int, tag: int = 0) -> Handle:
-        """Begin to receive an array from another rank.
-
-        Parameters
-        ----------
-        out : array
-            Overwritten; of the dtype and shape of the array that was sent.
-        source, tag : int
-            The sender, and the tag that it gives.
-
-        Returns
-        -------
-        Handle
-            Its ``wait()`` returns `out`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            See `isend`.
-        CollectiveMismatch
-            By ``wait()``: the sender has sent an array of another dtype or shape. `out` is then undefined,
-            the message is lost, and the communicator can be used further. The sender gets no error.
-        CollectiveTimeout
-            By ``wait()``: the other rank has not come within the `arrival_timeout`, or the message has not moved for
-            the `timeout`. The communicator can be used no longer.
-        PeerFailure
-            By ``wait()``: MPI reports that the other rank has failed.
-        """
-        return point_to_point.begin_receive(self, out, source, tag, self._verify)
-
-    def send(self, x: Array, to: int, tag: int = 0) -> None:
-        """Send an array, as `isend` does, and wait for it."""
-        point_to_point.send(self, x, to, tag, self._verify)
-
-    def recv(self, out: Array, source: int, tag: int = 0) -> Array:
-        """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
-        return point_to_point.receive(self, out, source, tag, self._verify)
+    broadcast, allgather, barrier = exchanges.broadcast, exchanges.allgather, exchanges.barrier
+    broadcast_object, allgather_object = exchanges.broadcast_object, exchanges.allgather_object
+    send, recv, isend, irecv = point_to_point.send, point_to_point.recv, point_to_point.isend, point_to_point.irecv
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
 
@@ -669,7 +490,7 @@ class Communicator:
                 part,
                 chosen,
                 self.timeout,
-                self._verify,
+                self.verifies,
                 self.piece_bytes,
                 arrival_timeout=self.arrival_timeout,
                 threads=self.threads,
@@ -681,25 +502,4 @@ class Communicator:
         part.Free()
         return made
 
-    def grid(self, **shape: int) -> Grid:
-        """Arrange the ranks on a Cartesian grid, as in ``comm.grid(replica=2, stage=4)``; collective.
-
-        Parameters
-        ----------
-        **shape : int
-            Ranks along each axis. Ranks that follow each other are neighbours along the last one, so name last the
-            axis along which most is sent: launchers fill one node after the other.
-
-        Returns
-        -------
-        Grid
-            With a communicator along each axis, made by `split`; close it, or use it in a ``with`` block.
-
-        Raises
-        ------
-        ValueError
-            The grid does not have as many ranks as there are; on every rank that passes it.
-        CollectiveMismatch
-            The ranks pass different grids.
-        """
-        return splitting.make_grid(self, shape, self.split)
+    grid = splitting.grid

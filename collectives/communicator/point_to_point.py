@@ -32,47 +32,92 @@ _FIRST_TAG = 2 * FIXED_TAGS
 _DESCRIPTION_BYTES = 96
 
 
-def send(comm: Communicator, x: Array, to: int, tag: int, verify: bool) -> None:
-    """Send an array to another rank, and wait for it."""
+def send(comm: Communicator, x: Array, to: int, tag: int = 0) -> None:
+    """Send an array, as `isend` does, and wait for it."""
     vector, name = _validate(comm, "send", x, "to", to, tag)
     with comm.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
-        comm.run(*_make_send(comm, name, vector, to, tag, verify))
+        comm.run(*_make_send(comm, name, vector, to, tag))
 
 
-def begin_send(comm: Communicator, x: Array, to: int, tag: int, verify: bool) -> Handle:
-    """Begin to send an array to another rank."""
+def isend(comm: Communicator, x: Array, to: int, tag: int = 0) -> Handle:
+    """Begin to send an array to another rank.
+
+    Parameters
+    ----------
+    x : array
+        NumPy or DLPack, contiguous, on the CPU, of any dtype of `broadcast`. Leave it alone until the handle's
+        ``wait()`` returns: that is when the receiver has taken it, or MPI has copied it.
+    to : int
+        The receiver; this rank itself is allowed.
+    tag : int from 0 to 300
+        Receives of another tag do not take the message. Messages of one tag arrive in the order of their sends.
+
+    Returns
+    -------
+    Handle
+        Its ``wait()`` returns None, and raises the errors of `irecv` except CollectiveMismatch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
+    """
     vector, name = _validate(comm, "isend", x, "to", to, tag)
-    return comm.begin(*_make_send(comm, name, vector, to, tag, verify))
+    return comm.begin(*_make_send(comm, name, vector, to, tag))
 
 
-def receive(comm: Communicator, out: Array, source: int, tag: int, verify: bool) -> Array:
-    """Overwrite `out` with the array that another rank sends, and return it."""
+def recv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Array:
+    """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
     vector, name = _validate(comm, "recv", out, "from", source, tag)
     with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
-        return comm.run(*_make_receive(comm, name, vector, out, source, tag, verify))
+        return comm.run(*_make_receive(comm, name, vector, out, source, tag))
 
 
-def begin_receive(comm: Communicator, out: Array, source: int, tag: int, verify: bool) -> Handle:
-    """Begin to overwrite `out` with the array that another rank sends."""
+def irecv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Handle:
+    """Begin to receive an array from another rank.
+
+    Parameters
+    ----------
+    out : array
+        Overwritten; of the dtype and shape of the array that was sent.
+    source, tag : int
+        The sender, and the tag that it gives.
+
+    Returns
+    -------
+    Handle
+        Its ``wait()`` returns `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        See `isend`.
+    CollectiveMismatch
+        By ``wait()``: the sender has sent an array of another dtype or shape. `out` is then undefined,
+        the message is lost, and the communicator can be used further. The sender gets no error.
+    CollectiveTimeout
+        By ``wait()``: the other rank has not come within the `arrival_timeout`, or the message has not moved for
+        the `timeout`. The communicator can be used no longer.
+    PeerFailure
+        By ``wait()``: MPI reports that the other rank has failed.
+    """
     vector, name = _validate(comm, "irecv", out, "from", source, tag)
-    return comm.begin(*_make_receive(comm, name, vector, out, source, tag, verify))
+    return comm.begin(*_make_receive(comm, name, vector, out, source, tag))
 
 
-def _make_send(comm: Communicator, name: str, vector: Flat, to: int, tag: int, verify: bool) -> tuple[Call, Steps]:
+def _make_send(comm: Communicator, name: str, vector: Flat, to: int, tag: int) -> tuple[Call, Steps]:
     call = _make_call(comm, name, lambda: f"{comm.here}: rank {to} does not receive; {name}")
     copied = None if vector.staging is None else vector.staging.fetch()
     if copied is not None:  # before the next message of this tag can begin
         waiting = f"{comm.here}: the device does not come to a copy; {name}"
         wait(copied, comm.arrival_timeout, lambda: waiting)
-    return call, _send(comm, call, vector, to, _FIRST_TAG + 2 * tag, verify)
+    return call, _send(comm, call, vector, to, _FIRST_TAG + 2 * tag)
 
 
-def _make_receive(
-    comm: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int, verify: bool
-) -> tuple[Call, Steps]:
+def _make_receive(comm: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int) -> tuple[Call, Steps]:
     call = _make_call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
     call.result = out
-    steps = _receive(comm, call, vector, source, _FIRST_TAG + 2 * tag, verify)
+    steps = _receive(comm, call, vector, source, _FIRST_TAG + 2 * tag)
     return call, stage(call, steps, None, vector.staging)
 
 
@@ -98,9 +143,9 @@ def _make_call(comm: Communicator, name: str, describe: Callable[[], str]) -> Ca
     return call
 
 
-def _send(comm: Communicator, call: Call, vector: Flat, to: int, tag: int, verify: bool) -> Steps:
+def _send(comm: Communicator, call: Call, vector: Flat, to: int, tag: int) -> Steps:
     requests = []
-    if verify:
+    if comm.verifies:
         requests.append(comm.mpi_comm.Isend(_header(vector), to, tag))
     requests.append(comm.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1))
     call.owners = (vector, *requests)
@@ -108,9 +153,9 @@ def _send(comm: Communicator, call: Call, vector: Flat, to: int, tag: int, verif
         yield from comm.await_request(call, request, call.describe)
 
 
-def _receive(comm: Communicator, call: Call, vector: Flat, source: int, tag: int, verify: bool) -> Steps:
+def _receive(comm: Communicator, call: Call, vector: Flat, source: int, tag: int) -> Steps:
     header = np.zeros(_DESCRIPTION_BYTES, np.uint8)
-    heading = comm.mpi_comm.Irecv(header, source, tag) if verify else None
+    heading = comm.mpi_comm.Irecv(header, source, tag) if comm.verifies else None
     request = comm.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)
     call.owners = (vector, header, heading, request)
     theirs = mine = description(vector)

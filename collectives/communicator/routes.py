@@ -10,7 +10,7 @@ from functools import cache
 from typing import TypeVar
 
 from collectives.arrays.vectors import Flat
-from collectives.consistency.call_check import Description, fingerprint
+from collectives.consistency.descriptions import Description, fingerprint
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
 from collectives.execution.program import Program, compile_plan

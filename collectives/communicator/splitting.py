@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mpi4py import MPI
 
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 
@@ -92,8 +92,27 @@ class Grid:
         return f"Grid({places})"
 
 
-def make_grid(comm: Communicator, shape: Mapping[str, int], split: Callable[[int, int], Communicator | None]) -> Grid:
-    """Return the ranks on a grid; `split` makes the communicator of the ranks of a colour, numbered by a key."""
+def grid(comm: Communicator, **shape: int) -> Grid:
+    """Arrange the ranks on a Cartesian grid, as in ``comm.grid(replica=2, stage=4)``; collective.
+
+    Parameters
+    ----------
+    **shape : int
+        Ranks along each axis. Ranks that follow each other are neighbours along the last one, so name last the
+        axis along which most is sent: launchers fill one node after the other.
+
+    Returns
+    -------
+    Grid
+        With a communicator along each axis, made by `split`; close it, or use it in a ``with`` block.
+
+    Raises
+    ------
+    ValueError
+        The grid does not have as many ranks as there are; on every rank that passes it.
+    CollectiveMismatch
+        The ranks pass different grids.
+    """
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     try:
         require_shape(shape, comm.size)
@@ -105,7 +124,7 @@ def make_grid(comm: Communicator, shape: Mapping[str, int], split: Callable[[int
     for axis, length in shape.items():
         stride //= length
         place = comm.rank // stride % length
-        line = split(comm.rank - place * stride, place)
+        line = comm.split(comm.rank - place * stride, place)
         assert line is not None  # as every rank gives a colour
         along[axis] = line
     return Grid(shape, comm.rank, along)

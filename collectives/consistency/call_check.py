@@ -1,67 +1,50 @@
-"""Comparison of calls among the ranks: before each collective, and before a communicator is made.
+"""Comparison of calls among the ranks, before each collective.
 
 Ranks compare 62 bits that stand for the call, by recursive doubling; a small dense sum travels in the same messages.
 If the bits differ, the ranks exchange descriptions, and all raise the same error. Checks are numbered in the order in
 which the calls begin. Several checks, each with a tag of its own, are under way at once, and none waits for an earlier
 call to end.
+
+In round k of recursive doubling every rank swaps its partial sum with the rank at distance 2^k, so that log2 M rounds
+reach all ranks. If M is not a power of two, each extra rank sends its part to a neighbour before and receives the
+result after, as in `collectives.schedules.halving_doubling`. Both ends of a swap add the same two sums, that of the
+lower ranks first, so all results are equal to the bit. Four ranks::
+
+    (x0 + x1) + (x2 + x3)
+
+A message has the mark and then the numbers. Receives have room for the longest message there is, so that the exchange
+also ends on ranks that make different calls.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import AnyArray, Bytes
-from collectives.arrays.elements import Combine, add
-from collectives.consistency.missing_ranks import MissingRanks, list_ranks
-from collectives.consistency.recursive_doubling import DIFFERENT, TAG, RecursiveDoubling
-from collectives.errors import CollectiveMismatch, CollectiveTimeout
-from collectives.execution.handle import Call, Steps
-from collectives.progress.polling import until, wait
-from collectives.trace.traffic import Traffic
+from collectives.annotations import AnyArray, Bytes, Testable, override
+from collectives.arrays.elements import Combine, add, aligned_empty
+from collectives.consistency.descriptions import MARK_BITS, Description, difference
+from collectives.consistency.missing_ranks import MissingRanks
+from collectives.errors import CollectiveMismatch
+from collectives.execution.handle import Call, Steps, Traffic
+from collectives.progress.polling import until
+from collectives.quoting import list_ranks
 
 AT_ONCE = 8  # checks under way; the check of a call waits for the check 8 calls before
 RECEIVE_EACH = 64  # calls; a rank that is always the last never waits, and would never answer questions otherwise
+TAG = 32_100  # lowest tag; no other messages have these tags
 TEXT_TAG = 32_200  # lowest tag of descriptions
 CLOSES = b"\0"  # last byte of a description if its rank cannot use the communicator after a mismatch
-LONGEST_SHOWN = 200  # characters of a description with parts, in a message that cannot name the part
-REFUSING_S = 0.5  # how long a rank that refuses waits for ranks that come at the same time
-_TAKES_PART, _REFUSES = 1, 2
-_BETWEEN_PARTS, _IN_PART = "\x1f", "\x1e"
-_MASK = (1 << 62) - 1
-
-
-class Description(str):
-    """Description of a call in words and in parts; the message of a mismatch has the first part that differs.
-
-    Parameters
-    ----------
-    text : str
-        Complete description.
-    kind : str
-        Kind of call; calls of one kind have the same parts in the same order.
-    parts : sequence of str, or of pairs of str
-        The first text of a pair is compared, the second one is shown.
-    """
-
-    __slots__ = ("wire",)
-    wire: str
-
-    def __new__(cls, text: str, kind: str, parts: Sequence[str | tuple[str, str]]) -> Description:
-        """Return the text, with its parts."""
-        made = super().__new__(cls, text)
-        pairs = [(one, one) if isinstance(one, str) else one for one in parts]
-        made.wire = _BETWEEN_PARTS.join([text, kind, *map(_IN_PART.join, pairs)])
-        return made
-
-
-def fingerprint(text: str) -> int:
-    """Return 62 bits that stand for a description."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
+MARK_BYTES = 8
+NUMBERS_FROM = 64  # offset of the numbers in a message; see `aligned_empty`
+# Limit of a rank's numbers, in bytes over all rounds; beyond it other ways, which send less, are faster.
+MOST_BYTES_IN_A_NODE, MOST_BYTES_BETWEEN_NODES = 256 << 10, 64 << 10
+DIFFERENT = -1  # result in place of the mark if the ranks have different ones
+MOST_REMEMBERED = 512  # lengths and tags for which persistent sends are kept
 
 
 class CallCheck:
@@ -71,7 +54,7 @@ class CallCheck:
     ----------
     comm : MPI.Comm
     missing : MissingRanks
-        Its counter of calls is increased for each call that this rank comes to.
+        Its counter of calls is increased for each call that this rank comes to, and its partners are set.
     most_bytes : int
         Longest vector that may be summed on the way.
     """
@@ -81,6 +64,7 @@ class CallCheck:
         self._here = f"rank {comm.rank} of {comm.size}"
         self._numbers = [one or AT_ONCE for one in range(AT_ONCE)]  # number of the call that uses each tag now, or next
         self._exchanges: list[RecursiveDoubling] = []
+        missing.partners = {one.peer for one in rounds_of(comm.rank, comm.size)}
         self._idle: list[RecursiveDoubling] = []  # the last one is reused first: its memory is in the cache
 
     def enter(self, call: Call) -> None:
@@ -112,8 +96,10 @@ class CallCheck:
             Fingerprint of the call without its number.
         traffic : Traffic, optional
             Bytes and messages are added to it.
-        values, sums : ndarray, optional
-            Numbers to sum on the way, and the array for the result; see `RecursiveDoubling.start`.
+        values : ndarray[n], optional
+            Vector to sum on the way; its length and type are equal on ranks with equal marks.
+        sums : ndarray[n], optional
+            Overwritten with the sum if all ranks agree, and not written to otherwise; may be `values`.
         meanwhile : callable, optional
             Called once the first message is on its way.
         combine : Combine
@@ -135,7 +121,7 @@ class CallCheck:
             while self._numbers[turn] != number:
                 yield False
             exchange = self._idle.pop() if self._idle else self._another()
-            exchange.start((mark + number * 0x9E3779B97F4A7C15) & _MASK, values, sums, traffic, TAG + turn, combine)
+            exchange.start((mark + number * 0x9E3779B97F4A7C15) & MARK_BITS, values, sums, traffic, TAG + turn, combine)
             if meanwhile is not None:
                 meanwhile()
             if not exchange.Test():
@@ -205,92 +191,200 @@ class CallCheck:
         for send in sends:
             yield from until(send, call)
         raise CollectiveMismatch(
-            f"the ranks differ in collective call {number}{_difference(texts)}. "
+            f"the ranks differ in collective call {number}{difference(texts)}. "
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank",
             closes,
         )
 
 
-def _difference(texts: Mapping[int, str]) -> str:
-    """Return the first part in which the descriptions of the ranks differ, or else the whole descriptions."""
-    split = {rank: texts[rank].split(_BETWEEN_PARTS) for rank in sorted(texts)}  # as `Description.wire` has them
-    kinds = {tuple(text[1:2]) for text in split.values()}
-    if len(kinds) == 1 and kinds != {()}:
-        kind = kinds.pop()[0]
-        for place in range(2, min(map(len, split.values()))):
-            parts = {rank: text[place].split(_IN_PART) for rank, text in split.items()}
-            if len({compared for compared, _ in parts.values()}) > 1:
-                return f", {kind}: {_listed({rank: shown for rank, (_, shown) in parts.items()})}"
-    return f": {_listed({rank: _shortened(*text) for rank, text in split.items()})}"
+# Recursive doubling ---------------------------------------------------------------------------------------------------
 
 
-def _shortened(text: str, *parts: str) -> str:
-    return f"{text[:LONGEST_SHOWN]} ..." if parts and len(text) > LONGEST_SHOWN else text
+class Round(NamedTuple):
+    """Messages of one rank in one round."""
+
+    peer: int
+    sends: bool
+    receives: bool
+    peer_first: bool = False  # the peer's part comes first in a sum
+    final: bool = False  # the message received is the result
 
 
-def _listed(texts: Mapping[int, str]) -> str:
-    """Return each text behind the ranks that have it."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks_of.setdefault(text, []).append(rank)
-    return "; ".join(f"{list_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
+def rounds_of(rank: int, size: int) -> list[Round]:
+    """Return the rounds of rank `rank` among `size` ranks."""
+    doublings = size.bit_length() - 1
+    extras = size - (1 << doublings)
+    paired = rank < 2 * extras  # pairs of a core rank (even) and an extra one (odd)
+    if paired and rank % 2:
+        return [Round(rank - 1, True, False), Round(rank - 1, False, True, final=True)]
+    position = rank // 2 if paired else rank - extras
+    others = [position ^ 1 << bit for bit in range(doublings)]
+    swaps = [Round(2 * other if other < extras else other + extras, True, True, other < position) for other in others]
+    if paired:
+        return [Round(rank + 1, False, True), *swaps, Round(rank + 1, True, False)]
+    return swaps
 
 
-def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
-    """Return every rank's text, in rank order; collective, with no call of `comm` in flight."""
-
-    def waiting() -> str:
-        return f"rank {comm.rank} of {comm.size}: not all ranks report their errors (look for one that stopped)"
-
-    mine = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.zeros(comm.size, np.int64)
-    wait(comm.Iallgather(np.array([mine.size], np.int64), lengths), timeout_s, waiting)
-    everything = np.empty(int(lengths.sum()), np.uint8)
-    wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, waiting)
-    ends = np.cumsum(lengths)
-    return [bytes(everything[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
+def most_bytes(size: int, one_node: bool) -> int:
+    """Return the length in bytes of the longest vector that `size` ranks sum this way; equal on all ranks."""
+    everything = MOST_BYTES_IN_A_NODE if one_node else MOST_BYTES_BETWEEN_NODES
+    return everything // max(1, (size - 1).bit_length()) & -64
 
 
-def assemble(parent: MPI.Comm, timeout_s: float) -> None:
-    """Wait until all ranks make a communicator, so that later blocking calls of MPI wait for no rank.
+_Requests: TypeAlias = list[MPI.Prequest | None]  # by round; None: no message
+_Key: TypeAlias = int | tuple[int, int, np.dtype[np.generic]]  # tag; and length and type of a vector
 
-    Every rank sends a byte straight to every other, so that the bytes received show which ranks are there. A rank whose
-    arguments are wrong sends another byte; see `refuse`.
 
-    Raises
-    ------
-    CollectiveTimeout
-        The named ranks have not come.
-    CollectiveMismatch
-        The named ranks refuse.
+class _Messages(NamedTuple):
+    """Requests and memory of the messages for vectors of one length and type with one tag."""
+
+    nbytes: int
+    receives: _Requests  # for vectors of any length
+    sends: _Requests
+    leaving: list[AnyArray]
+    landing: list[AnyArray]
+
+
+class RecursiveDoubling(Testable):
+    """Exchanges of one rank, one after the other, of vectors of `most_bytes` at most.
+
+    After an exchange `mark` is the common mark, or `DIFFERENT`, on all ranks.
     """
-    if parent.size == 1:
-        return
-    here = f"rank {parent.rank} of {parent.size}"
-    request, came = _swap(parent, _TAKES_PART)
 
-    def waiting() -> str:
-        missing = [int(rank) for rank in np.flatnonzero(came == 0) if rank != parent.rank]
-        nothing = f", nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
-        return f"{here}: not all ranks make a communicator{nothing if missing else ''}"
-
-    wait(request, timeout_s, waiting)
-    refusing = [int(rank) for rank in np.flatnonzero(came == _REFUSES)]
-    if refusing:
-        raise CollectiveMismatch(
-            f"{here}: {list_ranks(refusing)} made no communicator, because of an argument; the error there names it"
+    def __init__(self, comm: MPI.Comm, most_bytes: int) -> None:
+        self._comm = comm
+        self._rounds = rounds_of(comm.rank, comm.size)
+        room = NUMBERS_FROM + most_bytes
+        self._leaving = [aligned_empty(room * one.sends, np.uint8) for one in self._rounds]
+        self._landing = [aligned_empty(room * one.receives, np.uint8) for one in self._rounds]
+        self._marks_out, self._marks_in = (
+            [buffer[:MARK_BYTES].view(np.int64) for buffer in buffers] for buffers in (self._leaving, self._landing)
         )
+        self._known_receives: dict[int, _Requests] = {}  # by tag
+        self._known: dict[_Key, _Messages] = {}
+        self._messages = _Messages(0, [], [], [], [])
+        self._values: AnyArray | None = None
+        self._held: AnyArray | None = None
+        self._sums: AnyArray | None = None
+        self._combine: Combine = add
+        self._at = 0
+        self.mark = 0
+
+    def start(
+        self,
+        mark: int,
+        values: AnyArray | None = None,
+        sums: AnyArray | None = None,
+        traffic: Traffic | None = None,
+        tag: int = TAG,
+        combine: Combine = add,
+    ) -> None:
+        """Begin an exchange with a tag that no other one under way has; the previous exchange must be over.
+
+        `mark` is 0 or more. The other parameters are those of `CallCheck.steps`.
+        """
+        self.mark, self._at = mark, 0
+        self._values = self._held = values
+        self._sums, self._combine = sums, combine
+        key: _Key = tag if values is None else (tag, values.size, values.dtype)
+        messages = self._messages = self._known.get(key) or self._remember(key, tag, values)
+        for request in messages.receives:
+            if request is not None:
+                request.Start()
+        if self._rounds[0].sends:
+            self._send(0)
+        if traffic is not None:
+            count = len(messages.sends) - messages.sends.count(None)
+            traffic.messages += count
+            traffic.bytes_sent += count * messages.nbytes
+
+    @override
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        rounds, at, receives = self._rounds, self._at, self._messages.receives
+        while at < len(rounds):
+            receive = receives[at]
+            if receive is not None:
+                if not receive.Test():
+                    return False
+                self._take(at, rounds[at])
+            self._at = at = at + 1
+            if at < len(rounds) and rounds[at].sends:
+                self._send(at)
+        for request in self._messages.sends:
+            if request is not None and not request.Test():
+                return False
+        if self._sums is not None and self._held is not self._sums and self.mark != DIFFERENT:
+            self._sums[:] = self._held
+        self._values = self._held = self._sums = None  # so that the caller's arrays can be freed
+        return True
+
+    def free(self) -> None:
+        """Free persistent requests of MPI."""
+        self._forget()
+        _free(self._known_receives.values())
+
+    def _send(self, at: int) -> None:
+        messages = self._messages
+        self._marks_out[at][0] = self.mark
+        if self._values is not None and self._held is self._values:  # sums are made in place
+            messages.leaving[at][:] = self._values
+        request = messages.sends[at]
+        assert request is not None
+        request.Start()
+
+    def _take(self, at: int, here: Round) -> None:
+        """Compare the mark that has arrived, and add the numbers."""
+        theirs = self._marks_in[at].item()
+        if here.final:
+            self.mark = theirs
+        elif theirs != self.mark:
+            self.mark = DIFFERENT
+        held = self._held
+        if held is None or self.mark == DIFFERENT:
+            return
+        messages, after = self._messages, at + 1
+        landed = messages.landing[at]
+        if here.final:
+            self._held = landed
+            return
+        # The caller's array is written to in the last round alone, since a later mark may differ.
+        sums = messages.leaving[after] if after < len(self._rounds) else self._sums
+        assert sums is not None
+        if held.size == 1 and sums is self._sums:
+            sums = np.empty_like(held)  # NumPy swaps the operands of one element if the result replaces the first
+        if here.peer_first:
+            self._combine(landed, held, sums)
+        else:
+            self._combine(held, landed, sums)
+        self._held = sums
+
+    def _remember(self, key: _Key, tag: int, values: AnyArray | None) -> _Messages:
+        if len(self._known) >= MOST_REMEMBERED:
+            self._forget()
+        nbytes = MARK_BYTES if values is None else NUMBERS_FROM + values.nbytes
+
+        def places(buffers: list[Bytes]) -> list[AnyArray]:
+            return [] if values is None else [buffer[NUMBERS_FROM:nbytes].view(values.dtype) for buffer in buffers]
+
+        sends = [
+            self._comm.Send_init([buffer, nbytes, MPI.BYTE], one.peer, tag) if one.sends else None
+            for one, buffer in zip(self._rounds, self._leaving, strict=True)
+        ]
+        if tag not in self._known_receives:
+            self._known_receives[tag] = [
+                self._comm.Recv_init([buffer, buffer.size, MPI.BYTE], one.peer, tag) if one.receives else None
+                for one, buffer in zip(self._rounds, self._landing, strict=True)
+            ]
+        receives = self._known_receives[tag]
+        made = self._known[key] = _Messages(nbytes, receives, sends, places(self._leaving), places(self._landing))
+        return made
+
+    def _forget(self) -> None:
+        _free(messages.sends for messages in self._known.values())
+        self._known.clear()
 
 
-def refuse(parent: MPI.Comm) -> None:
-    """Notify the other ranks that this one makes no communicator; waits briefly for those that come now."""
-    if parent.size > 1:
-        with suppress(CollectiveTimeout):
-            wait(_swap(parent, _REFUSES)[0], REFUSING_S, lambda: "not all ranks make a communicator")
-
-
-def _swap(parent: MPI.Comm, mine: int) -> tuple[MPI.Request, Bytes]:
-    """Send a byte to every rank; return the request, and an array of the bytes received, 0 for ranks that sent none."""
-    leaving, landing = np.full(parent.size, mine, np.uint8), np.zeros(parent.size, np.uint8)
-    counts = np.ones(parent.size, np.int32)
-    return parent.Ialltoallv([leaving, counts, MPI.BYTE], [landing, counts, MPI.BYTE]), landing
+def _free(groups: Iterable[_Requests]) -> None:
+    for request in chain.from_iterable(groups):
+        if request is not None:
+            request.Free()

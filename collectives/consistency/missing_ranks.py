@@ -19,9 +19,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.consistency.recursive_doubling import rounds_of
 from collectives.errors import CollectiveMismatch
 from collectives.progress.polling import SLEEP_S
+from collectives.quoting import list_ranks
 
 TAG = 0  # no other messages have this tag
 ANSWER_S = 1.0  # how long answers are awaited
@@ -45,6 +45,8 @@ class MissingRanks:
     ----------
     calls : int
         Number of calls that this rank has come to; `CallCheck` counts them.
+    partners : set of int
+        Ranks that wait for this one in the check of a call; `CallCheck` sets them.
     delay_s : float
         How much later than rank 0 this rank sends its question. It sends none if a lower rank has sent one.
     """
@@ -53,6 +55,7 @@ class MissingRanks:
         self._comm, self._patience_s = comm, min(ANSWER_S, ANSWER_PART * timeout_s)
         self.delay_s = self._patience_s * comm.rank / comm.size
         self.calls = 0
+        self.partners: set[int] = set()
         self._sent, self._received = np.zeros((2, comm.size), np.int64)
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         # By rank: the number of calls that it had come to when it last sent one, and when it left; and the number that
@@ -148,7 +151,7 @@ class MissingRanks:
     def leave(self, cause: BaseException | None) -> None:
         """Notify ranks that would wait for this one that it makes no more calls; they give up and notify the rest."""
         with suppress(MPI.Exception):
-            self._send(_LEAVING, {one.peer for one in rounds_of(self._comm.rank, self._comm.size)}, cause)
+            self._send(_LEAVING, self.partners, cause)
 
     def stop_sending(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Send no more messages; return how many went to each rank, and how many have come, which is still counted."""
@@ -179,15 +182,3 @@ class MissingRanks:
             return sorted(MPI.Group.Translate_ranks(failed, group=everyone))
         except (NotImplementedError, AttributeError, MPI.Exception):
             return []
-
-
-def list_ranks(ranks: list[int]) -> str:
-    """Return "ranks 0-2, 5" for 0, 1, 2, 5."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    listed = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank{'s'[: len(ranks) > 1]} {listed}"

@@ -27,8 +27,9 @@ import numpy as np
 from collectives.annotations import AnyArray, Doubles, Indices
 from collectives.cost.link import ComputeModel, LinkModel
 from collectives.execution.program import partition, pieces
+from collectives.schedules.broadcast import AllGather
 from collectives.schedules.plan import Topology
-from collectives.schedules.ring import AllGather, Lockstep
+from collectives.schedules.ring import Lockstep
 from collectives.schedules.verify import PlannedMessage, all_plans, deliveries
 
 NO_WORK = ComputeModel()

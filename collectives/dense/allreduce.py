@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +15,13 @@ from collectives.arrays.vectors import Flat, crossing
 from collectives.dense.device_sum import are_on_one_device, copy_on_device, sum_on_device
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.errors import CollectiveMismatch, OutOfMemory
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.execution.staged import stage
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
-from collectives.trace.traffic import Traffic
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -38,134 +36,148 @@ RECEIVE_BUFFERS = 3
 RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 
 
-class DenseSums:
-    """Sums of one communicator, which is an argument of each call: a reference to it would be a cycle."""
+def dense_steps(
+    comm: Communicator,
+    call: Call,
+    values: FloatArray,
+    dtype: str,
+    mean: bool,
+    out: FloatArray,
+    traffic: Traffic,
+    scratch: Sequence[FloatArray] | None = None,
+    mark: int | None = None,
+    combine: Combine = add,
+    overlapped: bool = False,
+) -> Steps:
+    """Sum or average flat vectors by the fastest way, as part of a call on which the ranks have agreed.
 
-    def __init__(self) -> None:
-        self.kept: list[Bytes] = []  # receive buffers, from one call to the next
-
-    def free(self) -> None:
-        """Free the receive buffers."""
-        self.kept.clear()
-
-    def steps(
-        self,
-        comm: Communicator,
-        call: Call,
-        values: FloatArray,
-        dtype: str,
-        mean: bool,
-        out: FloatArray,
-        traffic: Traffic,
-        scratch: Sequence[FloatArray] | None,
-        mark: int | None,
-        combine: Combine = add,
-        overlapped: bool = False,
-    ) -> Steps:
-        """Sum a vector in memory of the host; see `Communicator.dense_steps`.
-
-        A `mark` is compared among the ranks before the sum or with it; without one `combine` has to be `add`. With
-        `overlapped` the pipelined executor runs the program, for work that goes on meanwhile; the bits are the same.
-        """
-        if is_small(comm, values, dtype):
-            start = traffic.clock()
-            source, sums = _operands(values, dtype, out)
-            if mark is None:
-                yield from comm.sum_small(call, source, sums, traffic)
-            else:
-                yield from comm.check(call, mark, traffic, source, sums, combine=combine)
-            _finish(comm.size, sums, dtype, mean, out)
-            traffic.seconds_total += traffic.clock() - start
-            return
-        if mark is not None:
-            yield from comm.check(call, mark, traffic)
-        if comm.size == 1:
-            if values.dtype == out.dtype:
-                out[:] = values
-            else:
-                narrow(values, dtype, out)
-        elif _by_mpi(comm, values.size * itemsize_in_messages(values, dtype), combine):
-            start = traffic.clock()
-            source, sums = _operands(values, dtype, out)
-            if source is sums and dtype not in SIXTEEN_BIT:
-                source = source.copy()
-            yield from _mpi_allreduce(comm, call, source, sums, traffic)
-            _finish(comm.size, sums, dtype, mean, out)
-            traffic.seconds_total += traffic.clock() - start
+    Parameters
+    ----------
+    call : Call
+    values : ndarray[n]
+        bfloat16 is uint16. Of a 16-bit dtype also a float32 copy, which is overwritten.
+    dtype : str
+        Element type: NumPy does not know bfloat16.
+    mean : bool
+        Divide by the number of ranks.
+    out : ndarray[n]
+        Overwritten with the result; may be `values`.
+    traffic : Traffic
+        Counted into.
+    scratch : sequence of ndarray, optional
+        Memory for receive buffers; overwritten. With it, though it may be empty, messages are no longer than 1 MiB,
+        so that a method which needs little memory keeps little for its dense rounds.
+    mark : int, optional
+        Fingerprint of the call where the ranks have not agreed yet: they then do so before the sum, or with it.
+    combine : Combine
+        Operation in place of the sum, in calls with a mark.
+    overlapped : bool
+        Work goes on meanwhile, so that the pipelined executor runs the program; the bits are the same.
+    """
+    if is_small(comm, values, dtype):
+        start = traffic.clock()
+        source, sums = _operands(values, dtype, out)
+        if mark is None:
+            yield from comm.sum_small(call, source, sums, traffic)
         else:
-            alone = comm.calls_in_flight == 1 and not overlapped
-            buffers = partial(self._buffers, scratch or ()) if alone else allocate_buffers
-            short = scratch is not None
-            program, payload = plan_sum(comm, values, dtype, mean, out, buffers, combine, short)
-            yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
+            yield from comm.check(call, mark, traffic, source, sums, combine=combine)
+        _finish(comm.size, sums, dtype, mean, out)
+        traffic.seconds_total += traffic.clock() - start
+        return
+    if mark is not None:
+        yield from comm.check(call, mark, traffic)
+    if comm.size == 1:
+        if values.dtype == out.dtype:
+            out[:] = values
+        else:
+            narrow(values, dtype, out)
+    elif _by_mpi(comm, values.size * itemsize_in_messages(values, dtype), combine):
+        start = traffic.clock()
+        source, sums = _operands(values, dtype, out)
+        if source is sums and dtype not in SIXTEEN_BIT:
+            source = source.copy()
+        yield from _mpi_allreduce(comm, call, source, sums, traffic)
+        _finish(comm.size, sums, dtype, mean, out)
+        traffic.seconds_total += traffic.clock() - start
+    else:
+        alone = comm.calls_in_flight == 1 and not overlapped
+        itemsize = itemsize_in_messages(values, dtype)
+        program = sum_program(comm, values.size, itemsize, scratch is not None)
+        nbytes = program.longest_piece * itemsize
+        landing = _buffers(comm, scratch or (), nbytes) if alone else allocate_buffers(nbytes)
+        payload = DensePayload(program, values, dtype, mean, landing, out, combine)
+        yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
 
-    def of_arrays(
-        self,
-        comm: Communicator,
-        call: Call,
-        source: Flat,
-        target: Flat,
-        op: str,
-        traffic: Traffic,
-        mark: int | None,
-        background: bool = False,
-        scratch: Sequence[FloatArray] | None = None,
-    ) -> Steps:
-        """Return the steps of a sum of arrays in any memory; in the background the bits are the same."""
-        if source.place is None and target.place is None:
-            vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
-            return self.steps(comm, call, *vectors, traffic, scratch, mark, combine, background)
-        through_host = partial(self._through_host, comm, call, op, traffic, mark, background, scratch)
-        itemsize = itemsize_in_messages(source.values, source.dtype)
-        nbytes = source.values.size * itemsize
-        small = is_small(comm, source.values, source.dtype) or _by_mpi(comm, nbytes, COMBINE[op])
-        if not are_on_one_device(source, target) or (small and comm.size > 1):
-            try:
-                return through_host(crossing(source), crossing(target))
-            except MemoryError as error:
-                comm.reject(MemoryError(f"{comm.here}, allreduce({op}): {error}"), f"allreduce({op})")
-        check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
-        if comm.size == 1:
-            return copy_on_device(call, source, target, check)
-        program = _program(comm, source.values.size, itemsize, scratch is not None)
 
-        def instead() -> Steps:
-            try:
-                return through_host(crossing(source), crossing(target))
-            except MemoryError as error:
-                assert mark is not None  # without a mark the vectors already have memory of the host
-                return _refused(comm, call, mark, error)
+def mean_of_arrays(
+    comm: Communicator,
+    call: Call,
+    source: Flat,
+    target: Flat,
+    traffic: Traffic,
+    scratch: Sequence[FloatArray] | None = None,
+) -> Steps:
+    """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
+    return sum_arrays(comm, call, source, target, "mean", traffic, None, scratch=scratch)
 
-        return sum_on_device(call, program, nbytes, source, target, op, traffic, check, instead, background)
 
-    def _through_host(
-        self,
-        comm: Communicator,
-        call: Call,
-        op: str,
-        traffic: Traffic,
-        mark: int | None,
-        background: bool,
-        scratch: Sequence[FloatArray] | None,
-        source: Flat,
-        target: Flat,
-    ) -> Steps:
-        """Return the steps of a sum of arrays that are copied through memory of the host."""
-        vectors, combine = (source.values, source.dtype, op == "mean", target.values), COMBINE[op]
-        steps = self.steps(comm, call, *vectors, traffic, scratch, mark, combine, background)
-        return stage(call, steps, source.staging, target.staging)
+def sum_arrays(
+    comm: Communicator,
+    call: Call,
+    source: Flat,
+    target: Flat,
+    op: str,
+    traffic: Traffic,
+    mark: int | None,
+    background: bool = False,
+    scratch: Sequence[FloatArray] | None = None,
+) -> Steps:
+    """Return the steps of a sum of arrays in any memory; in the background the bits are the same."""
+    combine, mean = COMBINE[op], op == "mean"
+    dtype, rest = source.dtype, (traffic, scratch, mark, combine, background)
+    if source.place is None and target.place is None:
+        return dense_steps(comm, call, source.values, dtype, mean, target.values, *rest)
 
-    def _buffers(self, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:
-        """Return receive buffers: scratch arrays of the caller, then memory that is kept between calls."""
-        borrowed = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
-        missing = RECEIVE_BUFFERS - len(borrowed)
-        if nbytes > NODE_PIECE_BYTES:
-            return borrowed + allocate_buffers(nbytes)[:missing]
-        if any(buffer.nbytes < nbytes for buffer in self.kept):
-            self.kept = []
-        while len(self.kept) < missing:
-            self.kept.append(aligned_empty(nbytes, np.uint8))
-        return borrowed + self.kept[:missing]
+    def through_host() -> Steps:
+        here, there = crossing(source), crossing(target)
+        steps = dense_steps(comm, call, here.values, dtype, mean, there.values, *rest)
+        return stage(call, steps, here.staging, there.staging)
+
+    itemsize = itemsize_in_messages(source.values, dtype)
+    nbytes = source.values.size * itemsize
+    small = is_small(comm, source.values, dtype) or _by_mpi(comm, nbytes, combine)
+    if not are_on_one_device(source, target) or (small and comm.size > 1):
+        try:
+            return through_host()
+        except MemoryError as error:
+            comm.reject(MemoryError(f"{comm.here}, allreduce({op}): {error}"), f"allreduce({op})")
+    check: Steps = iter(()) if mark is None else comm.check(call, mark, traffic)
+    if comm.size == 1:
+        return copy_on_device(call, source, target, check)
+    program = sum_program(comm, source.values.size, itemsize, scratch is not None)
+
+    def instead() -> Steps:
+        try:
+            return through_host()
+        except MemoryError as error:
+            assert mark is not None  # without a mark the vectors already have memory of the host
+            return _refused(comm, call, mark, error)
+
+    return sum_on_device(call, program, nbytes, source, target, op, traffic, check, instead, background)
+
+
+def _buffers(comm: Communicator, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:
+    """Return receive buffers: scratch arrays of the caller, then memory that is kept between calls."""
+    borrowed = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
+    missing = RECEIVE_BUFFERS - len(borrowed)
+    if nbytes > NODE_PIECE_BYTES:
+        return borrowed + allocate_buffers(nbytes)[:missing]
+    kept = comm.dense_buffers
+    if any(buffer.nbytes < nbytes for buffer in kept):
+        kept.clear()
+    while len(kept) < missing:
+        kept.append(aligned_empty(nbytes, np.uint8))
+    return borrowed + kept[:missing]
 
 
 def _refused(comm: Communicator, call: Call, mark: int, error: MemoryError) -> Steps:
@@ -191,24 +203,7 @@ def allocate_buffers(nbytes: int) -> list[Bytes]:
     return [aligned_empty(nbytes, np.uint8) for _ in range(RECEIVE_BUFFERS)]
 
 
-def plan_sum(
-    comm: Communicator,
-    values: FloatArray,
-    dtype: str,
-    mean: bool,
-    out: FloatArray,
-    buffers: Callable[[int], Sequence[Bytes]],
-    combine: Combine = add,
-    short: bool = False,
-) -> tuple[Program, DensePayload]:
-    """Return program and payload of a sum along a topology; ``buffers(nbytes)`` returns receive buffers."""
-    itemsize = itemsize_in_messages(values, dtype)
-    program = _program(comm, values.size, itemsize, short)
-    landing = buffers(program.longest_piece * itemsize)
-    return program, DensePayload(program, values, dtype, mean, landing, out, combine)
-
-
-def _program(comm: Communicator, n: int, itemsize: int, short: bool = False) -> Program:
+def sum_program(comm: Communicator, n: int, itemsize: int, short: bool) -> Program:
     """Return the program of a sum of elements that take `itemsize` bytes in messages; equal for all kinds of memory."""
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(n * itemsize) if known else Ring()

@@ -16,13 +16,12 @@ from collectives.annotations import Array, Bytes, Indices, Tensor, override
 from collectives.arrays.torch_device import as_type
 from collectives.arrays.vectors import Flat, empty_like, flat
 from collectives.dense.device_sum import DIRECT_BYTES
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.execution.staged import await_array, deliver, fetch, takes_device_memory
 from collectives.schedules.broadcast import Broadcast
-from collectives.trace.traffic import Traffic
 
 PIECE_BYTES = 1 << 20
 MOST_PIECES = 256  # longer vectors have longer pieces
@@ -50,37 +49,21 @@ class BroadcastPayload(Payload):
         self._pieces, self._bytes = program.pieces, as_type(vector, "uint8")
 
     @override
-    def encode(self, piece: int) -> None:
-        pass  # the root's vector is there
-
-    @override
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         cut = self._pieces[piece]
         return [MPI.buffer.fromaddress(self._bytes[cut.start :].data_ptr(), len(cut)), len(cut), MPI.BYTE]
 
     replacing = outgoing
 
-    @override
-    def finish(self, piece: int) -> None:
-        pass  # the piece is in place
-
 
 def broadcast_steps(
     call: Call, vector: Flat, root: int, check: Callable[[Indices | None], Steps], program: Callable[[], Program]
 ) -> Steps:
-    """Broadcast an array of any memory.
+    """Overwrite an array of any memory, on all ranks except the root.
 
-    Parameters
-    ----------
-    call : Call
-    vector : Flat
-        Overwritten on all ranks except the root.
-    root : int
-    check : callable
-        Returns the steps in which the ranks compare the call. Its argument, a small array, is overwritten with the sum
-        over the ranks; None, on all ranks: there is nothing to sum.
-    program : callable
-        Returns this rank's program of `broadcast_chain`, in bytes.
+    `check` returns the steps in which the ranks compare the call. Its argument, a small array, is overwritten with the
+    sum over the ranks; None, on all ranks: there is nothing to sum. `program` returns this rank's program of
+    `broadcast_chain`, in bytes.
     """
     there, payload = vector.staging, vector.values.view(np.uint8)
     is_root, size = call.group.mpi_comm.rank == root, call.group.mpi_comm.size
@@ -112,15 +95,8 @@ def broadcast_steps(
 def all_gather_rows(call: Call, check: Steps, x: Array, rows: Flat) -> Steps:
     """Gather all ranks' rows, in rank order, to the result of a call; ranks may have different numbers of rows.
 
-    Parameters
-    ----------
-    call : Call
-    check : iterator of bool
-        Comparison of element type and shape of a row among the ranks.
-    x : array[rows, ...]
-        This rank's rows; the result has their kind of array, and their device.
-    rows : Flat
-        Vector of `x`.
+    `check` compares element type and shape of a row among the ranks. `x` are this rank's rows, and `rows` is their
+    vector; the result has their kind of array, and their device.
     """
     yield from check
     count, *row_shape = rows.shape
@@ -160,14 +136,7 @@ def gather_sizes(call: Call, size: int) -> Generator[bool, None, Indices]:
 def gather_payloads(call: Call, payload: Bytes, sizes: Indices, out: Bytes) -> Steps:
     """Overwrite `out` with every rank's payload, in rank order; in several rounds if they are long.
 
-    Parameters
-    ----------
-    call : Call
-    payload : uint8[sizes[rank]]
-    sizes : int64[ranks]
-        Equal on all ranks.
-    out : uint8[sum of the sizes]
-        Shares no memory with `payload`.
+    `sizes` are the bytes of all payloads. `out` shares no memory with `payload`.
     """
     group = call.group
     yield from group.turn_of(call)

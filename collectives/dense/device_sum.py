@@ -18,12 +18,11 @@ from collectives.arrays import Device
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.arrays.torch_device import as_type, combine, divide
 from collectives.arrays.vectors import Flat
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.execution.staged import await_array, await_operation, takes_device_memory, use_in_background
-from collectives.trace.traffic import Traffic
 
 # Vectors below this, in bytes of their messages, go through the host as a whole: one copy each way, where the way by
 # pieces has up to three, and kernels for each. From this length on "auto" takes the ring; not measured on a GPU.
@@ -42,23 +41,9 @@ class DevicePayload(MergedPayload):
     same order, so that ranks with either payload can sum together. Two things depend on the processor: which of
     several NaNs is the result, and the sign of a minimum or maximum of +0 and -0.
 
-    Parameters
-    ----------
-    program : Program
-        For two ranks or more.
-    device : Device
-    values : tensor[n]
-        Input; changed only if it is `out` or the float32 copy of a 16-bit vector.
-    dtype : str
-        Element type.
-    op : str
-        One of `collectives.arrays.elements.COMBINE`.
-    out : tensor[n]
-        Overwritten with the result. The program may begin once the device has done all earlier work.
-    direct : bool
-        MPI reads and writes the device's memory; otherwise messages go through pinned memory, piece by piece.
-    host : uint8 array
-        Pinned memory for this, as long as the vector is in messages; another length: it is allocated.
+    There are two ranks or more, and the program may begin once the device has done all earlier work. With `direct` MPI
+    reads and writes the device's memory; otherwise messages go through pinned memory, piece by piece. That is `host`
+    if it is as long as the vector in messages; otherwise it is allocated.
 
     Raises
     ------
@@ -132,10 +117,6 @@ class DevicePayload(MergedPayload):
     @override
     def replacing(self, piece: int, weight: int) -> MessageMemory:
         return self._message(piece, self._out[self._part(piece)])
-
-    @override
-    def prepare(self, message: Message, buffer: int) -> None:
-        pass  # an addition has no part that can be done before the message arrives
 
     @override
     def merge(self, message: Message, buffer: int) -> Testable | None:
@@ -236,27 +217,10 @@ def sum_on_device(
     through_host: Callable[[], Steps],
     overlapped: bool,
 ) -> Steps:
-    """Sum vectors on a device, by the same program as the other ranks.
+    """Overwrite `target` with a sum made on a device, by the same program as the other ranks, of two ranks or more.
 
-    Parameters
-    ----------
-    call : Call
-    program : Program
-        For two ranks or more.
-    nbytes : int
-        Bytes of the whole vector in messages.
-    source, target : Flat
-        `target` is overwritten.
-    op : str
-    traffic : Traffic
-        Bytes, messages and seconds are added to it.
-    check : Steps
-        Comparison of the call among the ranks.
-    through_host : callable
-        Returns the steps of a sum in memory of the host, its check included: for short vectors, and if the device lacks
-        memory.
-    overlapped : bool
-        The program runs with other calls.
+    The vector has `nbytes` in messages, and `check` compares the call among the ranks. `through_host` returns the steps
+    of a sum in memory of the host, its check included: for short vectors, and if the device lacks memory.
     """
     here, there = source.staging, target.staging
     assert here is not None

@@ -23,24 +23,10 @@ def itemsize_in_messages(values: FloatArray, dtype: str) -> int:
 class DensePayload(MergedPayload):
     """Sum or mean of one vector per rank, added in the order of the plan.
 
-    The first hop sends straight from the input, and sums are written where the result will be. 16-bit vectors are
-    summed in float32 and travel as float32 until the sum is complete, then as 16 bits.
-
-    Parameters
-    ----------
-    program : Program
-    values : ndarray[n]
-        Input; changed only if it is `out` or a float32 copy of a 16-bit vector.
-    dtype : str
-        Element type; bfloat16 is uint16 in NumPy.
-    mean : bool
-        Divide the sum by the number of ranks.
-    buffers : sequence of uint8 arrays
-        Receive buffers, each with room for the longest piece; their number limits the messages under way.
-    out : ndarray[n]
-        Overwritten with the result.
-    combine : Combine
-        Operation in place of the sum.
+    The first hop sends straight from `values`, and sums are written to `out`, where the result will be. 16-bit vectors
+    are summed in float32 and travel as float32 until the sum is complete, then as 16 bits. `values` changes only if it
+    is `out` or the float32 copy of a 16-bit vector. Each of the `buffers` has room for the longest piece; their number
+    limits the messages under way.
     """
 
     brief = True
@@ -98,10 +84,6 @@ class DensePayload(MergedPayload):
         return self._bytes(self._out, self._pieces[piece])
 
     @override
-    def prepare(self, message: Message, buffer: int) -> None:
-        pass  # an addition has no part that can be done before the message arrives
-
-    @override
     def merge(self, message: Message, buffer: int) -> None:
         cut = self._pieces[message.piece]
         held = self._sums if self._summed[message.piece] else self._values
@@ -116,10 +98,6 @@ class DensePayload(MergedPayload):
                 np.divide(sums, self._size, out=sums)
             if complete and self._narrow:
                 narrow(sums, self._dtype, self._out[tile])
-
-    @override
-    def finish(self, piece: int) -> None:
-        pass  # the result is in place
 
     @staticmethod
     def _bytes(array: AnyArray, cut: range) -> MessageMemory:

@@ -1,24 +1,35 @@
-"""Calls under way, and the handles that their callers keep."""
+"""Calls under way, their cost, and the handles that their callers keep."""
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from collectives.compiling import keep_uncompiled
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_Class = TypeVar("_Class")
+_COMPILER, _CALLBACKS = "torch._dynamo", "torch._C._dynamo.eval_frame"
+_REASON = (
+    "it communicates, or keeps account of what was communicated, which no graph can hold: compile the model or the "
+    "function that computes the loss, and leave this call outside, or compile without fullgraph=True"
+)
+
 Steps = Iterator[bool]
 """Steps of a call: each resumption does a small part of it, never waits, and yields whether anything moved."""
-
 
 _ENDED: Steps = iter(())
 
@@ -28,16 +39,7 @@ def _nothing() -> str:
 
 
 class Call(Backoff):
-    """One call of a communicator, from its beginning to its end.
-
-    Parameters
-    ----------
-    group : Communicator
-    name : callable
-        Returns a description of the call for messages.
-    clock : callable
-        Clock of `waited_s`.
-    """
+    """One call of a communicator, from its beginning to its end; `name` returns its description for messages."""
 
     group: Communicator
     tag = 0  # of messages of this call alone; set when the communicator registers the call
@@ -99,7 +101,7 @@ class Call(Backoff):
         if self.completion is not None:
             self.completion.wait()
             if self.completion.lost:
-                self.group.calls.raise_failure()
+                raise self.group.calls.failure_of_another()
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
@@ -114,7 +116,7 @@ class Call(Backoff):
                     else:
                         self.idle()
                         if group.failure is not None:
-                            group.calls.raise_failure()
+                            raise group.calls.failure_of_another()
                 self.owners = ()
                 self._release()
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -177,6 +179,59 @@ class Call(Backoff):
             self.completion.finish()
 
 
+# Functions that torch.compile leaves as they are ----------------------------------------------------------------------
+
+# Communication has effects that no graph holds. A compiler that traced these functions would replace NumPy by tensors,
+# record addresses and counters as constants, and run hooks in an order of its own. PyTorch is not imported here. Where
+# it has not loaded its compiler, a function runs without detour.
+
+
+def keep_uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Return `function` as a function that `torch.compile` neither traces nor compiles, with all that it calls."""
+    disabled: Callable[_Parameters, _Result] | None = None
+    compiler_of_thread: Callable[[], object] = _none
+
+    @functools.wraps(function)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        nonlocal disabled, compiler_of_thread
+        if disabled is None:
+            if _COMPILER not in sys.modules:  # whose import takes a second, and which has nothing to compile yet
+                return function(*args, **kwargs)
+            compiler_of_thread, disabled = _lookup(), sys.modules["torch"].compiler.disable(function, reason=_REASON)
+        if compiler_of_thread() is None:  # spares the 1 to 2 us of the other way
+            return function(*args, **kwargs)
+        return disabled(*args, **kwargs)
+
+    marked: Any = run  # as torch.compiler.disable would mark it, so that a graph ends before the call
+    marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, _REASON
+    return run
+
+
+def _none() -> None:
+    return None
+
+
+def _lookup() -> Callable[[], object]:
+    """Return a function that returns None except where PyTorch compiles or runs compiled code in this thread."""
+    found: Callable[[], object] = getattr(sys.modules.get(_CALLBACKS), "get_eval_frame_callback", object)
+    return found  # where a release has it elsewhere, `object`, which is always something
+
+
+def keep_methods_uncompiled(cls: type[_Class]) -> type[_Class]:
+    """Apply `keep_uncompiled` to the functions and properties of a class, special methods left out."""
+    for name, member in tuple(vars(cls).items()):
+        if name.startswith("__"):
+            continue
+        if isinstance(member, FunctionType):
+            setattr(cls, name, keep_uncompiled(member))
+        elif isinstance(member, property) and member.fget is not None:
+            setattr(cls, name, property(keep_uncompiled(member.fget), member.fset, member.fdel))
+    return cls
+
+
+# Handles --------------------------------------------------------------------------------------------------------------
+
+
 class Handle:
     """Handle of a call in the background. Keep it until `wait` returns.
 
@@ -202,7 +257,7 @@ class Handle:
         if call.completion is None:
             call.advance_all()
         elif call.completion.lost:
-            call.group.calls.raise_failure()
+            raise call.group.calls.failure_of_another()
         if call.done:
             call.mark_seen()
         if call.error is not None:
@@ -251,3 +306,82 @@ class Handle:
         if not (call.seen or call.detached):
             call.dropped = True
             call.group.calls.dropped = call
+
+
+# Cost of calls --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Traffic:
+    """Cost of one call, or of many.
+
+    Attributes
+    ----------
+    calls : int
+        Number of collectives.
+    bytes_sent, messages : int
+        Sent by this rank, including checks of calls and flags.
+    seconds_encoding, seconds_merging, seconds_decoding : float
+        Seconds in kernels.
+    seconds_waiting : float
+        Seconds in which the rank had nothing to do but wait.
+    seconds_total : float
+        Seconds from start to result.
+    clock : callable
+        Clock of all these seconds; no field of the dataclass. With `time.thread_time` they are processor time of this
+        thread, without the time of other processes on the core. Traces need `time.perf_counter`, the default.
+    started, ended : float
+        Times of a call; no fields either. Calls in flight overlap, so that their seconds do not add up to the time in
+        which a rank communicates. 0: there was no call, or it has not ended.
+    """
+
+    calls: int = 0
+    bytes_sent: int = 0
+    messages: int = 0
+    seconds_encoding: float = 0.0
+    seconds_merging: float = 0.0
+    seconds_decoding: float = 0.0
+    seconds_waiting: float = 0.0
+    seconds_total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
+        self.started = self.ended = 0.0
+
+    def add(self, other: Traffic) -> None:
+        """Add the cost of another call."""
+        self.calls += other.calls
+        self.bytes_sent += other.bytes_sent
+        self.messages += other.messages
+        self.seconds_encoding += other.seconds_encoding
+        self.seconds_merging += other.seconds_merging
+        self.seconds_decoding += other.seconds_decoding
+        self.seconds_waiting += other.seconds_waiting
+        self.seconds_total += other.seconds_total
+
+    @property
+    def seconds(self) -> float:
+        """Same as ``seconds_total``."""
+        return self.seconds_total
+
+
+COSTS = tuple(one.name for one in fields(Traffic) if one.name != "calls")
+"""Numbers that grow from call to call, except the number of calls."""
+
+
+@dataclass
+class TrafficLog:
+    """Cost of the last call and of all calls, by a `clock` that can be set between calls; see `Traffic`."""
+
+    last: Traffic = field(default_factory=Traffic)
+    total: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
+
+    def begin(self) -> Traffic:
+        """Start a call; its cost is counted into `last`."""
+        self.last = Traffic(calls=1)
+        self.last.clock = self.clock
+        self.last.started = self.clock()
+        return self.last

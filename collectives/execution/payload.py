@@ -23,7 +23,8 @@ class Payload(Protocol):
     brief: bool
 
     def encode(self, piece: int) -> Testable | None:
-        """Make this rank's own contribution to a piece."""
+        """Make this rank's own contribution to a piece; by default it is there."""
+        return None
 
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the bytes to send: the piece in its present state, which has the contributions of `weight` ranks."""
@@ -32,7 +33,8 @@ class Payload(Protocol):
         """Return the memory for a message that replaces the piece."""
 
     def finish(self, piece: int) -> Testable | None:
-        """Turn a piece's final state into the result."""
+        """Turn a piece's final state into the result; by default it is in place."""
+        return None
 
 
 class MergedPayload(Payload, Protocol):
@@ -42,7 +44,8 @@ class MergedPayload(Payload, Protocol):
         """Return the memory for a message that will be merged."""
 
     def prepare(self, message: Message, buffer: int) -> None:
-        """Do the part of a merge that needs no data yet; called at most once before `merge`."""
+        """Do the part of a merge that needs no data yet, if there is any; called at most once before `merge`."""
+        return
 
     def merge(self, message: Message, buffer: int) -> Testable | None:
         """Merge the message that arrived into the piece."""

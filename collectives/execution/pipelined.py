@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from collectives.annotations import Testable, override
 from collectives.errors import PeerFailure
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.payload import (
     MergedPayload,
     MessageMemory,
@@ -31,7 +31,6 @@ from collectives.execution.program import Message, Program
 from collectives.execution.stepwise import StepwiseExecution
 from collectives.execution.tracing import trace_run
 from collectives.execution.workers import Jobs
-from collectives.trace.traffic import Traffic
 
 Cache = dict[tuple[int, int], MPI.Prequest]
 SENDS = -2  # takes the place of a buffer's number in the keys of sends in a cache

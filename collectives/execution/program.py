@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from collectives.schedules.broadcast import AllGather
 from collectives.schedules.plan import Plan, PlanError
-from collectives.schedules.ring import AllGather
 
 
 @dataclass(frozen=True, slots=True)

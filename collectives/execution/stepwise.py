@@ -14,11 +14,10 @@ from mpi4py import MPI
 
 from collectives.annotations import Testable
 from collectives.errors import PeerFailure
-from collectives.execution.handle import Call, Steps
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.payload import MergedPayload, MessageStarter, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
 from collectives.progress.polling import until
-from collectives.trace.traffic import Traffic
 
 
 class StepwiseExecution:

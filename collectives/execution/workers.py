@@ -21,9 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from collectives.annotations import Testable
+from collectives.execution.handle import Traffic
 from collectives.progress.polling import Backoff, until
 from collectives.trace.recorder import Trace
-from collectives.trace.traffic import Traffic
 
 MOST_THREADS = 1024
 LOOK_S = 1e-4  # longest sleep between two tests of messages while all workers are busy
@@ -127,14 +127,9 @@ class _Job:
 
 
 class Jobs:
-    """Jobs of one run of a program: done by the calling thread or by workers, and completed by devices.
+    """Jobs of one run of a program: done by workers or else by the calling thread, and completed by devices.
 
-    Parameters
-    ----------
-    workers : Workers or None
-        None: the calling thread does all work that devices do not.
-    traffic : Traffic
-        The seconds of each job are added to one of its numbers; work of devices is not counted.
+    The seconds of each job are added to one of the numbers of `traffic`; work of devices is not counted.
     """
 
     def __init__(self, workers: Workers | None, traffic: Traffic) -> None:
@@ -266,18 +261,9 @@ def in_parts(
 ) -> Iterator[bool]:
     """Call `work` with each part of a vector, as part of a call; the parts are independent.
 
-    Parameters
-    ----------
-    call : Call
-    traffic : Traffic
-    phase : "seconds_encoding" or "seconds_decoding"
-        Number of `traffic` that the seconds of `work` are added to.
-    work : callable
-    parts : iterable
-    workers : Workers or None
-        They work on several parts at a time. None: the calling thread works, which pays for short vectors.
-    messages : bool
-        The call has messages under way meanwhile.
+    The seconds are added to the number `phase` of `traffic`, "seconds_encoding" or "seconds_decoding". Workers work on
+    several parts at a time; without them the calling thread works, which pays for short vectors. With `messages` the
+    call has messages under way meanwhile.
     """
     trace = call.group.trace
     if trace is not None:

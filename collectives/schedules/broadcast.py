@@ -1,6 +1,7 @@
-r"""Broadcast as a plan: the root's vector replaces the vectors of the other ranks.
+r"""Plans that merge nothing: broadcast and all-gather.
 
-In a chain a rank passes each chunk on as it arrives, so that every rank sends the vector once at most::
+In a broadcast the root's vector replaces the vectors of the other ranks. In a chain a rank passes each chunk on as it
+arrives, so that every rank sends the vector once at most::
 
     0 -> 1 -> 2 -> 3        chunk c makes hop s at time c + s: chunks + M - 2 rounds
 
@@ -11,10 +12,12 @@ A binomial tree takes the fewest rounds, which pays for vectors so short that th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
+from collectives.schedules.ring import Index, LockstepExchange, all_gather, lockstep_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,27 @@ class Broadcast:
                 elif distance <= place < 2 * distance:
                     recvs.append((time, transfer(place - distance, whole)))
         return Plan(rank, size, self.chunks, steps_by_time(sends, recvs))
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Ring all-gather: each rank's payload, one chunk, travels round the ring to all others.
+
+    It is no all-reduce, but it is planned, traced and timed like one. Four ranks, the payload of rank 0::
+
+        hop 0: 0 -> 1        hop 1: 1 -> 2        hop 2: 2 -> 3
+
+    Rounds M - 1; bytes sent per rank: its own payload and those of M - 2 others, each once.
+    """
+
+    name: ClassVar[str] = "all-gather"
+
+    def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
+        """Yield the steps of one rank, or of an array of ranks."""
+        after, before = (rank + 1) % size, (rank - 1) % size
+        for sent, received in all_gather(rank, size):
+            yield LockstepExchange(after, before, sent, received, 1, 1, 0)
+
+    def plan(self, rank: int, size: int) -> Plan:
+        """Return the part of rank ``rank`` among ``size`` ranks."""
+        return lockstep_plan(rank, size, size, self.exchanges(rank, size))

@@ -26,6 +26,12 @@ class TopologyError(ValueError):
     """A topology cannot be laid over this number of ranks."""
 
 
+def require_segments(topology: str, segments: int) -> None:
+    """Raise TopologyError unless there is a segment."""
+    if segments < 1:
+        raise TopologyError(f"{topology} needs at least 1 segment, not {segments}")
+
+
 class PlanError(ValueError):
     """A plan is malformed, or a set of plans does not compute an all-reduce."""
 

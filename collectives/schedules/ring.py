@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from collectives.schedules.plan import Plan, Step, TopologyError, Transfer
+from collectives.schedules.plan import Plan, Step, Transfer, require_segments
 
 Index: TypeAlias = Any
 """An int, or an integer array with one entry a rank: the formulas below hold for both."""
@@ -104,8 +104,7 @@ class Ring:
     segments: int = 1
 
     def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise TopologyError(f"a ring needs at least 1 segment, not {self.segments}")
+        require_segments("a ring", self.segments)
 
     @property
     def name(self) -> str:
@@ -125,27 +124,3 @@ class Ring:
     def plan(self, rank: int, size: int) -> Plan:
         """Return the part of rank ``rank`` among ``size`` ranks."""
         return lockstep_plan(rank, size, self.segments * size, self.exchanges(rank, size))
-
-
-@dataclass(frozen=True, slots=True)
-class AllGather:
-    """Ring all-gather: each rank's payload, one chunk, travels round the ring to all others.
-
-    It is no all-reduce, but it is planned, traced and timed like one. Four ranks, the payload of rank 0::
-
-        hop 0: 0 -> 1        hop 1: 1 -> 2        hop 2: 2 -> 3
-
-    Rounds M - 1; bytes sent per rank: its own payload and those of M - 2 others, each once.
-    """
-
-    name: ClassVar[str] = "all-gather"
-
-    def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
-        """Yield the steps of one rank, or of an array of ranks."""
-        after, before = (rank + 1) % size, (rank - 1) % size
-        for sent, received in all_gather(rank, size):
-            yield LockstepExchange(after, before, sent, received, 1, 1, 0)
-
-    def plan(self, rank: int, size: int) -> Plan:
-        """Return the part of rank ``rank`` among ``size`` ranks."""
-        return lockstep_plan(rank, size, size, self.exchanges(rank, size))

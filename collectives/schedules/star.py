@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
+from collectives.schedules.plan import Plan, TopologyError, Transfer, require_segments, steps_by_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,7 @@ class Direct:
     segments: int = 4
 
     def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise TopologyError(f"a direct all-reduce needs at least 1 segment, not {self.segments}")
+        require_segments("a direct all-reduce", self.segments)
 
     def plan(self, rank: int, size: int) -> Plan:
         """Return the part of rank ``rank`` among ``size`` ranks."""

@@ -35,12 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
-
-
-def _check_segments(segments: int) -> None:
-    if segments < 1:
-        raise TopologyError(f"a tree needs at least 1 segment, not {segments}")
+from collectives.schedules.plan import Plan, Transfer, require_segments, steps_by_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class Tree:
     segments: int = 8
 
     def __post_init__(self) -> None:
-        _check_segments(self.segments)
+        require_segments("a tree", self.segments)
 
     def plan(self, rank: int, size: int) -> Plan:
         """Return the part of rank ``rank`` among ``size`` ranks."""
@@ -149,7 +144,7 @@ class DoubleTree:
     segments: int = 8
 
     def __post_init__(self) -> None:
-        _check_segments(self.segments)
+        require_segments("a tree", self.segments)
 
     def plan(self, rank: int, size: int) -> Plan:
         """Return the part of rank ``rank`` among ``size`` ranks."""

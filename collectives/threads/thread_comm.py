@@ -144,15 +144,8 @@ class _Collective(_Request):
 class LocalComm:
     """Communicator of one rank, with the methods of mpi4py's that `collectives` and `mpicomp` call.
 
-    Parameters
-    ----------
-    world : World
-    thread : int
-        Number of this rank in the world.
-    context : int
-        Number of this communicator; see `World.context_of`.
-    threads : sequence of int or None
-        Numbers of all its ranks in the world, in rank order; None: all.
+    `thread` is the number of this rank in the world, and `threads` are those of all ranks, in rank order; None: all.
+    The number `context` separates its messages from others', see `World.context_of`.
     """
 
     def __init__(self, world: World, thread: int, context: int = 0, threads: Sequence[int] | None = None) -> None:

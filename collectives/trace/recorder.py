@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.atomic_file import replacing
 from collectives.progress.polling import wait
 
 if TYPE_CHECKING:
@@ -210,16 +211,11 @@ class Trace:
         self.path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        part = self.path.with_suffix(".part")
-        try:
-            with part.open("w") as file:
-                self._dump(file)
-            part.replace(self.path)  # a rename, so that readers never find half a file
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with replacing(self.path, durable=False) as file:  # readers never find half a file
+            file.writelines(part.encode() for part in self._parts())
 
-    def _dump(self, file: TextIO) -> None:
+    def _parts(self) -> Iterator[str]:
+        """Yield the parts of the file."""
         events = list(self._events)
         about = {
             "rank": self.rank,
@@ -229,13 +225,13 @@ class Trace:
             "complete": len(events) < MOST_EVENTS,
             "clock": [reading._asdict() for reading in self.readings],
         }
-        file.write(f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n')
-        file.write(",\n".join(map(_json, self._names(events))))
+        yield f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n'
+        yield ",\n".join(map(_json, self._names(events)))
         now = self.clock()
         for number, event in enumerate(events):
             for line in self._lines(event, number, now):
-                file.write(",\n" + _json(line))
-        file.write("\n]}\n")
+                yield ",\n" + _json(line)
+        yield "\n]}\n"
 
     def _names(self, events: list[Event]) -> Iterator[dict[str, object]]:
         names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
@@ -258,20 +254,16 @@ class Trace:
         driven = start >= self.driven_since and kind not in ("call", "exposed")
         worker = args.get("worker", 0)
         where = {"cat": kind, "pid": self.rank, "tid": 1 + worker if worker else int(driven)}
-        if kind == "flight":  # calls in flight overlap, so that each has a track of its own
-            where |= {"name": name, "id": hex((self.rank << 32) + number)}
-            yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
-            yield {"ph": "e", **where, "ts": ended / 1e3}
-            return
-        if kind not in ("send", "receive"):
+        if kind in ("send", "receive"):
+            name, more = f"{'to' if kind == 'send' else 'from'} rank {args['peer']}", {**more, "bytes": nbytes}
+        elif kind != "flight":
             # whole nanoseconds, since rounding could make nested spans overlap
             times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}
             yield {"ph": "X", "name": name or kind, **where, **times, "args": more}
             return
-        # Messages overlap, which only asynchronous events may; those of one name share a track.
-        name = f"{'to' if kind == 'send' else 'from'} rank {args['peer']}"
+        # Messages and calls in flight overlap, which only asynchronous events may; those of one name share a track.
         where |= {"name": name, "id": hex((self.rank << 32) + number)}
-        yield {"ph": "b", **where, "ts": begun / 1e3, "args": {**more, "bytes": nbytes}}
+        yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
         yield {"ph": "e", **where, "ts": ended / 1e3}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 import numpy as np
 
 from collectives import Communicator
-from collectives.compiling import keep_uncompiled
+from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
@@ -186,7 +186,7 @@ class Algorithm(ABC):
                 )
         compile_on_device(self, comm, spec)
         try:
-            with comm.tags_unused_on_error():
+            with comm.tags_unused(unless_made=True):
                 return Aggregator(self, comm, spec)
         except (RuntimeError, MemoryError) as error:  # PyTorch's is a RuntimeError
             Aggregator(self, comm, replace(spec, device="cpu"))  # takes the tags that the other ranks take

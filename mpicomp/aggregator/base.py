@@ -17,9 +17,9 @@ from collectives.arrays import named
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.routes import VERSION
-from collectives.compiling import keep_uncompiled
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
+from collectives.execution.handle import keep_uncompiled
 from collectives.execution.staged import deliver, fetch, use_in_background
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference

@@ -10,7 +10,7 @@ from weakref import ref
 from collectives import Communicator, NonFiniteGradient, Traffic
 from collectives.annotations import AnyArray, FloatArray, override
 from collectives.arrays.elements import Combine
-from collectives.consistency.call_check import Description, fingerprint
+from collectives.consistency.descriptions import Description, fingerprint
 from collectives.execution.handle import Call
 from collectives.progress.polling import Backoff
 from mpicomp.aggregator.difference import Difference

@@ -16,8 +16,8 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT
-from collectives.compiling import keep_uncompiled
 from collectives.dense.allreduce import PIECE_BYTES
+from collectives.execution.handle import keep_uncompiled
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator

@@ -21,8 +21,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.step import StepDriver
-from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
-from mpicomp.auto.trials import Plan, Schedule, Side, Stage, Times
+from mpicomp.auto.trials import COUNT, Front, Plan, Schedule, Side, Stage, Stopwatch, Times, slowest
 from mpicomp.feedback.base import NoFeedback
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
@@ -33,16 +32,7 @@ KEY = "auto"  # key of the plan in a state, next to the method's entries
 
 
 class Pending:
-    """Errors that a method has yet to contribute to the mean.
-
-    Parameters
-    ----------
-    feedback : Feedback
-        Feedback of the method.
-    ranks : int
-    device : Device or None
-        Device of the vectors; None: the host.
-    """
+    """Errors that a method has yet to contribute to the mean, for vectors on a device; None: on the host."""
 
     def __init__(self, feedback: Feedback, ranks: int, device: Device | None = None) -> None:
         self._feedback, self._ranks, self._device = feedback, ranks, device
@@ -79,27 +69,9 @@ class Pending:
 
 
 class Chosen(Driver):
-    """Steps by the method or the exact mean, whichever is chosen or on trial.
+    """Steps by the driver that is chosen or on trial: the exact mean's, or `compressing` with `pending` errors.
 
-    Parameters
-    ----------
-    comm : Communicator
-    spec : VectorSpec
-    pending : Pending
-        Pending errors of the method that compresses.
-    compressing : Driver
-        Driver of the method.
-    mean : FullPrecisionMean
-    schedule : Schedule
-    name : str
-        Name of the method, for the log.
-
-    Attributes
-    ----------
-    plan : Plan
-    compressed : bool
-        The method made the last step, so errors may be pending.
-    ranks : int
+    While `compressed` is true, the method made the last step, so errors may be pending.
     """
 
     def __init__(

@@ -21,6 +21,10 @@ from enum import IntEnum
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
+from collectives.annotations import Doubles
+
 SKIPPED = 1  # unmeasured calls at the start of each block: compiling, cold memory, pending errors
 BRIEF_PART = 5  # a full trial measures this many times the steps of a brief one
 TURNS = 4  # turns of a full trial
@@ -32,6 +36,7 @@ HOPELESS = 2.0  # factor of slowness at which compressing is not tried further
 CLEAR, CLEAR_S = 5.0, 0.02  # gain beyond any noise: this factor, for steps of at least this many seconds
 CHANGED = 1.5  # factor of longer or shorter periods that starts new trials
 NEVER = 1 << 62
+ALIKE = 0.1  # relative difference up to which periods belong to the same training step
 
 
 class Side(IntEnum):
@@ -40,6 +45,9 @@ class Side(IntEnum):
     DENSE = 0
     COMPRESSED = 1
     MIXED = 2
+
+
+COUNT = len(Side) * (1 + TURNS)  # numbers that ranks exchange
 
 
 class Stage(IntEnum):
@@ -52,22 +60,12 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a vector's next steps; equal on all ranks.
-
-    Attributes
-    ----------
-    stage : Stage
-    since : int
-        Step at which the stage began.
-    side : Side
-        DENSE or COMPRESSED: the chosen side; in a full trial, this vector's side in the mixture.
-    period_s : float
-        Seconds per training step at the choice, or in a full trial of the dense steps before; below 0: not known.
-    """
+    """Plan of a vector's next steps; equal on all ranks."""
 
     stage: Stage
-    since: int
-    side: Side = Side.DENSE
+    since: int  # step at which the stage began
+    side: Side = Side.DENSE  # DENSE or COMPRESSED: the chosen side; in a full trial, this vector's side in the mixture
+    # seconds per training step at the choice, or in a full trial of the dense steps before; below 0: not known
     period_s: float = -1.0
 
     def numbers(self) -> list[float]:
@@ -192,3 +190,79 @@ class Schedule:
         if pays(Side.COMPRESSED):
             return Plan(Stage.CHOSEN, step, Side.COMPRESSED, compressed)
         return Plan(Stage.CHOSEN, step, Side.DENSE, dense)
+
+
+# Times, as measured by one rank ---------------------------------------------------------------------------------------
+
+
+class Front:
+    """Measurements that all vectors of a communicator share on a rank."""
+
+    def __init__(self) -> None:
+        self.ended_s = -math.inf  # time at which the last measured call of these vectors ended
+        self._step = -1
+        self._periods: Doubles | None = None
+
+    def common(self, step: int, periods: Doubles) -> Doubles:
+        """Return the periods of the first vector in this training step, so that all vectors decide by the same ones.
+
+        Returns `periods` if they belong to another training: two optimizers may use the same step numbers.
+        """
+        known = self._periods
+        if self._step != step or known is None or not np.allclose(periods[0], known[0], rtol=ALIKE, atol=0):
+            self._step, self._periods = step, periods
+            return periods
+        return known
+
+
+class Stopwatch:
+    """Times of one vector, by side.
+
+    A call counts from its beginning or from the previous end of a call, whichever is later: the sum over calls in
+    flight at once is the time in which any call was under way. A call begins once the ranks have agreed on it, so the
+    wait for late ranks does not count.
+    """
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all times."""
+        self._calls: list[list[float]] = [[] for _ in Side]
+        self._periods: list[list[list[float]]] = [[[] for _ in Side] for _ in range(TURNS)]
+        self._last: tuple[int, Place | None, float] = (-1, None, 0.0)
+
+    def begin(self, step: int, place: Place, same_block: bool, now: float) -> None:
+        """Start the time of a call; its place decides the side for which the call counts, if any."""
+        before, last, began = self._last
+        if same_block and last is not None and last.measured is not None and before == step - 1:
+            self._periods[last.turn][last.measured].append(now - began)
+        self._last = (step, place, now)
+
+    def end(self, now: float) -> None:
+        """Record the time of the call, which has ended."""
+        _, place, began = self._last
+        if place is not None and place.measured is not None:
+            self._calls[place.measured].append(now - max(began, min(now, self._front.ended_s)))
+        self._front.ended_s = now
+
+    def fail(self) -> None:
+        """Discard the time and the period of the call, which has failed."""
+        self._last = (-1, None, 0.0)
+
+    def report(self, step: int, row: Doubles) -> None:
+        """Write this rank's report: the medians of calls, and of the periods of each turn."""
+        own = np.array([[_median(times) for times in turn] for turn in self._periods])
+        row[: len(Side)] = [_median(times) for times in self._calls]
+        row[len(Side) :] = self._front.common(step, own).ravel()
+
+
+def slowest(rows: Doubles) -> Times:
+    """Return the times of the slowest rank, from the reports of all ranks."""
+    calls, *periods = rows.max(axis=0).reshape(-1, len(Side)).tolist()
+    return Times(calls, periods)
+
+
+def _median(times: list[float]) -> float:
+    return float(np.median(times)) if times else -1.0

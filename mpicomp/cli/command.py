@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from collectives.progress.polling import wait
 
 if TYPE_CHECKING:

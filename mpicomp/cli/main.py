@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 command = importlib.import_module(module)
             except (ImportError, RuntimeError) as error:
-                problem = importlib.import_module("collectives.mpi_library").cause(error)
+                problem = importlib.import_module("collectives.errors").mpi_problem(error)
                 if not problem:
                     raise
                 parser.exit(1, f"mpicomp {name}: error: {problem}\n")

@@ -19,7 +19,7 @@ from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program, pieces
 from collectives.progress.polling import done
-from collectives.schedules.ring import AllGather as Route
+from collectives.schedules.broadcast import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, VectorSpec, Work

@@ -20,7 +20,7 @@ from collectives.arrays.elements import aligned_empty
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program, pieces
-from collectives.schedules.ring import AllGather
+from collectives.schedules.broadcast import AllGather
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Work
 from mpicomp.aggregator.side_channel import SideChannel

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import Description, fingerprint
-from collectives.consistency.missing_ranks import list_ranks
+from collectives.consistency.descriptions import Description, fingerprint
 from collectives.errors import CollectiveMismatch, reword
-from collectives.quoting import one_line
+from collectives.execution.handle import keep_uncompiled
+from collectives.quoting import list_ranks, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable

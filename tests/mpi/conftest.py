@@ -116,7 +116,7 @@ def folder(mpi_comm: MPI.Intracomm, tmp_path: Path) -> Path:
 @pytest.fixture
 def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """``jitter(seed)``: from now on this rank sleeps now and then, so that messages arrive in another order."""
-    from collectives.consistency.recursive_doubling import RecursiveDoubling
+    from collectives.consistency.call_check import RecursiveDoubling
     from collectives.execution.pipelined import PipelinedExecution
     from collectives.execution.stepwise import StepwiseExecution
 

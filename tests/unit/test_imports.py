@@ -69,7 +69,6 @@ LAZY = {
     (module, "torch")
     for module in (
         "collectives.arrays.torch_device",
-        "collectives.arrays.device_lookup",
         "collectives.arrays.gpu_mpi.child",
         "mpicomp.cli.bench.vectors",
         "mpicomp.cli.doctor.gpu",

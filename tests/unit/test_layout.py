@@ -12,7 +12,6 @@ TOGETHER = {
     "collectives/annotations.py": "unit/test_imports.py",
     "collectives/arrays": "unit/collectives/arrays/test_device.py",
     "collectives/communicator": "unit/collectives/communicator/test_facade.py",
-    "collectives/compiling.py": "unit/faults/test_cold_cache.py",
     "collectives/errors.py": "unit/test_readme.py",
     "collectives/network_probe.py": "mpi/cli/test_advise.py",
     "collectives/progress": "mpi/collectives/progress/test_thread.py",

@@ -21,7 +21,7 @@ import collectives
 import mpicomp
 from apps.train import options as train_options
 from collectives.communicator import routes
-from collectives.consistency import recursive_doubling as doubling
+from collectives.consistency import call_check
 from collectives.dense import allreduce as sums
 from mpicomp.cli import bench
 from mpicomp.cli.bench import BenchRequest
@@ -236,7 +236,7 @@ def test_all_topologies_are_named() -> None:
 
 def test_thresholds_of_auto_are_those_of_the_code() -> None:
     limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(CHOOSING)["payload"]}
-    within, between = doubling.MOST_BYTES_IN_A_NODE >> 10, doubling.MOST_BYTES_BETWEEN_NODES >> 10
+    within, between = call_check.MOST_BYTES_IN_A_NODE >> 10, call_check.MOST_BYTES_BETWEEN_NODES >> 10
     assert [f"{within} KiB", f"{between} KiB"] in limits.values()
     a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
     assert limits["MPI's own all-reduce"] == [f"{a_rank} KiB", f"{altogether} MiB"]

@@ -2,7 +2,7 @@
 
 The library's claim is not enough: one that was built for CUDA claims support where there is no driver, or where its
 transport cannot read a GPU's memory, and then the process dies of a segmentation fault. So the claims (`claims`) only
-decide whether to try, and another process tries (`probe`).
+decide whether to try, and another process tries (`child`).
 
 Only messages between two ranks are handed such memory, never MPI's collectives. Open MPI takes it in sends, receives
 and blocking collectives alone, and its MPI_Iallreduce reads it with the CPU (open-mpi.org/faq/?category=runcuda, "Which

@@ -35,16 +35,9 @@ OFF = ("MPIR_CVAR_ENABLE_GPU",)  # at 0 they turn off support that the library h
 
 
 class Claim(NamedTuple):
-    """A claim that MPI takes memory of GPUs, or does not.
+    """A claim that MPI takes memory of GPUs, or does not."""
 
-    Attributes
-    ----------
-    source : str
-        Its origin, as ``"MPIX_Query_cuda_support()"``.
-    aware : bool
-    """
-
-    source: str
+    source: str  # its origin, as "MPIX_Query_cuda_support()"
     aware: bool
 
 

@@ -22,7 +22,7 @@ from mpi4py import MPI
 import mpicomp
 from collectives import Communicator
 from collectives.arrays.elements import aligned_empty
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
 from collectives.execution.workers import MOST_THREADS
 from collectives.network_probe import measure_network

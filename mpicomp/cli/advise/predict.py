@@ -11,7 +11,7 @@ from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyErr
 from collectives.communicator.routes import tori
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
-from collectives.schedules.ring import AllGather
+from collectives.schedules.broadcast import AllGather
 from collectives.schedules.star import Direct
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.advise.speeds import Speed

@@ -17,7 +17,7 @@ from collectives.cost.link import ComputeModel, LinkModel
 from collectives.cost.simulate import simulate_time
 from collectives.network_probe import measure_latency
 from collectives.progress.polling import rest_by
-from collectives.schedules.ring import AllGather
+from collectives.schedules.broadcast import AllGather
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.cli.timing import gather, spin_barrier
 

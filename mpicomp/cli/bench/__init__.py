@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from collectives.execution.workers import MOST_THREADS
 from mpicomp.algorithms import NAMES, Algorithm
 from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, counts, integer, seconds

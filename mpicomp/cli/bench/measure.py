@@ -18,8 +18,8 @@ import numpy as np
 
 from collectives import Communicator, Traffic
 from collectives.annotations import Array, Doubles, FloatArray
-from collectives.consistency.call_check import gather_texts
-from collectives.trace.traffic import COSTS
+from collectives.consistency.descriptions import gather_texts
+from collectives.execution.handle import COSTS
 from mpicomp.algorithms import Aggregator, Algorithm, Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.cli.bench.vectors import TILE, Call, Vector, Vectors

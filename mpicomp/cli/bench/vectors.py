@@ -12,7 +12,7 @@ from collectives import Communicator
 from collectives.annotations import Array, FloatArray, Tensor, override
 from collectives.arrays import Device, named, wait
 from collectives.arrays.elements import aligned_empty
-from collectives.consistency.call_check import gather_texts
+from collectives.consistency.descriptions import gather_texts
 from mpicomp import kernels
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.command import require_none
@@ -26,14 +26,9 @@ Call = Callable[[Array, Array], object]
 
 
 class Vectors:
-    """A rank's vector of `n` elements, and memory for a result.
+    """A rank's vector `x` of `n` elements and memory `out` for a result, on the host, where results are checked.
 
-    Attributes
-    ----------
-    x, out : ndarray[n]
-        Vector and result in the host's memory, where results are checked.
-    given, target : array[n]
-        Arguments of calls: the same arrays, or tensors on a device.
+    `given` and `target` are the arguments of calls: the same arrays, or tensors on a device.
     """
 
     def __init__(self, n: int, dtype: str) -> None:

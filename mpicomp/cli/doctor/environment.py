@@ -28,7 +28,7 @@ def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
         examine("threads", lambda: threads(n_local_ranks, os.environ, len(os.sched_getaffinity(0)), host_cores)),
         examine("pytest_mpi", lambda: pytest_mpi(packages_distributions())),
         examine("torch", torch),
-        examine("huge pages", lambda: huge_pages(os.environ, _read(HUGE_PAGES))),
+        examine("huge pages", lambda: huge_pages(os.environ, _text(HUGE_PAGES))),
     ]
 
 
@@ -92,10 +92,6 @@ def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:
         text = "torch does not request them, and new gradients are cleared in pages of 4 kB"
         return Finding("huge pages", "warn", text, "export THP_MEM_ALLOC_ENABLE=1, as slurm/env.sh does")
     return Finding("huge pages", "ok", f"transparent huge pages: {chosen or 'unknown'}")
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 # Packages of the same name -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mpicomp.cli.doctor.finding import Finding, examine
 
 if TYPE_CHECKING:
     from collectives.arrays import Device
-    from collectives.arrays.gpu_mpi.probe import Outcome
+    from collectives.arrays.gpu_mpi.verdict import Outcome
 
 
 # `collectives` is imported by functions: the doctor works where that is another package.

@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
+from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import shown
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator

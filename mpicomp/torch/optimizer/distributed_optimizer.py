@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.compiling import keep_uncompiled
 from collectives.errors import reword
+from collectives.execution.handle import keep_uncompiled
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
     algorithms_by_name,

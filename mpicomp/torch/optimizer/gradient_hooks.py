@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from collectives.compiling import keep_uncompiled
+from collectives.execution.handle import keep_uncompiled
 from mpicomp.torch.buckets import NamedParameter
 
 WINDOW_ELEMENTS = 4096

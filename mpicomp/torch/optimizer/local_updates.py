@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.devices import all_finite

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
-from collectives.compiling import keep_uncompiled
 from collectives.errors import reword
+from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.consistency.call_check import fingerprint
-from collectives.consistency.missing_ranks import list_ranks
+from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch, marked
-from collectives.quoting import one_line, shown
+from collectives.quoting import list_ranks, one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.replication import require_alike

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, overload
 
 import torch
 
-from collectives.compiling import keep_uncompiled
+from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer

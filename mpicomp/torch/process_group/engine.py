@@ -12,7 +12,7 @@ from torch import Tensor
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.communicator.point_to_point import message
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 from mpicomp.torch.devices import begin_event

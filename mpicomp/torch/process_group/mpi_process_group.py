@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup, ReduceOp
 
 from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
-from collectives.compiling import keep_methods_uncompiled
-from collectives.consistency.call_check import fingerprint
-from collectives.consistency.missing_ranks import list_ranks
+from collectives.consistency.descriptions import fingerprint
+from collectives.execution.handle import keep_methods_uncompiled
+from collectives.quoting import list_ranks
 from mpicomp.torch.process_group import collective
 from mpicomp.torch.process_group.collective import Collective, Operands
 from mpicomp.torch.process_group.engine import Engine, Messages

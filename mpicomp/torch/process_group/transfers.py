@@ -21,10 +21,9 @@ from torch.distributed import ReduceOp
 from collectives import CollectiveMismatch, Communicator
 from collectives.annotations import Bytes
 from collectives.arrays.elements import FLOATS, INTEGERS
-from collectives.consistency.call_check import fingerprint
-from collectives.execution.handle import Call, Steps
+from collectives.consistency.descriptions import fingerprint
+from collectives.execution.handle import Call, Steps, Traffic
 from collectives.progress.polling import until
-from collectives.trace.traffic import Traffic
 from mpicomp.torch.process_group.tensor_memory import PackedTensors, Segment, as_array, as_bytes
 
 LARGEST_COUNT = (1 << 31) - 1  # MPI has counts and displacements of type int

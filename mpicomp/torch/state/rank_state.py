@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from collectives import Communicator
-from collectives.compiling import keep_uncompiled
-from collectives.consistency.call_check import fingerprint
+from collectives.consistency.descriptions import fingerprint
+from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.state.schema import STATE_KEY, State, StateSchema, with_arrays, with_tensors, wrapped_part

@@ -7,8 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpicomp.auto.stopwatch import COUNT, Front, Stopwatch, slowest
-from mpicomp.auto.trials import LOOKS, TURNS, Place, Plan, Schedule, Side, Stage, Times
+from mpicomp.auto.trials import (
+    COUNT,
+    LOOKS,
+    TURNS,
+    Front,
+    Place,
+    Plan,
+    Schedule,
+    Side,
+    Stage,
+    Stopwatch,
+    Times,
+    slowest,
+)
 
 SCHEDULE = Schedule(20, 5000)
 BRIEF, FULL = Plan(Stage.BRIEF, 0), Plan(Stage.FULL, 12, Side.COMPRESSED, 1.0)

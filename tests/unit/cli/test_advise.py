@@ -16,7 +16,7 @@ import mpicomp
 from collectives import Ring
 from collectives.cost.link import ComputeModel, LinkModel
 from collectives.progress.polling import rest_by
-from collectives.schedules.ring import AllGather
+from collectives.schedules.broadcast import AllGather
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
 from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies

@@ -11,7 +11,8 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
-from collectives.consistency.call_check import RECEIVE_EACH, fingerprint
+from collectives.consistency.call_check import RECEIVE_EACH
+from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.execution.handle import Call
 from tests.mpi.lanes import TIMEOUT_S, few_ranks

@@ -159,7 +159,7 @@ def test_sums_of_methods_that_lend_memory_keep_less_of_their_own(
         call = Call(comm, lambda: "a sum")
         comm.run(call, comm.dense_steps(call, values, "float32", False, values, Traffic(), scratch))
         assert (values == comm.size).all()
-        assert {place.nbytes for place in comm._sums.kept} == {longest}
+        assert {place.nbytes for place in comm.dense_buffers} == {longest}
 
 
 @pytest.mark.mpi(min_size=2)
@@ -168,8 +168,10 @@ def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=longest) as comm:
         for nbytes in (100_000, 4 * longest):
             comm.allreduce(np.ones(nbytes // 4, np.float32))
-        assert sum(place.nbytes for place in comm._sums.kept) <= allreduce.RECEIVE_BUFFERS * allreduce.NODE_PIECE_BYTES
-    assert not comm._sums.kept
+        assert (
+            sum(place.nbytes for place in comm.dense_buffers) <= allreduce.RECEIVE_BUFFERS * allreduce.NODE_PIECE_BYTES
+        )
+    assert not comm.dense_buffers
 
 
 def test_ranks_that_run_a_plan_stepwise_and_ranks_that_pipeline_it_understand_each_other(

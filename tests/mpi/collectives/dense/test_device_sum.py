@@ -11,7 +11,7 @@ import pytest
 from collectives import Communicator
 from collectives.arrays import CUDA, MAKERS
 from collectives.arrays.gpu_mpi import verdict
-from collectives.arrays.gpu_mpi.probe import Outcome
+from collectives.arrays.gpu_mpi.verdict import Outcome
 from collectives.dense import broadcast_gather, device_sum
 from tests.fake_device import FakeArray, FakeDevice
 from tests.mpi.lanes import every_size, few_ranks

@@ -10,7 +10,7 @@ import pytest
 
 from collectives.arrays.gpu_mpi import claims, verdict
 from collectives.arrays.gpu_mpi.claims import Claim
-from collectives.arrays.gpu_mpi.probe import Outcome
+from collectives.arrays.gpu_mpi.verdict import Outcome
 from mpicomp.cli.doctor import gpu
 from mpicomp.cli.doctor.finding import Finding
 from tests.fake_device import FakeDevice

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.arrays.vectors import flat
-from collectives.dense import broadcast_gather
-from collectives.dense.allreduce import DenseSums
+from collectives.dense import allreduce, broadcast_gather
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
 from mpicomp.aggregator.base import Aggregator
@@ -92,7 +91,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
         monkeypatch.setattr(owner, name, observed)
 
-    observe(DenseSums, "steps")
+    observe(allreduce, "dense_steps")
     observe(broadcast_gather, "broadcast_payload")
     observe(broadcast_gather, "gather_payloads")
     return addresses

@@ -15,9 +15,9 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Ring
-from collectives.arrays.gpu_mpi import claims, mode, probe, verdict
+from collectives.arrays.gpu_mpi import claims, mode, verdict
 from collectives.arrays.gpu_mpi.claims import Claim
-from collectives.arrays.gpu_mpi.probe import Outcome, Probe
+from collectives.arrays.gpu_mpi.verdict import Outcome, Probe
 from collectives.dense import device_sum
 from collectives.dense.device_sum import DevicePayload
 from collectives.launcher import without_launcher
@@ -47,7 +47,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def be(program: str) -> None:
         path = tmp_path / "child.py"
         path.write_text(f"import os, signal, sys, time\n{program}\n")
-        monkeypatch.setattr(probe, "CHILD", path)
+        monkeypatch.setattr(verdict, "CHILD", path)
 
     return be
 

@@ -10,6 +10,7 @@ import pytest
 
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator, Ring, arrays
 from collectives.arrays import Landed
+from collectives.arrays.torch_device import ROCM
 from collectives.execution.handle import Call
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
@@ -117,7 +118,7 @@ def test_a_call_is_numbered_before_the_copy_where_its_sum_is_compared(comm: Comm
     numbers = []
     for call in (Call(comm, lambda: "compared"), Call(comm, lambda: "not compared")):
         call.is_compared = "not" not in call.name()
-        comm._verify = False
+        comm.verifies = False
         comm.enter(call)
         numbers.append(call.number)
     assert numbers[0] > 0
@@ -254,7 +255,7 @@ def test_a_gpu_without_pytorch_for_it_is_told(comm: Communicator, monkeypatch: p
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("PyTorch finds a GPU here")
-    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, arrays.MAKERS[arrays.ROCM])
+    monkeypatch.setitem(arrays.MAKERS, arrays.CUDA, arrays.MAKERS[ROCM])
     with pytest.raises(ValueError, match="on GPU 0, but PyTorch finds none: install its build for the GPU"):
         comm.allreduce(FakeArray(vector(0)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -61,3 +62,16 @@ def test_the_class_has_all_methods_with_their_documentation() -> None:
         assert inspect.getdoc(getattr(Communicator, name)), name
     assert {"run", "begin", "advance", "check", "turn_of", "await_request", "fixed_tag", "persistent"} <= {*methods}
     comm.close()
+
+
+def test_tags_of_users_that_are_not_made_are_taken_back() -> None:
+    with Communicator(MPI.COMM_SELF) as comm:
+        with comm.tags_unused():
+            comm.fixed_tag()
+        with suppress(ValueError), comm.tags_unused(unless_made=True):
+            comm.fixed_tag()
+            raise ValueError
+        first = comm.fixed_tag()
+        with comm.tags_unused(unless_made=True):
+            second = comm.fixed_tag()
+        assert [first, second, comm.fixed_tag()] == [1, 2, 3]

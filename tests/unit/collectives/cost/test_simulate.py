@@ -8,10 +8,11 @@ import pytest
 
 from collectives.cost.link import ComputeModel, LinkModel
 from collectives.cost.simulate import simulate_time
+from collectives.schedules.broadcast import AllGather
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.plan import Plan, Topology
 from collectives.schedules.registry import TOPOLOGIES
-from collectives.schedules.ring import AllGather, Ring
+from collectives.schedules.ring import Ring
 from collectives.schedules.star import Star
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree, Tree

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, HalvingDoubling, Ring, Tree
-from collectives.dense.allreduce import NODE_PIECE_BYTES, PIECE_BYTES, SHORT_BYTES, allocate_buffers, plan_sum
+from collectives.dense.allreduce import NODE_PIECE_BYTES, PIECE_BYTES, SHORT_BYTES, sum_program
 from collectives.schedules.plan import Topology
 from collectives.threads.run_local import run_local
 
@@ -22,7 +22,7 @@ def longest(
     def made(comm: Communicator) -> int:
         comm.one_node, comm._routes._eager_bytes = one_node, eager_bytes
         vector = np.zeros(comm.size * CHUNK_BYTES // 8)
-        program, _ = plan_sum(comm, vector, "float64", False, vector, allocate_buffers)
+        program = sum_program(comm, vector.size, vector.itemsize, short=False)
         return program.longest_piece * vector.itemsize
 
     (nbytes,) = set(run_local(ranks, made, topology, piece_bytes=piece_bytes))

@@ -14,7 +14,7 @@ from collectives import CollectiveMismatch, Communicator, HalvingDoubling, Ring,
 from collectives.arrays import CUDA, MAKERS
 from collectives.arrays.elements import narrow
 from collectives.arrays.gpu_mpi import verdict
-from collectives.arrays.gpu_mpi.probe import Outcome
+from collectives.arrays.gpu_mpi.verdict import Outcome
 from collectives.dense import device_sum
 from collectives.dense.device_sum import RECEIVE_BUFFERS, DevicePayload
 from collectives.threads.run_local import run_local

@@ -15,12 +15,11 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Ring
-from collectives.execution.handle import Call
+from collectives.execution.handle import Call, Traffic
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program
 from collectives.execution.workers import in_parts, worker_number
 from collectives.threads.run_local import run_local
-from collectives.trace.traffic import Traffic
 from mpicomp import QSGD, Marsit, NonFiniteGradient
 
 PATIENCE_S = 5.0

