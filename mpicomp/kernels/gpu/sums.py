@@ -23,25 +23,25 @@ TOTALS = 32  # stretches of a program that adds up sums of blocks
 
 
 @triton.jit
-def _add_two(total, columns):  # type: ignore[no-untyped-def]
+def _add_two(total, columns):
     low, high = tl.split(columns)
     return total + low + high
 
 
 @triton.jit
-def _add_four(total, columns):  # type: ignore[no-untyped-def]
+def _add_four(total, columns):
     low, high = tl.split(columns)
     return _add_two(_add_two(total, low), high)
 
 
 @triton.jit
-def _add_eight(total, columns):  # type: ignore[no-untyped-def]
+def _add_eight(total, columns):
     low, high = tl.split(columns)
     return _add_four(_add_four(total, low), high)
 
 
 @triton.jit
-def add_columns(total, columns):  # type: ignore[no-untyped-def]
+def add_columns(total, columns):
     """Total, [rows], plus 16 columns, [rows, 16], the first one first; both float64."""
     rows: tl.constexpr = columns.shape[0]
     halves = tl.permute(tl.reshape(columns, [rows, 2, 2, 2, 2]), (0, 4, 3, 2, 1))
@@ -50,7 +50,7 @@ def add_columns(total, columns):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def total_of(sums, first, stop):  # type: ignore[no-untyped-def]
+def total_of(sums, first, stop):
     """sums[first] + sums[first + 1] + ... of each row. first, stop : int64[rows]; sums, result : float64."""
     total = (first * 0).to(tl.float64)
     for column in range(0, tl.max(stop - first), LANES):
@@ -60,7 +60,7 @@ def total_of(sums, first, stop):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def combined(x, other, beta, gain, at, inside):  # type: ignore[no-untyped-def]
+def combined(x, other, beta, gain, at, inside):
     """Elements of x; of x + other; with beta and gain, as bits, of beta other + gain x. 0 outside."""
     v = tl.load(x + at, mask=inside, other=0)
     if other is not None:
@@ -70,13 +70,13 @@ def combined(x, other, beta, gain, at, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _measured(v, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _measured(v, KIND: tl.constexpr):
     wide = v.to(tl.float64)
     return wide * wide if KIND == SQUARES else tl.abs(wide)
 
 
 @triton.jit
-def block_at(task, blocks, bucket, n):  # type: ignore[no-untyped-def]
+def block_at(task, blocks, bucket, n):
     """Start, end of the whole 16 elements, and stop of block `task`, int64, of buckets that have `blocks` each."""
     before = task % blocks * BLOCK
     start = tl.minimum(task // blocks * bucket + before, n)
@@ -85,7 +85,7 @@ def block_at(task, blocks, bucket, n):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def add_rows(lanes, turn):  # type: ignore[no-untyped-def]
+def add_rows(lanes, turn):
     """Lanes, float64[blocks * 16], plus the 16 rows of each block's turn, [blocks, 256], the first row first."""
     blocks: tl.constexpr = turn.shape[0]
     rows = tl.permute(tl.reshape(turn, [blocks, 16, LANES]), (0, 2, 1))
@@ -98,9 +98,7 @@ def blocks_of_program(bucket: int) -> int:
 
 
 @triton.jit(do_not_specialize=["beta", "gain"])
-def _block_sums_kernel(  # type: ignore[no-untyped-def]
-    x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr
-):
+def _block_sums_kernel(x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr):
     task = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     start, whole, stop = block_at(task, blocks, bucket, n)
     lanes = tl.zeros([BLOCKS * LANES], tl.float64)
@@ -135,7 +133,7 @@ def block_sums(
 
 
 @triton.jit
-def _totals_kernel(sums, blocks, buckets, totals, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _totals_kernel(sums, blocks, buckets, totals, ROWS: tl.constexpr):
     bucket = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first = tl.minimum(bucket, buckets) * blocks
     stop = tl.minimum(bucket + 1, buckets) * blocks

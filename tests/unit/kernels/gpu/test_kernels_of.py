@@ -13,8 +13,8 @@ import pytest
 from mpicomp import kernels
 
 FAMILIES = (
-    "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection", "sign",
-    "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+    "arrays", "bucketed", "ef_sign", "philox", "planes", "quantizer", "shared_selection", "sign", "sixteen_bits",
+    "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
 # Kernels that read and write what ranks report to each other, which is in the host's memory.
 OF_REPORTS = {"round_norms", "share", "share_norms"}
