@@ -46,7 +46,6 @@ FLOAT32_MAX = tl.constexpr((2 - 2.0**-23) * 2.0**127)
 
 
 def _blocks(bucket: int) -> int:
-    """How many blocks a bucket has."""
     return -(-bucket // streams.BLOCK)
 
 
@@ -103,7 +102,7 @@ def norms(x: Tensor, bucket: int, kind: int, found: Tensor) -> None:
 
 @triton.jit
 def as_float32(found):
-    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+    """Round to float32 once; numbers beyond it become its largest number, NaN 0."""
     known = tl.where(found == found, found, 0)
     return tl.where(known > FLOAT32_MAX, FLOAT32_MAX, tl.where(known < -FLOAT32_MAX, -FLOAT32_MAX, known)).to(
         tl.float32

@@ -92,7 +92,7 @@ def bit_at(words, at, inside):
 
 @triton.jit
 def elements(pointer, at, stop, WHOLE: tl.constexpr):
-    """Elements `at`; 0 from `stop` on. WHOLE: none of them is there."""
+    """Load elements `at`; 0 from `stop` on. WHOLE: all of them are before it."""
     if WHOLE:
         return tl.load(pointer + at)
     else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
@@ -191,7 +191,7 @@ def reaching(stops, low, high, at):
 def numbers_at(numbers, starts, stops, low, high, at, outside):
     """The number of the stretch that each element is in, and whether it is in one of those from `low` on before `high`.
 
-    at : int64, elements in ascending order. outside : what stands for the number where an element is in none.
+    at : int64, elements in ascending order. outside : the number of elements in no stretch.
     """
     begin, end = tl.min(at), tl.max(at)
     found = tl.full(at.shape, 0, tl.int1)

@@ -1,7 +1,7 @@
-"""EF-signSGD's encoding pass: what the last step's scales left over is worked out on the way.
+"""EF-signSGD's encoding pass, which also computes the residual of the last step from its scales.
 
-Sums have the order that `mpicomp.kernels.cpu.ef_sign` gives them: a program has a block, and adds up the part of each
-stretch in it by 16 lanes, what is in front of its first whole word and behind its last one by one.
+Sums have the order that `mpicomp.kernels.cpu.ef_sign` gives them: a program adds up the part of each stretch in its
+block by 16 lanes, and the elements in front of the part's first whole word and behind its last one by one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _compensate_and_pack_kernel(
     while (stretch < high) & (first < end):
         start, stop = tl.maximum(first, begin), tl.minimum(tl.load(stops + stretch), end)
         scale = tl.load(last_scales + stretch)
-        # words that the stretch fills, whose elements are loaded 16 bytes at a time, and what is in front and behind
+        # words that the stretch fills, whose elements are loaded 16 bytes at a time, and elements in front and behind
         body, body_stop = (start + 63) // 64 * 64, stop // 64 * 64
         head_stop = tl.minimum(stop, body)
         tail = tl.maximum(head_stop, body_stop)

@@ -1,6 +1,6 @@
-"""Random words of `mpicomp.kernels.cpu.philox`, which says what they are: Philox4x32-7 and Walker's alias method.
+"""The random words of `mpicomp.kernels.cpu.philox`: Philox4x32-7 and Walker's alias method.
 
-Kernels draw with the functions below. Their `key` is what `key_of` gives, `step` and `source` are counter words.
+Kernels draw with the functions below. Their `key` is that of `key_of`; `step` and `source` are counter words.
 A Philox block is numbered 4 g + l, with l from 0 to 3: word l of group g and its word 4 + l.
 """
 
@@ -24,7 +24,7 @@ WIDTH = 1024  # words of a program that merges
 
 
 def key_of(schedule: NDArray[np.uint64]) -> int:
-    """Both key words as one signed number, from what `Stream.schedule` gives."""
+    """Return both key words of a `Stream.schedule` as one signed number."""
     return signed(schedule[0] | schedule[4] << np.uint64(32))
 
 
@@ -103,7 +103,7 @@ def bernoulli_pair(key, block, step, source, aliases, low_thresholds, high_thres
 def table_arguments(
     table: NDArray[np.uint8], rest: NDArray[np.uint64], device: torch.device
 ) -> tuple[int, int, int, Tensor | None]:
-    """What `bernoulli_pair` takes of a table of `streams.bernoulli_table`.
+    """Return a table of `streams.bernoulli_table` as arguments of `bernoulli_pair`.
 
     Returns
     -------

@@ -49,7 +49,7 @@ def _ratios_kernel(scales, levels, buckets, ratios, WIDTH: tl.constexpr):
 
 @triton.jit
 def _unit_of(scale, levels):
-    """What one level is worth; 0 where the scale is not finite."""
+    """Return the value of one level; 0 where the scale is not finite."""
     wide = scale.to(tl.float64)
     return tl.where(wide - wide == 0, wide, 0) / tl.cast(levels, tl.float64)
 
@@ -149,7 +149,7 @@ def _decode_kernel(
 
 
 def _of_buckets(kernel: Any, scales: Tensor, levels: int) -> Tensor:
-    """What a kernel makes of each scale, float64."""
+    """Run a kernel that computes a float64 number of each scale."""
     buckets = scales.numel()
     made = torch.empty(buckets, dtype=torch.float64, device=scales.device)
     kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, made, WIDTH, **APART)

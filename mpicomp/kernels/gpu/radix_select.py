@@ -71,7 +71,7 @@ def load_rows(x, residual, left, start, column, length, n, ALIGNED: tl.constexpr
 
 @triton.jit
 def _segment(n, chunk, segments, LENGTH: tl.constexpr):
-    """Of the program's segment: its chunk's number, the elements of the chunk before it, its start and stop."""
+    """Return the chunk of the program's segment, the elements of the chunk before it, its start and stop."""
     program = tl.program_id(0).to(tl.int64)
     number = program // segments
     before = program % segments * LENGTH
@@ -127,7 +127,7 @@ def _digit_kernel(counts, prefixes, wanted, BITS: tl.constexpr, STRIDE: tl.const
 def _tally_kernel(
     x, residual, n, chunk, segments, mask, thresholds, above, equal, LENGTH: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """How many magnitudes of each segment are above the chunk's threshold, and how many equal it."""
+    """Count the magnitudes of each segment above the chunk's threshold, and those equal to it."""
     number, _, start, stop = _segment(n, chunk, segments, LENGTH)
     threshold = tl.load(thresholds + number)
     larger = tl.zeros((WIDTH,), tl.int32)
@@ -147,7 +147,7 @@ def _collect_kernel(
     x, residual, n, chunk, keep, segments, mask, thresholds, ties, above, equal, indices, values,
     LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write what is above the threshold, and of what equals it the first `ties` of the chunk.
+    """Write the elements above the threshold, and the chunk's first `ties` of those equal to it.
 
     above, equal : int64[chunks, segments], how many there are in the chunk up to the end of each segment.
     """

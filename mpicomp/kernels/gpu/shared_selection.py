@@ -1,4 +1,4 @@
-"""Latin selection: all ranks draw alike who wins which element; see `mpicomp.kernels.cpu.shared_selection`.
+"""Latin selection: all ranks draw the same winner of each element; see `mpicomp.kernels.cpu.shared_selection`.
 
 A rank's row, and a row's payload, is picked label by label, as many steps as there are ranks: the words that this reads
 again are those of one group, in the caches.
@@ -102,7 +102,7 @@ def draw_distances(
 
 @triton.jit
 def _columns_with(label, labels, at, pitch, inside, PLANES: tl.constexpr):
-    """Words whose bits tell which columns have this label, int64 like `at`, the words' places in a plane."""
+    """Return words whose bits mark the columns with this label, int64 like `at`, the words' places in a plane."""
     columns = tl.full(at.shape, -1, tl.int64)
     for plane in tl.static_range(PLANES):
         bit = (label >> plane) & 1

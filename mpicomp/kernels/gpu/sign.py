@@ -105,7 +105,7 @@ def block_of_program(blocks, first, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _turns(begin, end):
-    """How many turns of a block are whole, and how many it has."""
+    """Return the number of whole turns of a block, and of all its turns."""
     return ((end - begin) // TURN).to(tl.int32), tl.cdiv(end - begin, TURN).to(tl.int32)
 
 
@@ -226,7 +226,7 @@ def encode_blocks(
     Parameters
     ----------
     u, residual, bits, odd_positive
-        As in `encode`; whole vectors. A block's words are where its row says.
+        As in `encode`; whole vectors. A block's words lie at the place in its row.
     blocks : BlockRows
     scales : int64[tensors, 6]
         Bits of the columns STEP to NEGATIVE, see `scale_rows`.
@@ -326,7 +326,7 @@ def _unpack_turn(bits, second, word, positive, negative, turn, begin, end, out, 
 def unpack_blocks(bits: Tensor, second: Tensor | None, blocks: BlockRows, scales: Tensor, out: Tensor) -> None:
     """`unpack`, or with `second` `shared_selection.unpack_pair`, for blocks of many tensors, in one launch.
 
-    bits, second : int64; a block's words are where its row says. blocks, scales : as in `encode_blocks`.
+    bits, second : int64; a block's words lie at the place in its row. blocks, scales : as in `encode_blocks`.
     out : signed integers [n] of the whole vector; the blocks' are overwritten.
     """
     if blocks.n_blocks:

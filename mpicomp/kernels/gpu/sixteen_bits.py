@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, read, write
 
-REBIAS = tl.constexpr(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
+REBIAS = tl.constexpr(127 - 15 << 23)  # difference of the exponents of a number as float32 and as float16
 INFINITY = tl.constexpr(0x7F800000)  # of float32
 INFINITY_16 = tl.constexpr(0x7C00)
 LEAST_NORMAL = tl.constexpr(127 - 14 << 23)  # of float16, as float32
 LEAST_NORMAL_16 = tl.constexpr(0x0400)
 UNITS = tl.constexpr(2.0**24)  # of float16's subnormal numbers in 1
 UNIT = tl.constexpr(2.0**-24)
-WHOLE = tl.constexpr(2.0**23)  # adding it to what is less, and subtracting it again, rounds to whole numbers
+WHOLE = tl.constexpr(2.0**23)  # adding it to a smaller number, and subtracting it again, rounds to whole numbers
 WIDTH = 1024  # elements of a program
 
 
@@ -27,7 +27,7 @@ def _to_float16(value):
     """Bits of the nearest float16, uint32."""
     x = value.to(tl.float32)
     size = x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
-    # what is too large for a normal number becomes infinity, NaN one of its kind
+    # numbers too large for a normal one become infinity, NaN stays NaN
     carried = size - REBIAS + 0xFFF + ((size >> 13) & 1)
     code = tl.where(size > INFINITY, 0x7E00, tl.minimum(carried >> 13, 0x7C00))
     few = (tl.where(size < LEAST_NORMAL, tl.abs(x), 0) * UNITS + WHOLE) - WHOLE

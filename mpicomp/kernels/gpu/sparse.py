@@ -180,7 +180,7 @@ def put(values: Tensor, places: Tensor, out: Tensor) -> None:
 
 @triton.jit
 def _place(indices, j, inside, chunk, keep, n):
-    """Place in the vector of index j, within its chunk whatever the index."""
+    """Return the place in the vector of index j; places outside the chunk move to its last element."""
     start = j // keep * chunk
     index = tl.load(indices + j, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
     return start + tl.minimum(index, tl.minimum(chunk, n - start) - 1)
@@ -188,7 +188,7 @@ def _place(indices, j, inside, chunk, keep, n):
 
 @triton.jit
 def _write(values, j, place, inside, out, ADDING: tl.constexpr):
-    """Write, or add, value j; not what is not finite."""
+    """Write or add value j if it is finite."""
     v = tl.load(values + j, mask=inside, other=0).to(out.dtype.element_ty)
     inside &= v - v == 0
     if ADDING:
@@ -208,7 +208,7 @@ def _chunk_disorder_kernel(indices, k, chunk, keep, n, disorder, WIDTH: tl.const
 
 @triton.jit
 def _spread_kernel(values, indices, k, chunk, keep, n, disorder, out, ADDING: tl.constexpr, WIDTH: tl.constexpr):
-    """Write what belongs to chunks without disorder."""
+    """Write the values of chunks without disorder."""
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = j < k
     if disorder is not None:
@@ -220,7 +220,7 @@ def _spread_kernel(values, indices, k, chunk, keep, n, disorder, out, ADDING: tl
 def _spread_in_order_kernel(
     values, indices, k, chunk, keep, n, chunks, disorder, out, ADDING: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Write what belongs to chunks with disorder, a lane for each chunk."""
+    """Write the values of chunks with disorder, a lane for each chunk."""
     chunk_number = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     damaged = tl.load(disorder + chunk_number, mask=chunk_number < chunks, other=0) > 0
     if tl.max(damaged.to(tl.int32)) > 0:
@@ -250,14 +250,14 @@ def spread_chunks(values: Tensor, indices: Tensor, chunk: int, keep: int, out: T
 
 @triton.jit
 def _count_kernel(words, n, counts, TILE: tl.constexpr):
-    """How many bits of each TILE elements are 1."""
+    """Count the bits of each TILE elements that are 1."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     tl.store(counts + tl.program_id(0), tl.sum(bit_at(words, at, at < n).to(tl.int32)))
 
 
 @triton.jit
 def _ranks(words, n, counts, TILE: tl.constexpr):
-    """The program's elements, their bits, and how many bits before each are 1.
+    """Return the program's elements, their bits, and the number of bits before each that are 1.
 
     counts : int64, bits that are 1 up to the end of each program's elements.
     """
@@ -270,7 +270,7 @@ def _ranks(words, n, counts, TILE: tl.constexpr):
 
 
 def _running_counts(words: Tensor, n: int) -> Tensor:
-    """How many of the first bits are 1, up to the end of each TILE elements; int64."""
+    """Return the number of bits that are 1 up to the end of each TILE elements; int64."""
     counts = torch.empty(triton.cdiv(n, TILE), dtype=torch.int32, device=words.device)
     _count_kernel[(counts.numel(),)](words, n, counts, TILE, **APART)
     return torch.cumsum(counts, 0)

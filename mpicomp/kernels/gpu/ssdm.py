@@ -142,7 +142,7 @@ def stochastic_signs_of_blocks(
     """`stochastic_signs` for blocks of many tensors, in one launch.
 
     scales : float64[groups], 2^31 / norm of each, or 0 where the norm is. blocks : as in `sign.encode_blocks`; bits :
-    a block's words are where its row says. The others as in `stochastic_signs`, whole vectors.
+    a block's words lie at the place in its row. The others as in `stochastic_signs`, whole vectors.
     """
     if blocks.n_blocks:
         factors = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))

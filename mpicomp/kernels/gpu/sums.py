@@ -1,7 +1,7 @@
 """Sums of blocks of 4096 elements, and of their sums, in the CPU's order.
 
-A block is added up in 16 lanes, element i in lane i mod 16, and what lies behind its last whole 16 elements one by one;
-sums of blocks are added one by one.
+A block is added up in 16 lanes, element i in lane i mod 16. The elements behind its last whole 16 are added one by one,
+and so are sums of blocks.
 """
 
 from __future__ import annotations

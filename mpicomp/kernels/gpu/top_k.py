@@ -1,11 +1,11 @@
 """The largest magnitudes of each chunk of a vector, or of a vector and a residual that is added on the fly.
 
 Magnitudes are compared as integers, a float's bits without its sign. NaN and infinity are then above all numbers, so
-the largest magnitude tells whether there are any. Sums that are NaN may have other bits than on the CPU, where the
+the largest magnitude shows whether there are any. Sums that are NaN may have other bits than on the CPU, where the
 processor makes NaN of another kind: that changes which of several NaN is the largest, and nothing else.
 
 Short chunks are held in registers, several by one program, and read once: the threshold is found bit by bit there.
-What is done with long ones is in `mpicomp.kernels.gpu.radix_select`.
+Long ones are searched by `mpicomp.kernels.gpu.radix_select`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def largest(
 
 @triton.jit
 def _threshold(size, k, high):
-    """Of each row a number that exactly k of its sizes reach, or if ties leave none the k-th largest size.
+    """Return a number for each row that exactly k of its sizes reach, or with ties the k-th largest size.
 
     It is built bit by bit from `high` on, until no row needs more.
     """

@@ -34,7 +34,7 @@ WIDTH = 1024  # words or elements of a program
 
 @triton.jit(do_not_specialize=["both", "most", "planes"])
 def _add_counts_kernel(incoming, held, both, most, planes, words, LONGER: tl.constexpr, WIDTH: tl.constexpr):
-    """Ripple-carry addition of 64 counts a word. LONGER : whether what comes in has more planes than what is held."""
+    """Ripple-carry addition of 64 counts a word. LONGER : whether `incoming` has more planes than `held`."""
     start = tl.program_id(0).to(tl.int64) * WIDTH
     source, to = incoming, held
     carry = tl.zeros([WIDTH], tl.int64)
@@ -66,7 +66,7 @@ def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes
 
 @triton.jit(do_not_specialize=["half"])
 def _majority_kernel(counts, planes, words, last, half, coins, bits, WIDTH: tl.constexpr):
-    """`last` : where the highest plane begins. From there down: what is above half of all, and what still equals it."""
+    """Compare planes from the highest one, at `last`, down: counts above half of all, and counts equal to it so far."""
     start = tl.program_id(0).to(tl.int64) * WIDTH
     source = counts + last
     equal, above = tl.full([WIDTH], -1, tl.int64), tl.zeros([WIDTH], tl.int64)
