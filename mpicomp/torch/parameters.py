@@ -22,7 +22,7 @@ _MARK = "_mpicomp_master"
 class Parameters:
     """An optimizer's parameters, in its order, those without elements left out.
 
-    `names` are for error messages, where parameters without a name are called by their position; `here` is this rank.
+    `names` are for error messages, where parameters without a name are called by their position.
 
     Attributes
     ----------
@@ -36,8 +36,7 @@ class Parameters:
         trained.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], here: str) -> None:
-        self._here = here
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
         self.trained: list[NamedParameter] = []
         self.frozen: list[NamedParameter] = []
         for g, group in enumerate(optimizer.param_groups):
@@ -68,16 +67,9 @@ class Parameters:
         """Record the parameters that the optimizer holds now, among which may be masters."""
         self._held = _held(optimizer)
 
-    def find_change(self, optimizer: torch.optim.Optimizer) -> ValueError | None:
-        """Return the error for an optimizer or a parameter that was changed since; it names the parameter.
-
-        Without communication.
-        """
-        problem = self._change(_held(optimizer))
-        return ValueError(f"{self._here}: {problem}") if problem else None
-
-    def _change(self, held: list[Tensor]) -> str:
-        """Return the change and its cure, or an empty string."""
+    def find_change(self, optimizer: torch.optim.Optimizer) -> str:
+        """Return a change of the optimizer or of a parameter since then, and its cure; or an empty string."""
+        held = _held(optimizer)
         if len(held) != len(self._held) or any(map(is_not, held, self._held)):
             return (
                 "the torch optimizer holds other parameters than when the distributed optimizer was made, which does "

@@ -188,14 +188,14 @@ def reaching(stops, low, high, at):
 
 
 @triton.jit
-def numbers_at(numbers, starts, stops, low, high, at, outside):
+def numbers_at(numbers, starts, stops, low, high, at):
     """The number of the stretch that each element is in, and whether it is in one of those from `low` on before `high`.
 
-    at : int64, elements in ascending order. outside : the number of elements in no stretch.
+    at : int64, elements in ascending order. The number of an element in no stretch is 0.
     """
     begin, end = tl.min(at), tl.max(at)
     found = tl.full(at.shape, 0, tl.int1)
-    taken = tl.zeros(at.shape, numbers.dtype.element_ty) + outside
+    taken = tl.zeros(at.shape, numbers.dtype.element_ty)
     stretch = reaching(stops, low, high, begin)
     start = tl.load(starts + stretch, mask=stretch < high, other=0)
     while (stretch < high) & (start <= end):

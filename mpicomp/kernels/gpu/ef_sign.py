@@ -132,7 +132,7 @@ def compensate_and_pack(
 @triton.jit
 def _settle_kernel(p, n, scales, starts, stops, stretches, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    scale, found = numbers_at(scales, starts, stops, 0, stretches, start + tl.arange(0, WIDTH), 0)
+    scale, found = numbers_at(scales, starts, stops, 0, stretches, start + tl.arange(0, WIDTH))
     x = read(p, start, n, WIDTH)
     write(p, start, n, tl.where(found, _without(x, scale), x), WIDTH)
 

@@ -102,7 +102,7 @@ def _values_kernel(
         total += tl.where(read_bits(plane, start, n, WIDTH), power, 0)
         power += power
         plane += words
-    factor, found = numbers_at(factors, starts, stops, low, high, first + start + tl.arange(0, WIDTH), 0)
+    factor, found = numbers_at(factors, starts, stops, low, high, first + start + tl.arange(0, WIDTH))
     write(out, start, n, tl.where(found, total * factor, 0), WIDTH)
 
 
