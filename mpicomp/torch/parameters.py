@@ -16,7 +16,7 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
-_MARK = "_mpicomp_master"
+_MARK = "_mpicomp_master"  # attribute of masters
 
 
 class Parameters:
@@ -43,7 +43,7 @@ class Parameters:
             for i, parameter in enumerate(group["params"]):
                 name = names.get(parameter, f"group {g}, parameter {i}")
                 require_dense_floats(name, parameter, "leave it out of the optimizer")
-                if is_master(parameter):
+                if hasattr(parameter, _MARK):
                     raise ValueError(
                         f"{name} is a float32 master that an earlier DistributedOptimizer has put in the place of a "
                         "parameter; make a new torch optimizer of the model's parameters"
@@ -115,11 +115,6 @@ def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:
         )
 
 
-def is_master(parameter: Tensor) -> bool:
-    """Return True if the parameter is the master of another one."""
-    return hasattr(parameter, _MARK)
-
-
 class MasterWeights:
     """Float32 master copies of an optimizer's 16-bit parameters, which it holds in their place.
 
@@ -152,12 +147,6 @@ class MasterWeights:
         """Return `members` with each 16-bit parameter replaced by its master, under its name."""
         masters = dict(zip(self.parameters, self.masters, strict=True))
         return [NamedParameter(m.name, masters.get(m.parameter, m.parameter)) for m in members]
-
-    def original(self, parameter: Tensor) -> Tensor:
-        """Return the model's parameter whose master this is, or the parameter itself."""
-        return next(
-            (p for p, master in zip(self.parameters, self.masters, strict=True) if master is parameter), parameter
-        )
 
     def take_gradients(self) -> None:
         """Give each master its parameter's gradient, in float32."""
