@@ -20,13 +20,10 @@ from mpicomp.kernels.gpu.common import (
     BLOCK,
     LANES,
     fold,
-    numbers_at,
     numbers_on,
     places_on,
     reaching,
-    read,
     to_words,
-    write,
 )
 from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
 
@@ -127,21 +124,3 @@ def compensate_and_pack(
             g, before, numbers_on(g.device, last_scales), *tables, cut_start, cut_stop, int(low), int(high), after,
             bits, sums, first_sum, num_warps=1, **APART,
         )  # fmt: skip
-
-
-@triton.jit
-def _settle_kernel(p, n, scales, starts, stops, stretches, WIDTH: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    scale, found = numbers_at(scales, starts, stops, 0, stretches, start + tl.arange(0, WIDTH))
-    x = read(p, start, n, WIDTH)
-    write(p, start, n, tl.where(found, _without(x, scale), x), WIDTH)
-
-
-def settle(
-    p: Tensor, scales: NDArray[Any] | Tensor, starts: NDArray[np.int64] | Tensor, stops: NDArray[np.int64] | Tensor
-) -> None:
-    tables = places_on(p.device, starts), places_on(p.device, stops)
-    stretches = tables[0].numel()
-    if (n := p.numel()) and stretches:
-        numbers = numbers_on(p.device, scales)
-        _settle_kernel[(triton.cdiv(n, WIDTH),)](p, n, numbers, *tables, stretches, WIDTH, **APART)

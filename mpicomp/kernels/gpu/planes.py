@@ -12,10 +12,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.cpu.planes import powers_of_two
 from mpicomp.kernels.gpu.common import APART, read, read_bits, to_words, write
-
-__all__ = ["join_bytes", "pack_planes", "powers_of_two", "split_bytes", "unpack_planes"]
 
 WORDS = 16  # words of each plane that a program packs
 WIDTH = 1024  # codes or numbers of any other program

@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, read_bits, signed, write
+from mpicomp.kernels.gpu.common import APART
 from mpicomp.kernels.gpu.philox import bernoulli_pair, draw, key_of, table_arguments
 
 ROW = 8  # words
@@ -195,27 +195,3 @@ def scatter_rows(
             payloads[size * vote :], stride, labels, pitch, distances if vote else None, ranks, row_words, n, bits,
             ROW, planes, WIDTH, **APART
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["positive", "zero", "negative"])
-def _unpack_pair_kernel(first, second, positive, zero, negative, n, out, WIDTH: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    one, other = read_bits(first, start, n, WIDTH), read_bits(second, start, n, WIDTH)
-    value = tl.where(one, tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
-    value = tl.where(one == other, value, tl.cast(zero, tl.int64))
-    write(out, start, n, value.to(out.dtype.element_ty), WIDTH)
-
-
-def unpack_pair(
-    first: Tensor,
-    second: Tensor,
-    positive: np.generic,
-    zero: np.generic,
-    negative: np.generic,
-    streaming: bool,
-    out: Tensor,
-) -> None:
-    if n := out.numel():
-        _unpack_pair_kernel[(triton.cdiv(n, WIDTH),)](
-            first, second, signed(positive), signed(zero), signed(negative), n, out, WIDTH, **APART
-        )

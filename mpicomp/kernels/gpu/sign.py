@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
 from mpicomp.kernels.gpu.common import (
     APART,
     LANES,
@@ -36,11 +35,6 @@ from mpicomp.kernels.gpu.common import (
     write,
 )
 from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
-
-__all__ = [
-    "BlockRows", "add_and_clear", "add_and_clear_blocks", "add_up", "all_finite", "all_finite_16", "encode",
-    "encode_blocks", "follow", "pack", "set_steps", "subtract_blocks", "subtract_result", "unpack", "unpack_blocks",
-]  # fmt: skip
 
 WORDS = 16  # words of a program that packs
 WIDTH = 1024  # elements of any other program
@@ -242,32 +236,6 @@ def encode_blocks(
         )  # fmt: skip
 
 
-def encode(
-    u: Tensor,
-    whole: Tensor | None,
-    residual: Tensor | None,
-    bits: Tensor,
-    step: Any,
-    limit: Any,
-    previous: Any,
-    odd_positive: bool,
-    zero: Any,
-    tiny: Any,
-    sums: Tensor,
-) -> Tensor:
-    if whole is not None:
-        u = whole - u
-        if residual is not None and residual.numel() > u.numel():
-            u = torch.nn.functional.pad(u, (0, residual.numel() - u.numel()))
-    blocks = whole_blocks(u.numel(), u.device)
-    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
-    lazy = previous is not None
-    scales = scale_rows(u, step, limit, previous)
-    encode_blocks(u, residual, bits, blocks, scales, lazy, odd_positive, reports)
-    sums.copy_(reports[:, 0].view(torch.float64))
-    return reports[:, 1].sum()
-
-
 @triton.jit
 def _pack_kernel(x, n, bits, finite, ODD_POSITIVE: tl.constexpr, WORDS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
@@ -414,16 +382,6 @@ def add_and_clear_blocks(
         )  # fmt: skip
 
 
-def add_and_clear(
-    u: Tensor, residual: Tensor | None, bits: Tensor, previous: Any, out: Tensor | None, sums: Tensor
-) -> None:
-    blocks = whole_blocks(u.numel(), u.device)
-    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
-    scales = scale_rows(u, 0, 0, previous)
-    add_and_clear_blocks(u, residual, bits, blocks, scales, previous is not None, out, reports)
-    sums.copy_(reports[:, 0].view(torch.float64))
-
-
 @triton.jit(do_not_specialize=["first"])
 def _subtract_blocks_kernel(x, bits, blocks, first, scales, ALIGNED: tl.constexpr):
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
@@ -441,7 +399,3 @@ def subtract_blocks(x: Tensor, bits: Tensor, blocks: BlockRows, scales: Tensor) 
     if blocks.n_blocks:
         grid = (blocks.n_blocks,)
         _subtract_blocks_kernel[grid](x, bits, blocks.table, blocks.first, scales, blocks.aligned, **APART)
-
-
-def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:
-    subtract_blocks(x, bits, whole_blocks(x.numel(), x.device), scale_rows(x, 0, 0, step))

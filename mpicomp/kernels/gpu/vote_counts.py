@@ -16,8 +16,6 @@ from torch import Tensor
 from mpicomp.kernels.gpu.common import (
     APART,
     bits_of,
-    finite_flag,
-    is_set,
     number,
     numbers_at,
     numbers_on,
@@ -26,9 +24,7 @@ from mpicomp.kernels.gpu.common import (
     read_bits,
     write,
 )
-from mpicomp.kernels.gpu.sums import TOTALS, total_of
 
-FEW_PLANES = 6  # as on the CPU; here `few_values` and `many_values` are the same
 WIDTH = 1024  # words or elements of a program
 
 
@@ -64,31 +60,6 @@ def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes
         )
 
 
-@triton.jit(do_not_specialize=["half"])
-def _majority_kernel(counts, planes, words, last, half, coins, bits, WIDTH: tl.constexpr):
-    """Compare planes from the highest one, at `last`, down: counts above half of all, and counts equal to it so far."""
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    source = counts + last
-    equal, above = tl.full([WIDTH], -1, tl.int64), tl.zeros([WIDTH], tl.int64)
-    for step in range(planes):
-        plane = equal & read(source, start, words, WIDTH)
-        one = ((tl.cast(half, tl.int64) >> (planes - 1 - step)) & 1) != 0
-        above = tl.where(one, above, above | plane)
-        equal = tl.where(one, plane, equal ^ plane)
-        source -= words
-    if coins is not None:
-        above |= equal & read(coins, start, words, WIDTH)
-    write(bits, start, words, above, WIDTH)
-
-
-def majority(counts: Tensor, planes: int, words: int, half: int, coins: Tensor | None, bits: Tensor) -> None:
-    if words:
-        planes, words = int(planes), int(words)
-        _majority_kernel[(triton.cdiv(words, WIDTH),)](
-            counts, planes, words, (planes - 1) * words, int(half), coins, bits, WIDTH, **APART
-        )
-
-
 @triton.jit(do_not_specialize=["lowest", "first", "low", "high"])
 def _values_kernel(
     counts, planes, words, lowest, factors, starts, stops, first, low, high, n, out, WIDTH: tl.constexpr
@@ -121,23 +92,3 @@ def few_values(
 
 
 many_values = few_values
-
-
-@triton.jit
-def _segment_totals_kernel(sums, blocks, firsts, stretches, totals, finite, ROWS: tl.constexpr):
-    stretch = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = stretch < stretches
-    first = tl.load(firsts + stretch, mask=inside, other=0)
-    stop = tl.load(firsts + stretch + 1, mask=stretch + 1 < stretches, other=blocks)
-    total = total_of(sums, first, tl.where(inside, stop, first))
-    tl.store(totals + stretch, total, mask=inside)
-    tl.store(finite, 0, mask=tl.max((total - total != 0).to(tl.int32)) > 0)
-
-
-def segment_totals(sums: Tensor, firsts: NDArray[np.int64] | Tensor, totals: Tensor) -> Tensor:
-    finite = finite_flag(totals)
-    if stretches := totals.numel():
-        _segment_totals_kernel[(triton.cdiv(stretches, TOTALS),)](
-            sums, sums.numel(), places_on(sums.device, firsts), stretches, totals, finite, TOTALS, num_warps=1, **APART
-        )
-    return is_set(finite)

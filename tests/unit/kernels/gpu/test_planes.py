@@ -35,10 +35,6 @@ def test_codes_of_32_bits_keep_their_highest_bit(both: SideBySide) -> None:
     both("unpack_planes", planes, powers, np.zeros_like(codes), host=(1,))
 
 
-def test_powers_are_the_cpus(both: SideBySide) -> None:
-    np.testing.assert_array_equal(both.gpu.powers_of_two(8, np.uint8), [1, 2, 4, 8, 16, 32, 64, 128])
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_columns_and_words_are_the_cpus(both: SideBySide, count: int) -> None:
     for n in (0, 1, 9, 1000, 1024, 1025):
