@@ -128,15 +128,9 @@ def _draw_words_kernel(key, first, step, source, aliases, low, high, rest, n, ou
 
 
 def draw_words(
-    schedule: NDArray[np.uint64],
-    first_group: Any,
-    step: Any,
-    source: Any,
-    table: NDArray[np.uint8],
-    rest: NDArray[np.uint64],
-    scratch: Tensor | None,
-    out: Tensor,
-) -> None:
+    schedule: NDArray[np.uint64], first_group: Any, step: Any, source: Any, table: NDArray[np.uint8],
+    rest: NDArray[np.uint64], scratch: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
     if n := out.numel():
         arguments = table_arguments(table, rest, out.device)
         _draw_words_kernel[(triton.cdiv(n, 2 * BLOCKS),)](

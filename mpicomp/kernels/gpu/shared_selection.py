@@ -52,16 +52,9 @@ def _draw_labels_kernel(
 
 
 def draw_labels(
-    schedule: NDArray[np.uint64],
-    first_group: Any,
-    step: Any,
-    sources: NDArray[np.uint64],
-    tables: NDArray[np.uint8],
-    rests: NDArray[np.uint64],
-    ranks: int,
-    scratch: Tensor | None,
-    labels: Tensor,
-) -> None:
+    schedule: NDArray[np.uint64], first_group: Any, step: Any, sources: NDArray[np.uint64], tables: NDArray[np.uint8],
+    rests: NDArray[np.uint64], ranks: int, scratch: Tensor | None, labels: Tensor,
+) -> None:  # fmt: skip
     planes = (ranks - 1).bit_length()
     pitch = labels.numel() // max(planes, 1)
     if not pitch:
@@ -135,15 +128,9 @@ def _select_rows_kernel(
 
 
 def select_rows(
-    words: Tensor,
-    labels: Tensor,
-    planes: int,
-    distances: Tensor | None,
-    rank: int,
-    ranks: int,
-    scratch: Tensor | None,
+    words: Tensor, labels: Tensor, planes: int, distances: Tensor | None, rank: int, ranks: int, scratch: Tensor | None,
     payload: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     n, size = words.numel(), triton.cdiv(words.numel(), ranks)
     row_words, pitch = size - n // (ROW * ranks) * ROW, labels.numel() // max(planes, 1)
     for vote in range(1 if distances is None else 2) if n else ():
@@ -178,16 +165,9 @@ def _scatter_rows_kernel(
 
 
 def scatter_rows(
-    payloads: Tensor,
-    stride: int,
-    labels: Tensor,
-    planes: int,
-    distances: Tensor | None,
-    ranks: int,
-    scratch: Tensor | None,
-    first: Tensor,
-    second: Tensor | None,
-) -> None:
+    payloads: Tensor, stride: int, labels: Tensor, planes: int, distances: Tensor | None, ranks: int,
+    scratch: Tensor | None, first: Tensor, second: Tensor | None,
+) -> None:  # fmt: skip
     n, size = first.numel(), triton.cdiv(first.numel(), ranks)
     row_words, pitch = size - n // (ROW * ranks) * ROW, labels.numel() // max(planes, 1)
     for vote, bits in enumerate((first,) if second is None else (first, second)) if n else ():

@@ -171,17 +171,9 @@ def _report(lanes, rest, count, reports):
 
 @triton.jit(do_not_specialize=["first"])
 def _encode_kernel(
-    u,
-    residual,
-    bits,
-    blocks,
-    first,
-    scales,
-    reports,
-    ALIGNED: tl.constexpr,
-    ODD_POSITIVE: tl.constexpr,
+    u, residual, bits, blocks, first, scales, reports, ALIGNED: tl.constexpr, ODD_POSITIVE: tl.constexpr,
     LAZY: tl.constexpr,
-):
+):  # fmt: skip
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     full = begin + (end - begin) // 64 * 64  # up to here magnitudes are added in lanes
     rest = _sum_one_by_one(u, full, end)

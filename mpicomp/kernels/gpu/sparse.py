@@ -124,15 +124,9 @@ def _replace_kernel(places, k, start, kept, out, WIDTH: tl.constexpr):
 
 
 def remember(
-    x: Tensor | None,
-    residual: Tensor,
-    past: Any,
-    part: Any,
-    start: int,
-    places: Tensor,
-    kept: Tensor | None,
+    x: Tensor | None, residual: Tensor, past: Any, part: Any, start: int, places: Tensor, kept: Tensor | None,
     out: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     # `kept` is as `pick` leaves it, so places that occur twice have the same value.
     if x is not None and (n := x.numel()):
         scales = (0, 0) if past is None else (bits_of(past, x.dtype), bits_of(part, x.dtype))

@@ -112,15 +112,9 @@ def _block_sums_kernel(x, other, beta, gain, n, bucket, blocks, tasks, sums, KIN
 
 
 def block_sums(
-    x: Tensor,
-    other: Tensor | None,
-    beta: int | None,
-    gain: int | None,
-    bucket: int,
-    blocks: int,
-    kind: int,
+    x: Tensor, other: Tensor | None, beta: int | None, gain: int | None, bucket: int, blocks: int, kind: int,
     sums: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """Sums of squares (L2) or magnitudes (L1) of each block of each bucket of `combined`; 0 of blocks that are empty.
 
     x : float32[n] or float64[n]. other : like x, or None. beta, gain : bits of numbers like x, or None. bucket :

@@ -29,22 +29,9 @@ PIECES = 1024  # of a long chunk that one program compares at a time
 
 @triton.jit
 def _largest_kernel(
-    x,
-    residual,
-    left,
-    n,
-    chunk,
-    length,
-    pieces,
-    mask,
-    indices,
-    values,
-    tops,
-    most,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    x, residual, left, n, chunk, length, pieces, mask, indices, values, tops, most, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """The first of the largest magnitudes of each piece: `pieces` of a chunk, `length` elements each.
 
     tops : magnitudes of the pieces; `indices` are then places within them. None: a piece is a chunk.
