@@ -93,10 +93,10 @@ def norms(x: Tensor, bucket: int, kind: int, found: Tensor) -> None:
         if kind == LINF:
             _largest(x, bucket, found)
         elif blocks == 1:
-            block_sums(x, None, None, None, bucket, blocks, kind, found)
+            block_sums(x, None, bucket, blocks, kind, found)
         else:
             of_blocks = torch.empty(found.numel() * blocks, dtype=torch.float64, device=x.device)
-            block_sums(x, None, None, None, bucket, blocks, kind, of_blocks)
+            block_sums(x, None, bucket, blocks, kind, of_blocks)
             add_blocks(of_blocks, blocks, found)
 
 
@@ -298,7 +298,7 @@ def keep_signs(
         bucket = min(int(bucket), n)
         blocks = _blocks(bucket)
         sums = torch.empty(buckets * blocks, dtype=torch.float64, device=left.device)
-        block_sums(values, residual, None, None, bucket, blocks, kind, sums)
+        block_sums(values, residual, bucket, blocks, kind, sums)
         _scales_kernel[(triton.cdiv(buckets, TOTALS),)](
             sums, blocks, bucket, buckets, n, scales, kind, TOTALS, num_warps=1, **APART
         )

@@ -23,12 +23,6 @@ TWO_31 = tl.constexpr(2147483648.0)
 WORDS = 16  # words of a program
 
 
-def squares(g: Tensor, momentum: Tensor | None, beta: Any, gain: Any, sums: Tensor) -> None:
-    if g.numel():
-        own, new = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
-        block_sums(g, momentum, own, new, streams.BLOCK, 1, L2, sums)
-
-
 @triton.jit(do_not_specialize=["first", "beta", "gain"])
 def _squares_kernel(g, momentum, beta, gain, blocks, first, sums, ALIGNED: tl.constexpr):
     begin, end, _, _ = block_of_program(blocks, first, ALIGNED)
@@ -52,7 +46,7 @@ def _square(x, WIDTH: tl.constexpr):
 def squares_of_blocks(
     g: Tensor, momentum: Tensor | None, beta: Any, gain: Any, blocks: BlockRows, sums: Tensor
 ) -> None:
-    """`squares` for blocks of many tensors, in one launch; blocks : as in `sign.encode_blocks`."""
+    """Compute the CPU's `squares` for blocks of many tensors, in one launch; blocks : as in `sign.encode_blocks`."""
     if blocks.n_blocks:
         own, new = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
         _squares_kernel[(blocks.n_blocks,)](
@@ -70,7 +64,8 @@ def _norm_kernel(sums, blocks, out):
 
 def norm(g: Tensor, out: Tensor) -> None:
     sums = torch.empty(triton.cdiv(g.numel(), streams.BLOCK), dtype=torch.float64, device=g.device)
-    squares(g, None, None, None, sums)
+    if g.numel():
+        block_sums(g, None, streams.BLOCK, 1, L2, sums)
     _norm_kernel[(1,)](sums, sums.numel(), out, num_warps=1, **APART)
 
 

@@ -97,32 +97,29 @@ def blocks_of_program(bucket: int) -> int:
     return 4 if bucket <= SHORT else 1
 
 
-@triton.jit(do_not_specialize=["beta", "gain"])
-def _block_sums_kernel(x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr):
+@triton.jit
+def _block_sums_kernel(x, other, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr):
     task = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     start, whole, stop = block_at(task, blocks, bucket, n)
     lanes = tl.zeros([BLOCKS * LANES], tl.float64)
     for first in tl.range(0, tl.max(whole - start), TURN, num_stages=STAGES):
         at = start[:, None] + (first + tl.arange(0, TURN)[None, :])
-        lanes = add_rows(lanes, _measured(combined(x, other, beta, gain, at, at < whole[:, None]), KIND))
+        lanes = add_rows(lanes, _measured(combined(x, other, None, None, at, at < whole[:, None]), KIND))
     at = whole[:, None] + tl.arange(0, LANES)[None, :]
-    columns = _measured(combined(x, other, beta, gain, at, at < stop[:, None]), KIND)
+    columns = _measured(combined(x, other, None, None, at, at < stop[:, None]), KIND)
     totals = fold(tl.reshape(lanes, [BLOCKS, LANES])) + add_columns(tl.zeros([BLOCKS], tl.float64), columns)
     tl.store(sums + task, totals, mask=task < tasks)
 
 
-def block_sums(
-    x: Tensor, other: Tensor | None, beta: int | None, gain: int | None, bucket: int, blocks: int, kind: int,
-    sums: Tensor,
-) -> None:  # fmt: skip
-    """Sums of squares (L2) or magnitudes (L1) of each block of each bucket of `combined`; 0 of blocks that are empty.
+def block_sums(x: Tensor, other: Tensor | None, bucket: int, blocks: int, kind: int, sums: Tensor) -> None:
+    """Sums of squares (L2) or magnitudes (L1) of each block of each bucket of x + other; 0 of blocks that are empty.
 
-    x : float32[n] or float64[n]. other : like x, or None. beta, gain : bits of numbers like x, or None. bucket :
-    elements. blocks : of a bucket, ceil(bucket / 4096). sums : float64[buckets * blocks], overwritten.
+    x : float32[n] or float64[n]. other : like x, or None. bucket : elements. blocks : of a bucket, ceil(bucket / 4096).
+    sums : float64[buckets * blocks], overwritten.
     """
     tasks, of_program = sums.numel(), blocks_of_program(bucket)
     _block_sums_kernel[(triton.cdiv(tasks, of_program),)](
-        x, other, beta, gain, x.numel(), bucket, blocks, tasks, sums, kind, of_program, num_warps=1, **APART
+        x, other, x.numel(), bucket, blocks, tasks, sums, kind, of_program, num_warps=1, **APART
     )
 
 

@@ -17,12 +17,12 @@ FAMILIES = (
     "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
 # Kernels of arrays that are in the host's memory for vectors on devices too: reports of ranks, counts that a rank
-# decides, states. Marsit's kernels on devices are those of blocks of many tensors.
+# decides, states. Marsit and SSDM use kernels for blocks of many tensors on devices.
 OF_HOST = {
     "ef_sign": {"settle", "share"},
     "shared_selection": {"unpack_pair"},
     "sign": {"add_and_clear", "add_up", "encode", "follow", "set_steps", "subtract_result"},
-    "ssdm": {"round_norms", "share_norms"},
+    "ssdm": {"round_norms", "share_norms", "squares"},
     "vote_counts": {"majority", "segment_totals"},
 }
 
