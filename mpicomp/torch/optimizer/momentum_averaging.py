@@ -21,8 +21,6 @@ from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import MOMENTA, NamedTensors, State
 
-_STEP = "a step of OneBitAdam"
-
 
 class MomentumAveraging(Synchronizer):
     """Makes the steps of `OneBitAdam`, each of which synchronizes.
@@ -134,7 +132,7 @@ class MomentumAveraging(Synchronizer):
 
     @override
     def refuse(self, error: Exception) -> NoReturn:
-        self.comm.reject(error, _STEP)
+        self.comm.reject(error, "a step of OneBitAdam")
 
     # States -----------------------------------------------------------------------------------------------------------
 
