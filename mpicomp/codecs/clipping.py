@@ -73,7 +73,7 @@ class Clipping(Codec):
         finite = checked(on.sign.all_finite(values))
         bounded = arrays.xp.clip(values, -FLOAT32_MAX, FLOAT32_MAX)
         words = arrays.view(arrays.convert(bounded, "float32"), "uint32")
-        on.clipping.split_bytes(words, columns)
+        on.planes.split_bytes(words, columns)
         whole, left = divmod(self.bits, 8)
         payload[whole * n : self._columns_end(n)] = 0
         if left:
@@ -90,7 +90,7 @@ class Clipping(Codec):
         if self.bits % 8:
             rest = arrays.empty(values, n, "uint8")
             on.planes.unpack_planes(planes, _POWERS, rest)
-        on.clipping.join_bytes(columns, rest, 32 - self.bits, words)
+        on.planes.join_bytes(columns, rest, 32 - self.bits, words)
         if not itself:
             values[:] = arrays.view(words, "float32")
 

@@ -57,11 +57,11 @@ class ErrorFeedback(ErrorRule):
     @override
     def compensate(self, values: Array, residual: Array, out: Array) -> None:
         decay = None if self.decay == 1 else _FLOATS[out.itemsize](self.decay)
-        kernels.beside(out).error_feedback.compensate(values, residual, decay, out)
+        kernels.beside(out).arrays.compensate(values, residual, decay, out)
 
     @override
     def keep(self, values: Array, compensated: Array, sent: Array, residual: Array, out: Array) -> Any:
-        return kernels.beside(out).error_feedback.keep(compensated, sent, residual, None, out)
+        return kernels.beside(out).arrays.keep(compensated, sent, residual, None, out)
 
     def in_codec(self, codec: Codec) -> Callable[[Array, Array, Array, Array], Any] | None:
         """Return the codec's `encode_keeping` by this rule, if it has one: fewer passes, to the same bits."""
@@ -79,11 +79,11 @@ class ErrorAccumulation(ErrorRule):
 
     @override
     def compensate(self, values: Array, residual: Array, out: Array) -> None:
-        kernels.beside(out).error_feedback.compensate(values, residual, _FLOATS[out.itemsize](self.alpha), out)
+        kernels.beside(out).arrays.compensate(values, residual, _FLOATS[out.itemsize](self.alpha), out)
 
     @override
     def keep(self, values: Array, compensated: Array, sent: Array, residual: Array, out: Array) -> Any:
-        return kernels.beside(out).error_feedback.keep(values, sent, residual, _FLOATS[out.itemsize](self.beta), out)
+        return kernels.beside(out).arrays.keep(values, sent, residual, _FLOATS[out.itemsize](self.beta), out)
 
 
 class _Scratch(threading.local):

@@ -153,7 +153,7 @@ class LowRank(Feedback):
             q, p = block.factor(self._factors.current[block.right]), block.factor(left)
             self._sums[piece] = self.kernels.low_rank.project(values, residual, q, first, sums, p)
         else:
-            self.kernels.error_feedback.compensate(values, residual, None, left)
+            self.kernels.arrays.compensate(values, residual, None, left)
             self._sums[piece], sums[:] = _largest(left), 0
 
     @override
@@ -185,7 +185,7 @@ class LowRank(Feedback):
             narrow_into(result, self._dtype, out)
             if block.rank:  # the residual takes up the rounding as well
                 self.kernels.sixteen_bits.widen(out.view(np.uint16), self._dtype == "bfloat16", result)
-                self.kernels.error_feedback.keep(rest, result, None, None, rest)
+                self.kernels.arrays.keep(rest, result, None, None, rest)
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:

@@ -237,7 +237,7 @@ class Memory(Feedback):
 
     def add(self, vector: Array, out: Array) -> None:
         """Overwrite `out` with vector + residual."""
-        self.launch(self.kernels.error_feedback.compensate, vector, self._residual.current, None, out)
+        self.launch(self.kernels.arrays.compensate, vector, self._residual.current, None, out)
 
     def find(self, vector: Array, with_residual: bool) -> None:
         """Make the places those of the largest of vector + residual, on a device, and check that.

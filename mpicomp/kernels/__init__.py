@@ -1,7 +1,7 @@
 """Compiled loops over arrays, for each kind of device: arrays and scalars in, `out` last.
 
-Kernels release the interpreter's lock, allocate nothing and validate nothing. The family `arrays` has no loops, but
-functions by which codecs allocate, view and convert arrays.
+Kernels release the interpreter's lock, allocate nothing and validate nothing. The family `arrays` also has functions by
+which codecs allocate, view and convert arrays.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from collectives.annotations import Array
 
 _ON_EVERY_DEVICE = (
-    "arrays", "bucketed", "clipping", "ef_sign", "error_feedback", "philox", "planes", "quantizer", "shared_selection",
-    "sign", "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+    "arrays", "bucketed", "ef_sign", "philox", "planes", "quantizer", "shared_selection", "sign", "sixteen_bits",
+    "sparse", "ssdm", "top_k", "vote_counts",
 )  # fmt: skip
 _ON_CPUS = ("elias_counts", "low_rank", "rans", "rows", "sparse_levels")
 # kind of device, as PyTorch calls it, to the folder of its kernels and the families that are there

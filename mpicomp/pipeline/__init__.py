@@ -35,26 +35,17 @@ if TYPE_CHECKING:
     from mpicomp.pipeline.store_rows import differing as differing
 
 # Loaded at their first use: schedules and stores need neither torch nor MPI.
-_HOMES = {
-    "SCHEDULES": "schedule",
-    "Action": "schedule",
-    "Backward": "schedule",
-    "Deltas": "activations",
-    "Direct": "activations",
-    "FileMessageStore": "message_stores",
-    "Forward": "schedule",
-    "MessageStore": "message_stores",
-    "PipelineError": "agreement",
-    "PipelineStage": "stage",
-    "Schedule": "schedule",
-    "ScheduleError": "schedule",
-    "SplitClient": "split_learning",
-    "SplitServer": "split_learning",
-    "Store": "store",
-    "differing": "store_rows",
-    "gpipe": "schedule",
-    "one_forward_one_backward": "schedule",
+_NAMES = {
+    "activations": "Deltas Direct",
+    "agreement": "PipelineError",
+    "message_stores": "FileMessageStore MessageStore",
+    "schedule": "SCHEDULES Action Backward Forward Schedule ScheduleError gpipe one_forward_one_backward",
+    "split_learning": "SplitClient SplitServer",
+    "stage": "PipelineStage",
+    "store": "Store",
+    "store_rows": "differing",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

@@ -292,13 +292,7 @@ class CutHolder(ABC):
 
 
 class SavedModules:
-    """Copy of gradients of parameters, and of buffers such as running statistics.
-
-    Parameters
-    ----------
-    modules
-        Objects other than `nn.Module` are ignored.
-    """
+    """Copy of gradients of parameters, and of buffers such as running statistics, of the modules among objects."""
 
     def __init__(self, modules: Sequence[object]) -> None:
         found = [one for one in modules if isinstance(one, nn.Module)]

@@ -118,10 +118,6 @@ class MessageStore(Store):
         self._payload[rows] = payload
         self._sum = (self._sum + sum_codes(rows, stamps, codes)) % 2**64
 
-    @override
-    def _store_forgotten(self, rows: Ids) -> None:
-        return
-
 
 class FileMessageStore(Store):
     """The last messages of examples, in a file that outlives the process.

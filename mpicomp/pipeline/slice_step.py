@@ -113,6 +113,7 @@ class SliceStep:
         targets: Tensors = None,
     ) -> None:
         self._module, self._before, self._after, self._loss, self._ids = module, before, after, loss, ids
+        self._cuts = [cut for cut in (before, after) if cut is not None]
         ends = np.cumsum([0, *(one.size for one in ids)]).tolist()
         parts = [slice(*pair) for pair in pairwise(ends)]
         self._examples = ends[-1]
@@ -136,16 +137,14 @@ class SliceStep:
 
     def finish(self) -> None:
         """Wait for the messages in flight."""
-        for cut in (self._before, self._after):
-            if cut is not None:
-                cut.finish()
+        for cut in self._cuts:
+            cut.finish()
 
     def _expect(self, action: Action) -> None:
         ids = self._ids[action.micro_batch]
         if isinstance(action, Forward):
-            for cut in (self._before, self._after):
-                if cut is not None:
-                    cut.prefetch(ids)
+            for cut in self._cuts:
+                cut.prefetch(ids)
             link = None if self._before is None else self._before.activations
         else:
             link = None if self._after is None else self._after.gradients
@@ -173,9 +172,8 @@ class SliceStep:
                 self._fail(error)
         if self._after is not None:
             self._fail(self._after.activations.send(message, self._ids[k]))
-        for cut in (self._before, self._after):
-            if cut is not None:
-                cut.share_layout()
+        for cut in self._cuts:
+            cut.share_layout()
 
     def _backward(self, k: int) -> None:
         message = None

@@ -101,7 +101,10 @@ class PipelineStage(CutHolder):
         compressions = forward or Direct(), backward or Direct()
         fault: str | None = None
         try:
-            self._check_arguments()
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"the module is a {type(module).__name__}: pass the stage's nn.Module")
+            if self.is_last and not callable(loss):
+                raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
             self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
@@ -118,12 +121,6 @@ class PipelineStage(CutHolder):
             self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed, pipeline)
         self._tied = TiedParameters(comm, tied or {}, deferred=everyone is not None)
         comm.start_progress_thread()  # where it is not supported, messages go on while the stage waits
-
-    def _check_arguments(self) -> None:
-        if not isinstance(self.module, nn.Module):
-            raise TypeError(f"the module is a {type(self.module).__name__}: pass the stage's nn.Module")
-        if self.is_last and not callable(self._loss):
-            raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
 
     @property
     def is_first(self) -> bool:

@@ -238,9 +238,9 @@ class Store(ABC):
     def _keep(self, rows: Ids, payload: Bytes, stamps: Stamps) -> None:
         """Take over the bytes of rows; the array is the store's."""
 
-    @abstractmethod
     def _store_forgotten(self, rows: Ids) -> None:
         """Have a store that opens after a crash know the forgotten rows."""
+        return
 
     def _checked(self, ids: ArrayLike) -> Ids:
         self._ready()

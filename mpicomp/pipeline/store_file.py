@@ -218,7 +218,8 @@ class StoreFile:
         """Take the file's room on the disk, and write its first page; the very beginning last."""
         self._write(_MAKING, 0)
         os.ftruncate(self._file, len(_MAKING))  # of a file that a killed process began
-        free = self._free()
+        disk = os.fstatvfs(self._file)
+        free = disk.f_bavail * disk.f_frsize
         try:
             self._allocate(free)
         except OSError as error:
@@ -243,10 +244,6 @@ class StoreFile:
             if error.errno not in _UNSUPPORTED:
                 raise
             os.ftruncate(self._file, self._size)  # such a file system promises no more than that there is room now
-
-    def _free(self) -> int:
-        disk = os.fstatvfs(self._file)
-        return disk.f_bavail * disk.f_frsize
 
 
 # The first page -------------------------------------------------------------------------------------------------------

@@ -222,7 +222,16 @@ class Party(CutHolder, Generic[First, Second]):
     def _agree_on_options(self, fault: str | None) -> int:
         """Return the number of this group of ranks, each of which draws random words of its own."""
         try:
-            self._check_arguments()
+            for module in self._modules:
+                if not isinstance(module, nn.Module):
+                    raise TypeError(f"the layers are a {type(module).__name__}: pass an nn.Module")
+            if self.comm.size < 2:
+                raise ValueError("there is no rank for clients: start two processes or more")
+            if not whole(self.clients, self.comm.size - 1):
+                ranks = self.comm.size - 1
+                raise ValueError(f"{self.clients!r:.80} clients are spread over {ranks} ranks: give each one")
+            check_compressions(self._compressions)
+            self._seed = index(self._seed)
         except (TypeError, ValueError) as error:
             fault = fault or str(error)
         forward, backward = self._compressions
@@ -237,14 +246,3 @@ class Party(CutHolder, Generic[First, Second]):
                     "shapes or types, but clients go on from each other's weights: make the same layers on both"
                 )
         return pipeline
-
-    def _check_arguments(self) -> None:
-        for module in self._modules:
-            if not isinstance(module, nn.Module):
-                raise TypeError(f"the layers are a {type(module).__name__}: pass an nn.Module")
-        if self.comm.size < 2:
-            raise ValueError("there is no rank for clients: start two processes or more")
-        if not whole(self.clients, self.comm.size - 1):
-            raise ValueError(f"{self.clients!r:.80} clients are spread over {self.comm.size - 1} ranks: give each one")
-        check_compressions(self._compressions)
-        self._seed = index(self._seed)

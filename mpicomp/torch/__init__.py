@@ -28,18 +28,15 @@ if TYPE_CHECKING:
     from mpicomp.torch.state.redistribution import redistribute_states as redistribute_states
 
 # Loaded on first access: a script that redistributes states needs no MPI.
-_HOMES = {
-    "DDPHookState": "ddp.hook",
-    "DistributedOptimizer": "optimizer.distributed_optimizer",
-    "OneBitAdam": "optimizer.one_bit_adam",
-    "average_buffers": "replication",
-    "broadcast_optimizer_state": "replication",
-    "broadcast_parameters": "replication",
-    "ddp_hook": "ddp.hook",
-    "redistribute_states": "state.redistribution",
-    "register_backend": "process_group",
-    "require_same": "replication",
+_NAMES = {
+    "ddp.hook": "DDPHookState ddp_hook",
+    "optimizer.distributed_optimizer": "DistributedOptimizer",
+    "optimizer.one_bit_adam": "OneBitAdam",
+    "process_group": "register_backend",
+    "replication": "average_buffers broadcast_optimizer_state broadcast_parameters require_same",
+    "state.redistribution": "redistribute_states",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
-from typing import NoReturn, overload
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -202,8 +202,8 @@ class BucketReducer:
         return NonFiniteGradient(f"{error}; on this rank in {', '.join(names)}", error.ranks) if names else error
 
 
-class BucketReducers(Sequence[BucketReducer]):
-    """The reducers of all buckets, in the order in which they begin; none until `lay_out` or `restore`.
+class BucketReducers(list[BucketReducer]):
+    """The reducers of all buckets, in the order in which they begin; empty until `lay_out` or `restore`.
 
     `members` are in order of registration, and `algorithms` has their names. Buckets of models above 8 MiB are no
     larger than an eighth of the model. Reduced `one_by_one`, buckets of one dtype take turns with one pair of vectors:
@@ -218,36 +218,23 @@ class BucketReducers(Sequence[BucketReducer]):
         bucket_mb: float,
         one_by_one: bool,
     ) -> None:
+        super().__init__()
         self.members, self.comm = tuple(members), comm
         self._algorithms, self._bucket_mb, self._one_by_one = algorithms, bucket_mb, one_by_one
-        self._reducers: tuple[BucketReducer, ...] = ()
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""
-
-    def __len__(self) -> int:
-        return len(self._reducers)
-
-    @overload
-    def __getitem__(self, index: int) -> BucketReducer: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[BucketReducer, ...]: ...
-    def __getitem__(self, index: int | slice) -> BucketReducer | tuple[BucketReducer, ...]:
-        return self._reducers[index]
-
-    def __iter__(self) -> Iterator[BucketReducer]:
-        return iter(self._reducers)
 
     @property
     def names(self) -> list[list[str]]:
         """Names of the members of each bucket."""
-        return [[member.name for member in reducer.bucket.members] for reducer in self]
+        return [reducer.bucket.names for reducer in self]
 
     def lay_out(self, arrived: Sequence[int]) -> None:
         """Make the buckets, unless there are some. Collective; rank 0's order counts.
 
         `arrived` has positions in `members`, in the order in which their gradients came.
         """
-        if self._reducers:
+        if self:
             return
         seen = set(arrived)
         order = [*arrived, *(i for i in reversed(range(len(self.members))) if i not in seen)]
@@ -265,18 +252,18 @@ class BucketReducers(Sequence[BucketReducer]):
     def trial(self, names: Sequence[Sequence[str]]) -> Iterator[Sequence[BucketReducer]]:
         """Yield reducers as `restore` would make them, which must not communicate; raises the same errors."""
         if names == self.names:
-            yield self._reducers
+            yield self
             return
         groups = members_by_name(names, self.members, "this optimizer")
         with self.comm.tags_unused():
             yield self._make(groups)
 
     def _open(self, groups: Sequence[Sequence[NamedParameter]]) -> None:
-        self._reducers = self._make(groups)
+        self[:] = self._make(groups)
         position = {member.name: i for i, member in enumerate(self.members)}
         self.bucket_of = {position[m.name]: one.bucket.index for one in self for m in one.bucket.members}
 
-    def _make(self, groups: Sequence[Sequence[NamedParameter]]) -> tuple[BucketReducer, ...]:
+    def _make(self, groups: Sequence[Sequence[NamedParameter]]) -> list[BucketReducer]:
         algorithms = [self._algorithms[group[0].name] for group in groups]
         buckets = [
             make_bucket(index, group, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
@@ -288,10 +275,8 @@ class BucketReducers(Sequence[BucketReducer]):
             pairs = [shared[bucket.dtype, bucket.device] for bucket in buckets]
         else:
             pairs = [VectorPair(bucket) for bucket in buckets]
-        return tuple(
-            BucketReducer(bucket, pair, algorithm, self.comm)
-            for bucket, pair, algorithm in zip(buckets, pairs, algorithms, strict=True)
-        )
+        parts = zip(buckets, pairs, algorithms, strict=True)
+        return [BucketReducer(bucket, pair, algorithm, self.comm) for bucket, pair, algorithm in parts]
 
 
 class VectorPair:

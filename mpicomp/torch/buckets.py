@@ -37,6 +37,11 @@ class Bucket:
     members: tuple[NamedParameter, ...]  # in vector order
     alignment: int = ALIGNMENT  # elements: members start at multiples of it
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the members."""
+        return [member.name for member in self.members]
+
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Elements each member occupies, padding included."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import NoReturn
 
 import torch
@@ -12,8 +15,9 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.algorithms import NAMES, Algorithm, Dense
+from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.parameters import SIXTEEN_BIT
 
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
@@ -163,3 +167,81 @@ def names_by_parameter(
         return found
     except ValueError:
         raise TypeError(f"named_parameters are no pairs of name and tensor: {cure}") from None
+
+
+# Options of an optimizer ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a DistributedOptimizer, in its names; the ranks compare them as text."""
+
+    synchronize: str
+    local_steps: int
+    bucket_mb: float
+    overlap: bool
+    backward_passes_per_step: int
+
+    def __str__(self) -> str:
+        return (
+            f"DistributedOptimizer(synchronize={self.synchronize!r}, local_steps={self.local_steps}, "
+            f"bucket_mb={self.bucket_mb:g}, overlap={self.overlap}, "
+            f"backward_passes_per_step={self.backward_passes_per_step})"
+        )
+
+    @property
+    def moves_in_backward(self) -> bool:
+        """Flag: the optimizer moves parameters during backward."""
+        return self.overlap and self.synchronize == "updates"
+
+    def check(self, members: Iterable[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        """Raise ValueError if an option is out of range, or does not fit other options, parameters or algorithms."""
+        mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
+        if mode not in ("gradients", "updates"):
+            raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
+        for name, count in (("local_steps", local_steps), ("backward_passes_per_step", passes)):
+            if not isinstance(count, Integral) or count < 1:
+                raise ValueError(f"{name} is {count!r}; choose a whole number, 1 or more")
+        if local_steps > 1 and mode == "gradients":
+            raise ValueError(
+                f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
+                f"backward_passes_per_step={local_steps}"
+            )
+        require_bucket_size(self.bucket_mb)
+        if not isinstance(self.overlap, bool):
+            raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
+        if mode == "updates":
+            _require_scales(algorithms)
+        if not self.moves_in_backward:
+            return
+        cure = 'under "updates"; pass overlap=False'
+        for member in members:
+            if member.parameter.dtype in SIXTEEN_BIT:
+                raise ValueError(
+                    f"{member.name!r} is of {member.parameter.dtype}, which cannot be combined with overlap {cure}"
+                )
+        if skips_nonfinite(algorithms):
+            raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
+
+
+def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:
+    """Refuse methods whose results have another scale than updates, and warn of noise that is many times larger."""
+    for one in algorithms.values():
+        if not one.keeps_scale:
+            raise ValueError(
+                f'{one} returns signs, which under "updates" no learning rate makes small: every parameter would move '
+                'by about 1 each time; pass synchronize="gradients", or take Marsit, which scales its signs'
+            )
+    noisy = next((one for one in algorithms.values() if isinstance(one, SSDM)), None)
+    if noisy is not None:
+        warnings.warn(
+            f'{noisy} under "updates": with n elements and M ranks the error of a result is about sqrt(n / M) times as '
+            "long as the update, and models diverge where the optimizer's rate is not that much lower; Marsit and "
+            "EFSignSGD have no such error",
+            stacklevel=4,
+        )
+
+
+def skips_nonfinite(algorithms: Mapping[str, Algorithm]) -> bool:
+    """Return True if a method skips steps with NaN or infinity."""
+    return any(getattr(one, "nonfinite", None) == "skip" for one in algorithms.values())

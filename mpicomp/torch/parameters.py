@@ -16,13 +16,13 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
-_MARK = "_mpicomp_master"
+_MARK = "_mpicomp_master"  # attribute of masters
 
 
 class Parameters:
     """An optimizer's parameters, in its order, those without elements left out.
 
-    `names` are for error messages, where parameters without a name are called by their position; `here` is this rank.
+    `names` are for error messages, where parameters without a name are called by their position.
 
     Attributes
     ----------
@@ -36,15 +36,14 @@ class Parameters:
         trained.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], here: str) -> None:
-        self._here = here
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
         self.trained: list[NamedParameter] = []
         self.frozen: list[NamedParameter] = []
         for g, group in enumerate(optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
                 name = names.get(parameter, f"group {g}, parameter {i}")
                 require_dense_floats(name, parameter, "leave it out of the optimizer")
-                if is_master(parameter):
+                if hasattr(parameter, _MARK):
                     raise ValueError(
                         f"{name} is a float32 master that an earlier DistributedOptimizer has put in the place of a "
                         "parameter; make a new torch optimizer of the model's parameters"
@@ -68,16 +67,9 @@ class Parameters:
         """Record the parameters that the optimizer holds now, among which may be masters."""
         self._held = _held(optimizer)
 
-    def find_change(self, optimizer: torch.optim.Optimizer) -> ValueError | None:
-        """Return the error for an optimizer or a parameter that was changed since; it names the parameter.
-
-        Without communication.
-        """
-        problem = self._change(_held(optimizer))
-        return ValueError(f"{self._here}: {problem}") if problem else None
-
-    def _change(self, held: list[Tensor]) -> str:
-        """Return the change and its cure, or an empty string."""
+    def find_change(self, optimizer: torch.optim.Optimizer) -> str:
+        """Return a change of the optimizer or of a parameter since then, and its cure; or an empty string."""
+        held = _held(optimizer)
         if len(held) != len(self._held) or any(map(is_not, held, self._held)):
             return (
                 "the torch optimizer holds other parameters than when the distributed optimizer was made, which does "
@@ -123,11 +115,6 @@ def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:
         )
 
 
-def is_master(parameter: Tensor) -> bool:
-    """Return True if the parameter is the master of another one."""
-    return hasattr(parameter, _MARK)
-
-
 class MasterWeights:
     """Float32 master copies of an optimizer's 16-bit parameters, which it holds in their place.
 
@@ -160,12 +147,6 @@ class MasterWeights:
         """Return `members` with each 16-bit parameter replaced by its master, under its name."""
         masters = dict(zip(self.parameters, self.masters, strict=True))
         return [NamedParameter(m.name, masters.get(m.parameter, m.parameter)) for m in members]
-
-    def original(self, parameter: Tensor) -> Tensor:
-        """Return the model's parameter whose master this is, or the parameter itself."""
-        return next(
-            (p for p, master in zip(self.parameters, self.masters, strict=True) if master is parameter), parameter
-        )
 
     def take_gradients(self) -> None:
         """Give each master its parameter's gradient, in float32."""

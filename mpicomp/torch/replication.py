@@ -18,7 +18,6 @@ from collectives.errors import CollectiveMismatch, reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.state.schema import State
@@ -132,16 +131,6 @@ def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str
         )
 
     comm.agree(fingerprint(f"{', '.join(layout)}{on}"), describe)
-
-
-def require_alike(members: Sequence[NamedParameter], comm: Communicator) -> None:
-    """Raise CollectiveMismatch unless the ranks' parameters have the same form, and lie on one kind of device.
-
-    A CPU rounds some steps of optimizers in another way than a GPU, and the ranks' models would diverge.
-    """
-    kinds = sorted({member.parameter.device.type for member in members})
-    named = {member.name: member.parameter for member in members}
-    require_same_layout(named, comm, f" on {' and '.join(kinds)}")
 
 
 def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator) -> None:

@@ -8,45 +8,25 @@ from typing import TYPE_CHECKING, TypeAlias
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from mpicomp.kernels.cpu.simd import BYTES, LANES, WORDS, Intrinsic, Typed, Values, Vec
+from mpicomp.kernels.cpu.simd import BYTES, LANES, WORDS, Intrinsic, Values, Vec, instruction
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
-    from numba.core.typing.context import BaseContext as TypingContext
     from numba.core.typing.templates import Signature
 
 Emit: TypeAlias = Callable[[ir.IRBuilder, ir.Value, ir.Type], ir.Value]
 """Emits the conversion of a value to a type."""
 
 
-def _conversion(dtype: types.Type, emit: Emit, lanes: int | None = None) -> Intrinsic:
-    """Make the conversion of a vector to `dtype`, with as many lanes, or with `lanes` of them."""
+def _conversion(result: Callable[..., Vec], emit: Emit) -> Intrinsic:
+    """Make the conversion of a vector to a type; see `instruction`."""
 
-    def typed(typingctx: TypingContext, vector: Vec) -> Typed:
-        result = Vec(dtype, lanes or vector.lanes)
+    @instruction(result)
+    def convert(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+        return emit(builder, args[0], sig.return_type.llvm)
 
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            return emit(builder, args[0], result.llvm)
-
-        return result(vector), codegen
-
-    return intrinsic(typed)
-
-
-def _conversion_to_type_of(emit: Emit) -> Intrinsic:
-    """Make the conversion of a vector to the type of a number, the second argument."""
-
-    def typed(typingctx: TypingContext, vector: Vec, like: types.Type) -> Typed:
-        result = Vec(like, vector.lanes)
-
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            return emit(builder, args[0], result.llvm)
-
-        return result(vector, like), codegen
-
-    return intrinsic(typed)
+    return convert
 
 
 def _widen(builder: ir.IRBuilder, value: ir.Value, result: ir.Type) -> ir.Value:
@@ -63,105 +43,79 @@ def _to_uint32(builder: ir.IRBuilder, value: ir.Value, result: ir.Type) -> ir.Va
 
 
 #: float32 or float64 lanes as float64 lanes.
-widen = _conversion(types.float64, _widen)
+widen = _conversion(lambda vector: Vec(types.float64, vector.lanes), _widen)
 #: float64 lanes rounded to the number's float type.
-narrow = _conversion_to_type_of(_narrow)
+narrow = _conversion(lambda vector, like: Vec(like, vector.lanes), _narrow)
 #: Unsigned integers as float64 lanes.
-to_float64 = _conversion(types.float64, ir.IRBuilder.uitofp)
+to_float64 = _conversion(lambda vector: Vec(types.float64, vector.lanes), ir.IRBuilder.uitofp)
 #: Signed integers as lanes of the number's float type.
-to_floats = _conversion_to_type_of(ir.IRBuilder.sitofp)
+to_floats = _conversion(lambda vector, like: Vec(like, vector.lanes), ir.IRBuilder.sitofp)
 #: Bytes, or float64 from 0 to 2^31 rounded down, as lanes of 32 bits.
-to_uint32 = _conversion(types.uint32, _to_uint32)
+to_uint32 = _conversion(lambda vector: Vec(types.uint32, vector.lanes), _to_uint32)
 #: The low byte of each lane.
-to_uint8 = _conversion(types.uint8, ir.IRBuilder.trunc)
+to_uint8 = _conversion(lambda vector: Vec(types.uint8, vector.lanes), ir.IRBuilder.trunc)
 #: The same 256 bits as 32 bytes, as 4 words.
-as_bytes = _conversion(types.uint8, ir.IRBuilder.bitcast, BYTES)
-as_words = _conversion(types.uint64, ir.IRBuilder.bitcast, WORDS)
+as_bytes = _conversion(lambda vector: Vec(types.uint8, BYTES), ir.IRBuilder.bitcast)
+as_words = _conversion(lambda vector: Vec(types.uint64, WORDS), ir.IRBuilder.bitcast)
+#: 8 words as 16 unsigned numbers of 32 bits, each word's low half first.
+as_lanes = _conversion(lambda vector: Vec(types.uint32, LANES), ir.IRBuilder.bitcast)
 
 
-@intrinsic
-def to_bits(typingctx: TypingContext, mask: Vec) -> Typed:
+@instruction(lambda mask: types.uint64)
+def to_bits(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return the lanes of a mask as the low bits of a uint64, lane 0 lowest."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return builder.zext(builder.bitcast(args[0], ir.IntType(mask.lanes)), ir.IntType(64))
-
-    return types.uint64(mask), codegen
+    return builder.zext(builder.bitcast(args[0], ir.IntType(sig.args[0].lanes)), ir.IntType(64))
 
 
-def _mask_of(lanes: int) -> Intrinsic:
-    def typed(typingctx: TypingContext, word: types.Type, shift: types.Type) -> Typed:
-        result = Vec(types.boolean, lanes)
-
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            shifted = builder.lshr(args[0], context.cast(builder, args[1], sig.args[1], types.uint64))
-            return builder.bitcast(builder.trunc(shifted, ir.IntType(lanes)), result.llvm)
-
-        return result(word, shift), codegen
-
-    return intrinsic(typed)
+def _emit_mask(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    mask = sig.return_type
+    shifted = builder.lshr(args[0], context.cast(builder, args[1], sig.args[1], types.uint64))
+    return builder.bitcast(builder.trunc(shifted, ir.IntType(mask.lanes)), mask.llvm)
 
 
 #: Bits shift .. shift + 15 of a uint64 as a mask; likewise 32 bits, from shift on.
-to_mask = _mask_of(LANES)
-to_byte_mask = _mask_of(BYTES)
+to_mask = instruction(lambda word, shift: Vec(types.boolean, LANES))(_emit_mask)
+to_byte_mask = instruction(lambda word, shift: Vec(types.boolean, BYTES))(_emit_mask)
 
 
-@intrinsic
-def count(typingctx: TypingContext, counts: Vec, mask: Vec) -> Typed:
+@instruction(lambda counts, mask: counts)
+def count(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Add 1 to integers in the lanes where the mask is set."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return builder.sub(args[0], builder.sext(args[1], counts.llvm))
-
-    return counts(counts, mask), codegen
+    return builder.sub(args[0], builder.sext(args[1], sig.return_type.llvm))
 
 
-@intrinsic
-def bit_count(typingctx: TypingContext, word: types.Type) -> Typed:
+@instruction(lambda word: types.uint64)
+def bit_count(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Count the bits of a uint64 that are 1."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return builder.ctpop(args[0])
-
-    return types.uint64(word), codegen
+    return builder.ctpop(args[0])
 
 
-@intrinsic
-def to_integers(typingctx: TypingContext, value: types.Type) -> Typed:
+def _integers_of(value: types.Type) -> types.Type:
+    words = {types.float32: types.uint32, types.float64: types.uint64}
+    return Vec(words[value.dtype], value.lanes) if isinstance(value, Vec) else words[value]
+
+
+@instruction(_integers_of)
+def to_integers(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return the bits of a float, or of float lanes, as unsigned integers of the same width."""
-    floats = value.dtype if isinstance(value, Vec) else value
-    words = {types.float32: types.uint32, types.float64: types.uint64}[floats]
-    result = Vec(words, value.lanes) if isinstance(value, Vec) else words
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return builder.bitcast(args[0], result.llvm if isinstance(result, Vec) else ir.IntType(words.bitwidth))
-
-    return result(value), codegen
+    result = sig.return_type
+    return builder.bitcast(args[0], result.llvm if isinstance(result, Vec) else ir.IntType(result.bitwidth))
 
 
-@intrinsic
-def from_bits(typingctx: TypingContext, word: types.Type, like: types.Type) -> Typed:
+@instruction(lambda word, like: like)
+def from_bits(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return the float of type `like` with the bits of an unsigned integer of the same width."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return builder.bitcast(args[0], args[1].type)
-
-    return like(word, like), codegen
+    return builder.bitcast(args[0], args[1].type)
 
 
 def _shuffle(order: list[int]) -> Intrinsic:
     """Make the selection of lanes from two vectors of one type, joined."""
 
-    def typed(typingctx: TypingContext, low: Vec, high: Vec) -> Typed:
-        result = Vec(low.dtype, len(order))
+    @instruction(lambda low, high: Vec(low.dtype, len(order)))
+    def shuffle(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+        return builder.shuffle_vector(*args, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
 
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            return builder.shuffle_vector(*args, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
-
-        return result(low, high), codegen
-
-    return intrinsic(typed)
+    return shuffle
 
 
 #: Two vectors of 4 words as one of 8.
@@ -169,20 +123,15 @@ join = _shuffle([*range(2 * WORDS)])
 #: The first halves of two vectors of 8 words, and their second halves.
 first_halves = _shuffle([0, 1, 2, 3, 8, 9, 10, 11])
 second_halves = _shuffle([4, 5, 6, 7, 12, 13, 14, 15])
-#: 8 words as 16 unsigned numbers of 32 bits, each word's low half first.
-as_lanes = _conversion(types.uint32, ir.IRBuilder.bitcast, LANES)
 
 
-@intrinsic
-def lane(typingctx: TypingContext, low: Vec, high: Vec, index: types.Type) -> Typed:
+@instruction(lambda low, high, index: low.dtype)
+def lane(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return lane `index` of two vectors, joined."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        at = builder.trunc(context.cast(builder, args[2], sig.args[2], types.intp), ir.IntType(32))
-        every = ir.Constant(ir.VectorType(ir.IntType(32), 2 * low.lanes), list(range(2 * low.lanes)))
-        return builder.extract_element(builder.shuffle_vector(args[0], args[1], every), at)
-
-    return low.dtype(low, high, index), codegen
+    lanes = 2 * sig.args[0].lanes
+    at = builder.trunc(context.cast(builder, args[2], sig.args[2], types.intp), ir.IntType(32))
+    every = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
+    return builder.extract_element(builder.shuffle_vector(args[0], args[1], every), at)
 
 
 def _reduce(
@@ -197,65 +146,54 @@ def _reduce(
     return builder.extract_element(value, ir.Constant(i32, 0))
 
 
-@intrinsic
-def fold(typingctx: TypingContext, vector: Vec) -> Typed:
+@instruction(lambda vector: vector.dtype)
+def fold(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return the sum of all lanes, halves first."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        add = builder.fadd if isinstance(vector.dtype, types.Float) else builder.add
-        return _reduce(builder, args[0], vector.lanes, add)
-
-    return vector.dtype(vector), codegen
+    add = builder.fadd if isinstance(sig.return_type, types.Float) else builder.add
+    return _reduce(builder, args[0], sig.args[0].lanes, add)
 
 
-@intrinsic
-def greatest(typingctx: TypingContext, vector: Vec) -> Typed:
+@instruction(lambda vector: vector.dtype)
+def greatest(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return the largest of unsigned lanes."""
 
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        def larger(low: ir.Value, high: ir.Value) -> ir.Value:
-            return builder.select(builder.icmp_unsigned(">", low, high), low, high)
+    def larger(low: ir.Value, high: ir.Value) -> ir.Value:
+        return builder.select(builder.icmp_unsigned(">", low, high), low, high)
 
-        return _reduce(builder, args[0], vector.lanes, larger)
-
-    return vector.dtype(vector), codegen
+    return _reduce(builder, args[0], sig.args[0].lanes, larger)
 
 
-@intrinsic
-def lookup(typingctx: TypingContext, table: Vec, index: Vec) -> Typed:
+@instruction(lambda table, index: index)
+def lookup(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return table[index[i]] of each byte; the table is 16 bytes, twice in a row; indices are below 16."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        i32 = ir.IntType(32)
-        half = ir.VectorType(ir.IntType(8), 16)
-        shuffle = ir.FunctionType(half, [half, half])
-        features = context.codegen().magic_tuple()[2]
-        machine = builder.module.triple
-        if "+avx2" in features:
-            full = table.llvm
-            function = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(full, [full, full]), "llvm.x86.avx2.pshuf.b"
-            )
-            return builder.call(function, args)
-        name = None
-        if "+ssse3" in features:
-            name = "llvm.x86.ssse3.pshuf.b.128"
-        elif machine.startswith(("aarch64", "arm64")):
-            name = "llvm.aarch64.neon.tbl1.v16i8"
-        halves = [ir.Constant(ir.VectorType(i32, 16), list(range(k, k + 16))) for k in (0, 16)]
-        tables, indices = ([builder.shuffle_vector(v, v, h) for h in halves] for v in args)
-        if name is not None:
-            function = cgutils.get_or_insert_function(builder.module, shuffle, name)
-            found = [builder.call(function, pair) for pair in zip(tables, indices, strict=True)]
-        else:
-            found = []
-            for one, at in zip(tables, indices, strict=True):
-                value = ir.Constant(half, ir.Undefined)
-                for lane in range(16):
-                    position = builder.zext(builder.extract_element(at, ir.Constant(i32, lane)), i32)
-                    byte = builder.extract_element(one, position)
-                    value = builder.insert_element(value, byte, ir.Constant(i32, lane))
-                found.append(value)
-        return builder.shuffle_vector(*found, ir.Constant(ir.VectorType(i32, 32), list(range(32))))
-
-    return index(table, index), codegen
+    i32 = ir.IntType(32)
+    half = ir.VectorType(ir.IntType(8), 16)
+    shuffle = ir.FunctionType(half, [half, half])
+    features = context.codegen().magic_tuple()[2]
+    machine = builder.module.triple
+    if "+avx2" in features:
+        full = sig.return_type.llvm
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(full, [full, full]), "llvm.x86.avx2.pshuf.b"
+        )
+        return builder.call(function, args)
+    name = None
+    if "+ssse3" in features:
+        name = "llvm.x86.ssse3.pshuf.b.128"
+    elif machine.startswith(("aarch64", "arm64")):
+        name = "llvm.aarch64.neon.tbl1.v16i8"
+    halves = [ir.Constant(ir.VectorType(i32, 16), list(range(k, k + 16))) for k in (0, 16)]
+    tables, indices = ([builder.shuffle_vector(v, v, h) for h in halves] for v in args)
+    if name is not None:
+        function = cgutils.get_or_insert_function(builder.module, shuffle, name)
+        found = [builder.call(function, pair) for pair in zip(tables, indices, strict=True)]
+    else:
+        found = []
+        for one, at in zip(tables, indices, strict=True):
+            value = ir.Constant(half, ir.Undefined)
+            for lane in range(16):
+                position = builder.zext(builder.extract_element(at, ir.Constant(i32, lane)), i32)
+                byte = builder.extract_element(one, position)
+                value = builder.insert_element(value, byte, ir.Constant(i32, lane))
+            found.append(value)
+    return builder.shuffle_vector(*found, ir.Constant(ir.VectorType(i32, 32), list(range(32))))

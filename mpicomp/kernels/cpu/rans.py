@@ -20,7 +20,6 @@ from mpicomp.kernels.cpu.simd import LANES, load, store
 
 MOST_BITS = 14  # of frequencies; fewer than the bits of the lowest state
 LOWEST = 1 << 15
-HIGHEST = (1 << 31) - 1
 CERTAIN = 1 << 30  # a probability of 1
 _WORD_BITS = 16
 # columns of the encoder's table: state at which a word leaves, reciprocal of the frequency, shift after it, the number

@@ -33,7 +33,7 @@ from mpicomp.kernels.streams import BLOCK
 TILE = 2048  # elements whose codes are made, then packed; a multiple of 64
 FIXED = np.float32(65536)  # places of levels are multiples of 1 / FIXED where levels are drawn
 LEAST_16, LEAST_32 = np.float32(2.0**-24), np.float32(2.0**-100)  # the smallest scales
-MAGNITUDE, INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITY_16 = np.uint32(0x7C00)
 
 

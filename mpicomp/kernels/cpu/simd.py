@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llvmlite import ir
@@ -30,8 +31,7 @@ Intrinsic: TypeAlias = Any
 Operator: TypeAlias = Callable[[Any, Any], object]
 Values: TypeAlias = Sequence[ir.Value]
 Codegen: TypeAlias = "Callable[[BaseContext, ir.IRBuilder, Signature, Values], ir.Value]"
-Typed: TypeAlias = "tuple[Signature, Codegen]"
-"""Result of an intrinsic's typing function."""
+"""Function that emits the code of a call."""
 
 LANES = 16
 WORDS = 4
@@ -116,6 +116,22 @@ def _align_stack(builder: ir.IRBuilder) -> None:
     attributes.add("nounwind")  # true of all functions of Numba; llvmlite writes no attributes unless one has a name
 
 
+def instruction(result: Callable[..., types.Type]) -> Callable[[Codegen], Intrinsic]:
+    """Make an intrinsic of a function that emits code; `result` returns the result's type for types of arguments."""
+
+    def made(codegen: Codegen) -> Intrinsic:
+        def type_call(typingctx: TypingContext, *arguments: types.Type) -> tuple[Signature, Codegen]:
+            return result(*arguments)(*arguments), codegen
+
+        # Numba folds the arguments of a call by this signature, without the typing context.
+        own, named = signature(type_call), signature(result).parameters.values()
+        typed: Any = type_call
+        typed.__signature__ = own.replace(parameters=[own.parameters["typingctx"], *named])
+        return intrinsic(typed)
+
+    return made
+
+
 def _splat(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     _align_stack(builder)
     vector = ir.VectorType(value.type, lanes)
@@ -124,96 +140,59 @@ def _splat(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
 
 
-def _splat_to(lanes: int) -> Intrinsic:
-    def typed(typingctx: TypingContext, value: types.Type) -> Typed:
-        result = Vec(value, lanes)
-
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            return _splat(builder, args[0], lanes)
-
-        return result(value), codegen
-
-    return intrinsic(typed)
+def _emit_splat(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    return _splat(builder, args[0], sig.return_type.lanes)
 
 
 #: The scalar in all 16 lanes.
-splat = _splat_to(LANES)
+splat = instruction(lambda value: Vec(value, LANES))(_emit_splat)
 #: The 64-bit word in all 4 lanes.
-splat_word = _splat_to(WORDS)
+splat_word = instruction(lambda value: Vec(value, WORDS))(_emit_splat)
 #: The byte, or another number, in all 32 lanes.
-splat_byte = _splat_to(BYTES)
+splat_byte = instruction(lambda value: Vec(value, BYTES))(_emit_splat)
+#: The scalar in as many lanes as a vector, the second argument, has.
+splat_like = instruction(lambda value, vector: vector)(_emit_splat)
 
 
-@intrinsic
-def splat_like(typingctx: TypingContext, value: types.Type, vector: Vec) -> Typed:
-    """Return the scalar in as many lanes as a vector has."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return _splat(builder, args[0], vector.lanes)
-
-    return vector(value, vector), codegen
-
-
-@intrinsic
-def iota(typingctx: TypingContext, start: types.Type) -> Typed:
+@instruction(lambda start: Vec(types.uint64, WORDS))
+def iota(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return 64-bit words start, start + 1, start + 2, start + 3."""
-    result = Vec(types.uint64, WORDS)
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        base = context.cast(builder, args[0], sig.args[0], types.uint64)
-        return builder.add(_splat(builder, base, WORDS), ir.Constant(result.llvm, list(range(WORDS))))
-
-    return result(start), codegen
+    base = context.cast(builder, args[0], sig.args[0], types.uint64)
+    return builder.add(_splat(builder, base, WORDS), ir.Constant(sig.return_type.llvm, list(range(WORDS))))
 
 
-def _pointer(
-    context: BaseContext, builder: ir.IRBuilder, array_type: types.Array, array: ir.Value, index: ir.Value, vector: Vec
-) -> ir.Value:
-    data = context.make_array(array_type)(context, builder, array).data
+def _pointer(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values, vector: Vec) -> ir.Value:
+    """Emit the address of the vector in the array, the first argument, from the index on, the second one."""
+    _align_stack(builder)
+    index = context.cast(builder, args[1], sig.args[1], types.intp)
+    data = context.make_array(sig.args[0])(context, builder, args[0]).data
     return builder.bitcast(builder.gep(data, [index]), vector.llvm.as_pointer())
 
 
-def _load_of(lanes: int) -> Intrinsic:
-    def typed(typingctx: TypingContext, array: types.Array, index: types.Type) -> Typed:
-        result = Vec(array.dtype, lanes)
-
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            _align_stack(builder)
-            at = context.cast(builder, args[1], sig.args[1], types.intp)
-            pointer = _pointer(context, builder, sig.args[0], args[0], at, result)
-            return builder.load(pointer, align=array.dtype.bitwidth // 8)
-
-        return result(array, index), codegen
-
-    return intrinsic(typed)
+def _emit_load(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    pointer = _pointer(context, builder, sig, args, sig.return_type)
+    return builder.load(pointer, align=sig.args[0].dtype.bitwidth // 8)
 
 
 #: 16 elements of an array from an index on; any alignment. Likewise 4 words, 32 bytes.
-load = _load_of(LANES)
-load_words = _load_of(WORDS)
-load_bytes = _load_of(BYTES)
+load = instruction(lambda array, index: Vec(array.dtype, LANES))(_emit_load)
+load_words = instruction(lambda array, index: Vec(array.dtype, WORDS))(_emit_load)
+load_bytes = instruction(lambda array, index: Vec(array.dtype, BYTES))(_emit_load)
 
 
-def _store(streaming: bool) -> Callable[[TypingContext, types.Array, types.Type, Vec], Typed]:
-    def typed(typingctx: TypingContext, array: types.Array, index: types.Type, vector: Vec) -> Typed:
-        def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-            _align_stack(builder)
-            at = context.cast(builder, args[1], sig.args[1], types.intp)
-            pointer = _pointer(context, builder, sig.args[0], args[0], at, vector)
-            instruction = builder.store(args[2], pointer, align=32 if streaming else array.dtype.bitwidth // 8)
-            if streaming:
-                one = ir.Constant(ir.IntType(32), 1)
-                instruction.set_metadata("nontemporal", builder.module.add_metadata([one]))
-            return context.get_dummy_value()
-
-        return types.none(array, index, vector), codegen
-
-    return typed
+@instruction(lambda array, index, vector: types.none)
+def store(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    """Overwrite the elements of an array from an index on; any alignment."""
+    builder.store(args[2], _pointer(context, builder, sig, args, sig.args[2]), align=sig.args[0].dtype.bitwidth // 8)
+    return context.get_dummy_value()
 
 
-store = intrinsic(_store(streaming=False))
-#: Store past the caches. The address must be a multiple of 32 bytes.
-stream = intrinsic(_store(streaming=True))
+@instruction(lambda array, index, vector: types.none)
+def stream(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    """Store past the caches. The address must be a multiple of 32 bytes."""
+    stored = builder.store(args[2], _pointer(context, builder, sig, args, sig.args[2]), align=32)
+    stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+    return context.get_dummy_value()
 
 
 @njit(nogil=True, inline="always")
@@ -225,34 +204,23 @@ def put(array, index, vector, streaming):
         store(array, index, vector)
 
 
-@intrinsic
-def fence(typingctx: TypingContext) -> Typed:
+@instruction(lambda: types.none)
+def fence(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Order streaming stores before all later accesses, so that no message is sent half written."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.none(), codegen
+    builder.fence("seq_cst")
+    return context.get_dummy_value()
 
 
-@intrinsic
-def select(typingctx: TypingContext, mask: Vec, a: Vec, b: Vec) -> Typed:
+@instruction(lambda mask, a, b: a)
+def select(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return `a` in the lanes where the mask is set, else `b`."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        return builder.select(*args)
-
-    return a(mask, a, b), codegen
+    return builder.select(*args)
 
 
-@intrinsic
-def absolute(typingctx: TypingContext, vector: Vec) -> Typed:
+@instruction(lambda vector: vector)
+def absolute(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
     """Return |x| of each lane."""
-
-    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
-        name = f"llvm.fabs.v{vector.lanes}f{vector.dtype.bitwidth}"
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name)
-        return builder.call(function, args)
-
-    return vector(vector), codegen
+    vector = sig.return_type
+    name = f"llvm.fabs.v{vector.lanes}f{vector.dtype.bitwidth}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name)
+    return builder.call(function, args)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, int64, njit, uint64
 
+from mpicomp.kernels.cpu.arrays import compensate
 from mpicomp.kernels.cpu.bucketed import as_float32
-from mpicomp.kernels.cpu.error_feedback import compensate
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.ssdm import FLOAT32_MAX
 from mpicomp.kernels.cpu.top_k import several

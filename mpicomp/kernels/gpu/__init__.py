@@ -1,8 +1,10 @@
 """Kernels of `mpicomp.kernels.cpu` for GPUs, in Triton: the same functions, parameters and bits, of torch tensors.
 
-Words (uint64) are int64 tensors of the same bits, 16-bit floats int16 tensors. Tensors are contiguous and lie on the
-current device; scalars, schedules and tables are numbers and NumPy arrays in host memory. What a CPU kernel returns, a
-number or a bool, is a 0-d tensor on the device: no function waits for the device. A NaN may be another than the CPU's.
+The CPU's docstrings describe both. Words (uint64), indices (uint32) and 16-bit floats are int64, int32 and int16
+tensors of the same bits. Tensors are contiguous and lie on the current device; scalars, schedules and tables are
+numbers and NumPy arrays in host memory. Working memory, `powers`, `tiny` and `streaming` are not used. The number or
+bool that a CPU kernel returns is a 0-d tensor on the device: no function waits for the device. A NaN may be another
+than the CPU's.
 """
 
 from __future__ import annotations

@@ -1,18 +1,23 @@
-"""Tensors as codecs make, view and convert them: see `mpicomp.kernels.cpu.arrays`.
+"""Whole tensors: allocation, views, conversion, error feedback. See `mpicomp.kernels.cpu.arrays`.
 
-Of unsigned integers of more than 8 bits tensors hold the bits, in signed ones.
+Tensors hold the bits of unsigned integers of more than 8 bits in signed ones.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import clearing
+from mpicomp.kernels.gpu.common import APART, bits_of, clearing, finite_flag, is_set, number, read, write
 
-__all__ = ["clearing", "convert", "divide", "empty", "view", "xp"]
+__all__ = ["clearing", "compensate", "convert", "divide", "empty", "keep", "view", "xp"]
+
+WIDTH = 1024  # elements of a program
 
 xp = torch
 
@@ -25,17 +30,14 @@ def _type(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def empty(like: Tensor, n: int, dtype: str | torch.dtype) -> Tensor:
-    """A vector where `like` is."""
     return torch.empty(n, dtype=_type(dtype), device=like.device)
 
 
 def view(array: Tensor, dtype: str | torch.dtype) -> Tensor:
-    """The same memory as elements of another type."""
     return array.view(_type(dtype))
 
 
 def convert(array: Tensor, dtype: str | torch.dtype) -> Tensor:
-    """Elements as another type, each rounded once; the array itself if it has that."""
     return array.to(_type(dtype))
 
 
@@ -45,8 +47,44 @@ def _number(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def divide(array: Tensor, divisor: int) -> None:
-    """Divide by a number of the array's type, rounding once. `array` is overwritten.
-
-    By a number of the host's PyTorch would multiply with its reciprocal, which rounds twice.
-    """
+    # By a number of the host's PyTorch would multiply with its reciprocal, which rounds twice.
     array.div_(_number(divisor, array.dtype, array.device))
+
+
+# Error feedback: one pass over memory each ----------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["alpha"])
+def _compensate_kernel(values, residual, n, alpha, out, SCALED: tl.constexpr, WIDTH: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    kept = read(residual, start, n, WIDTH)
+    if SCALED:
+        kept = kept * number(alpha, kept.dtype)
+    write(out, start, n, kept + read(values, start, n, WIDTH), WIDTH)
+
+
+def compensate(values: Tensor, residual: Tensor, alpha: Any, out: Tensor) -> None:
+    if n := out.numel():
+        scale = 0 if alpha is None else bits_of(alpha, out.dtype)
+        _compensate_kernel[(triton.cdiv(n, WIDTH),)](values, residual, n, scale, out, alpha is not None, WIDTH, **APART)
+
+
+@triton.jit(do_not_specialize=["beta"])
+def _keep_kernel(values, sent, residual, n, beta, out, finite, SCALED: tl.constexpr, WIDTH: tl.constexpr):
+    """`finite` becomes 0 where a part of the residual is not finite."""
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    left = read(values, start, n, WIDTH) - read(sent, start, n, WIDTH)
+    if SCALED:
+        left = read(residual, start, n, WIDTH) * number(beta, left.dtype) + left
+    write(out, start, n, left, WIDTH)
+    tl.store(finite, 0, mask=tl.max(((left - left != 0) & (start + tl.arange(0, WIDTH) < n)).to(tl.int32)) > 0)
+
+
+def keep(values: Tensor, sent: Tensor, residual: Tensor, beta: Any, out: Tensor) -> Tensor:
+    finite = finite_flag(out)
+    if n := out.numel():
+        scale = 0 if beta is None else bits_of(beta, out.dtype)
+        _keep_kernel[(triton.cdiv(n, WIDTH),)](
+            values, sent, residual, n, scale, out, finite, beta is not None, WIDTH, **APART
+        )
+    return is_set(finite)

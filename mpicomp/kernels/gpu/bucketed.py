@@ -46,12 +46,11 @@ FLOAT32_MAX = tl.constexpr((2 - 2.0**-23) * 2.0**127)
 
 
 def _blocks(bucket: int) -> int:
-    """How many blocks a bucket has."""
     return -(-bucket // streams.BLOCK)
 
 
 @triton.jit
-def bucket_of(start, place, bucket, LONG: tl.constexpr):  # type: ignore[no-untyped-def]
+def bucket_of(start, place, bucket, LONG: tl.constexpr):
     """Numbers of the buckets that elements start + place are in.
 
     start : int64. place : less than the elements of a program. LONG : whether a bucket has as many or more.
@@ -65,9 +64,7 @@ def bucket_of(start, place, bucket, LONG: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _largest_kernel(  # type: ignore[no-untyped-def]
-    bits, mask, n, bucket, pieces, out, buckets, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+def _largest_kernel(bits, mask, n, bucket, pieces, out, buckets, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """`pieces` of a bucket, WIDTH elements each; ROWS of them."""
     piece = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     number = piece // pieces
@@ -90,27 +87,22 @@ def _largest(x: Tensor, bucket: int, found: Tensor) -> None:
 
 
 def norms(x: Tensor, bucket: int, kind: int, found: Tensor) -> None:
-    """Sum of squares (L2), sum of magnitudes (L1) or largest magnitude (LINF) of each bucket.
-
-    x : float32[n] or float64[n]. bucket : elements of each, counted from x[0]; the last may be short.
-    found : float64[ceil(n / bucket)], overwritten; NaN or infinity where one of those is.
-    """
     if n := x.numel():
         bucket = min(int(bucket), n)
         blocks = _blocks(bucket)
         if kind == LINF:
             _largest(x, bucket, found)
         elif blocks == 1:
-            block_sums(x, None, None, None, bucket, blocks, kind, found)
+            block_sums(x, None, bucket, blocks, kind, found)
         else:
             of_blocks = torch.empty(found.numel() * blocks, dtype=torch.float64, device=x.device)
-            block_sums(x, None, None, None, bucket, blocks, kind, of_blocks)
+            block_sums(x, None, bucket, blocks, kind, of_blocks)
             add_blocks(of_blocks, blocks, found)
 
 
 @triton.jit
-def as_float32(found):  # type: ignore[no-untyped-def]
-    """As float32, rounded once; the largest where it is beyond, 0 for NaN."""
+def as_float32(found):
+    """Round to float32 once; numbers beyond it become its largest number, NaN 0."""
     known = tl.where(found == found, found, 0)
     return tl.where(known > FLOAT32_MAX, FLOAT32_MAX, tl.where(known < -FLOAT32_MAX, -FLOAT32_MAX, known)).to(
         tl.float32
@@ -118,7 +110,7 @@ def as_float32(found):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _clipped_kernel(sizes, squares, n, bucket, clip, scales, buckets, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _clipped_kernel(sizes, squares, n, bucket, clip, scales, buckets, WIDTH: tl.constexpr):
     """sizes, squares : largest magnitude and sum of squares of each bucket, the latter None where `clip` is.
 
     clip : bits of a float64.
@@ -136,11 +128,6 @@ def _clipped_kernel(sizes, squares, n, bucket, clip, scales, buckets, WIDTH: tl.
 
 
 def clipped_scales(x: Tensor, bucket: int, clip: float | None, scales: Tensor) -> None:
-    """Largest magnitude of each bucket, but at most `clip` times the root of its mean square.
-
-    x, bucket : as in `norms`. clip : float64, or None for no limit. scales : float32[ceil(n / bucket)], overwritten;
-    infinity where the bucket has NaN or infinity, and the largest number where the scale is beyond float32.
-    """
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
         sizes = torch.empty(buckets, dtype=torch.float64, device=x.device)
@@ -155,7 +142,7 @@ def clipped_scales(x: Tensor, bucket: int, clip: float | None, scales: Tensor) -
 
 
 @triton.jit
-def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, BLOCKS: tl.constexpr):
     task = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     start, whole, stop = block_at(task, blocks, bucket, n)
     above, below = tl.zeros([BLOCKS * LANES], tl.float64), tl.zeros([BLOCKS * LANES], tl.float64)
@@ -192,7 +179,7 @@ def _sides(x: Tensor, residual: Tensor | None, bucket: int, buckets: int) -> Ten
 
 
 @triton.jit
-def _side_totals(sides, blocks, bucket, buckets):  # type: ignore[no-untyped-def]
+def _side_totals(sides, blocks, bucket, buckets):
     """Both totals and how many elements are 0 or more, float64, of each bucket."""
     first, stop = tl.minimum(bucket, buckets) * blocks, tl.minimum(bucket + 1, buckets) * blocks
     up, down = total_of(sides, first, stop), total_of(sides + buckets * blocks, first, stop)
@@ -200,7 +187,7 @@ def _side_totals(sides, blocks, bucket, buckets):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _side_totals_kernel(sides, blocks, buckets, above, below, n_above, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _side_totals_kernel(sides, blocks, buckets, above, below, n_above, ROWS: tl.constexpr):
     bucket = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     up, down, count = _side_totals(sides, blocks, bucket, buckets)
     tl.store(above + bucket, up, mask=bucket < buckets)
@@ -209,10 +196,6 @@ def _side_totals_kernel(sides, blocks, buckets, above, below, n_above, ROWS: tl.
 
 
 def side_sums(x: Tensor, bucket: int, above: Tensor, below: Tensor, n_above: Tensor) -> None:
-    """Sums of the elements that are 0 or more and of the others, and how many the former are, of each bucket.
-
-    x : float32[n] or float64[n]. above, below : float64[ceil(n / bucket)]; n_above : int64 likewise; overwritten.
-    """
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), above.numel()
         sides = _sides(x, None, bucket, buckets)
@@ -222,7 +205,7 @@ def side_sums(x: Tensor, bucket: int, above: Tensor, below: Tensor, n_above: Ten
 
 
 @triton.jit
-def _spread_kernel(  # type: ignore[no-untyped-def]
+def _spread_kernel(
     bits, numbers, bucket, buckets, n, out, TWO: tl.constexpr, ADDING: tl.constexpr, LONG: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -245,12 +228,6 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
 
 
 def spread(bits: Tensor, numbers: Tensor, bucket: int, out: Tensor, adding: bool) -> None:
-    """out[i] = its bucket's upper number where bit i is 1, else its lower; `adding`: added to what is there.
-
-    bits : int64[ceil(n / 64)]. numbers : float32[2, ceil(n / bucket)], the upper ones first; or [1, ...], and a lower
-    number is the upper with the other sign. One that is not finite counts as 0. out : float32[n] or float64[n],
-    overwritten. adding : bool.
-    """
     if n := out.numel():
         bucket, (kinds, buckets) = min(int(bucket), n), numbers.shape
         _spread_kernel[(triton.cdiv(n, WIDTH),)](
@@ -259,9 +236,7 @@ def spread(bits: Tensor, numbers: Tensor, bucket: int, out: Tensor, adding: bool
 
 
 @triton.jit
-def _scales_kernel(  # type: ignore[no-untyped-def]
-    sums, blocks, bucket, buckets, n, scales, KIND: tl.constexpr, ROWS: tl.constexpr
-):
+def _scales_kernel(sums, blocks, bucket, buckets, n, scales, KIND: tl.constexpr, ROWS: tl.constexpr):
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first, stop = tl.minimum(number, buckets) * blocks, tl.minimum(number + 1, buckets) * blocks
     total = total_of(sums, first, stop)
@@ -271,7 +246,7 @@ def _scales_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _means_kernel(sides, blocks, bucket, buckets, n, means, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _means_kernel(sides, blocks, bucket, buckets, n, means, ROWS: tl.constexpr):
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     up, down, count = _side_totals(sides, blocks, number, buckets)
     length = tl.minimum(n - number * bucket, bucket).to(tl.float64)
@@ -281,7 +256,7 @@ def _means_kernel(sides, blocks, bucket, buckets, n, means, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _pack_and_subtract_kernel(  # type: ignore[no-untyped-def]
+def _pack_and_subtract_kernel(
     values, residual, n, upper, lower, bucket, left, bits, finite, LONG: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Bit i = (x >= 0), x = values + residual; left = x less its bucket's `upper` there, else less its `lower`.
@@ -318,23 +293,12 @@ def _pack_and_subtract(
 def keep_signs(
     values: Tensor, residual: Tensor, left: Tensor, bits: Tensor, scales: Tensor, bucket: int, kind: int
 ) -> Tensor:
-    """Signs of p = values + residual, a scale for each bucket, and left = p - scale sgn(p).
-
-    values, residual, left : float32[n] or float64[n]. bits : int64[ceil(n / 64)].
-    scales : float32[1, ceil(n / bucket)]. kind : L2 or L1, the norm that the scale is made of.
-    Left, bits and scales are overwritten.
-
-    Returns
-    -------
-    bool[]
-        Whether all of p is finite.
-    """
     n, buckets = left.numel(), scales.shape[1]
     if n:
         bucket = min(int(bucket), n)
         blocks = _blocks(bucket)
         sums = torch.empty(buckets * blocks, dtype=torch.float64, device=left.device)
-        block_sums(values, residual, None, None, bucket, blocks, kind, sums)
+        block_sums(values, residual, bucket, blocks, kind, sums)
         _scales_kernel[(triton.cdiv(buckets, TOTALS),)](
             sums, blocks, bucket, buckets, n, scales, kind, TOTALS, num_warps=1, **APART
         )
@@ -342,7 +306,6 @@ def keep_signs(
 
 
 def keep_sides(values: Tensor, residual: Tensor, left: Tensor, bits: Tensor, means: Tensor, bucket: int) -> Tensor:
-    """As `keep_signs`, with the mean of each side. means : float32[2, ceil(n / bucket)], the upper sides' first."""
     n, buckets = left.numel(), means.shape[1]
     if n:
         bucket = min(int(bucket), n)

@@ -1,4 +1,4 @@
-"""What the kernels share: scalars as bit patterns, masks as words, sums of lanes in the CPU's order."""
+"""Parts of kernels: scalars as bit patterns, masks as words, sums of lanes in the CPU's order, numbers of stretches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
@@ -61,7 +63,7 @@ def bits_of(value: Any, dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def number(bits, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+def number(bits, dtype: tl.constexpr):
     """The float32 or float64 with these bits."""
     if dtype == tl.float64:
         return tl.cast(bits, tl.int64).to(tl.float64, bitcast=True)
@@ -70,27 +72,27 @@ def number(bits, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def to_words(mask):  # type: ignore[no-untyped-def]
+def to_words(mask):
     """bool[words, 64] to int64[words]: element i of a row is bit i."""
     return tl.sum(mask.to(tl.int64) << tl.arange(0, 64)[None, :].to(tl.int64), axis=1)
 
 
 @triton.jit
-def to_bits(words):  # type: ignore[no-untyped-def]
+def to_bits(words):
     """int64[words] to bool[words * 64], the opposite of `to_words`."""
     bits = (words[:, None] >> tl.arange(0, 64)[None, :].to(tl.int64)) & 1
     return tl.reshape(bits, [words.shape[0] * 64]) != 0
 
 
 @triton.jit
-def bit_at(words, at, inside):  # type: ignore[no-untyped-def]
+def bit_at(words, at, inside):
     """Bit `at`, an int64 tensor, of packed words, as bool; false where not `inside`."""
     return ((tl.load(words + (at >> 6), mask=inside, other=0) >> (at & 63)) & 1) != 0
 
 
 @triton.jit
-def elements(pointer, at, stop, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Elements `at`; 0 from `stop` on. WHOLE: none of them is there."""
+def elements(pointer, at, stop, WHOLE: tl.constexpr):
+    """Load elements `at`; 0 from `stop` on. WHOLE: all of them are before it."""
     if WHOLE:
         return tl.load(pointer + at)
     else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
@@ -98,7 +100,7 @@ def elements(pointer, at, stop, WHOLE: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
-def keep_elements(pointer, at, stop, values, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def keep_elements(pointer, at, stop, values, WHOLE: tl.constexpr):
     """Overwrite elements `at` before `stop`."""
     if WHOLE:
         tl.store(pointer + at, values)
@@ -110,7 +112,7 @@ def keep_elements(pointer, at, stop, values, WHOLE: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def read(pointer, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def read(pointer, start, n, WIDTH: tl.constexpr):
     """WIDTH elements from `start` on; 0 from element n on."""
     at = start + tl.arange(0, WIDTH)
     if start + WIDTH <= n:  # noqa: SIM108 - both sides of an expression would be computed
@@ -121,7 +123,7 @@ def read(pointer, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def write(pointer, start, n, values, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def write(pointer, start, n, values, WIDTH: tl.constexpr):
     """Overwrite WIDTH elements from `start` on, before element n."""
     at = start + tl.arange(0, WIDTH)
     if start + WIDTH <= n:
@@ -131,17 +133,75 @@ def write(pointer, start, n, values, WIDTH: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def read_bits(words, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def read_bits(words, start, n, WIDTH: tl.constexpr):
     """Bits of WIDTH elements from `start` on, a multiple of 64, as bool; false from element n on, up to its word."""
     word = start // 64 + tl.arange(0, WIDTH // 64)
     return to_bits(tl.load(words + word, mask=word * 64 < n, other=0))
 
 
 @triton.jit
-def fold(lanes):  # type: ignore[no-untyped-def]
+def fold(lanes):
     """Sum of 16 lanes, [blocks, 16] to [blocks], halves first: l0 + l8, ..., then l0 + l4, ... as on the CPU."""
     blocks: tl.constexpr = lanes.shape[0]
     eight = tl.sum(tl.reshape(lanes, [blocks, 2, 8]), axis=1)
     four = tl.sum(tl.reshape(eight, [blocks, 2, 4]), axis=1)
     two = tl.sum(tl.reshape(four, [blocks, 2, 2]), axis=1)
     return tl.sum(two, axis=1)
+
+
+# Stretches of a vector that have a number each, as in `mpicomp.feedback.scale_groups.ScaleGroups` ---------------------
+
+
+@lru_cache(maxsize=256)
+def _cached(table: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(table), dtype=torch.int64).to(device)
+
+
+def places_on(device: torch.device, places: NDArray[np.int64] | Tensor) -> Tensor:
+    """An int64 table on the device. An array is copied there and kept: long tables are better given as tensors."""
+    if isinstance(places, Tensor):
+        return places
+    if not places.size:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    return _cached(np.ascontiguousarray(places, np.int64).tobytes(), device)
+
+
+def numbers_on(device: torch.device, numbers: NDArray[Any] | Tensor) -> Tensor:
+    """Numbers, one of each stretch, on the device. An array is copied there by each call, which waits for nothing."""
+    if isinstance(numbers, Tensor):
+        return numbers
+    host = torch.tensor(numbers)  # a copy, as the caller may write new numbers while this one crosses
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
+@triton.jit
+def reaching(stops, low, high, at):
+    """Number of the first stretch from `low` on and before `high` that ends behind element `at`; else `high`."""
+    first = tl.cast(low, tl.int64)
+    last = tl.cast(high, tl.int64)
+    while first < last:
+        middle = (first + last) // 2
+        behind = tl.load(stops + middle) > at
+        last = tl.where(behind, middle, last)
+        first = tl.where(behind, first, middle + 1)
+    return first
+
+
+@triton.jit
+def numbers_at(numbers, starts, stops, low, high, at):
+    """The number of the stretch that each element is in, and whether it is in one of those from `low` on before `high`.
+
+    at : int64, elements in ascending order. The number of an element in no stretch is 0.
+    """
+    begin, end = tl.min(at), tl.max(at)
+    found = tl.full(at.shape, 0, tl.int1)
+    taken = tl.zeros(at.shape, numbers.dtype.element_ty)
+    stretch = reaching(stops, low, high, begin)
+    start = tl.load(starts + stretch, mask=stretch < high, other=0)
+    while (stretch < high) & (start <= end):
+        inside = (at >= start) & (at < tl.load(stops + stretch))
+        taken = tl.where(inside, tl.load(numbers + stretch), taken)
+        found = found | inside
+        stretch += 1
+        start = tl.load(starts + stretch, mask=stretch < high, other=0)
+    return taken, found

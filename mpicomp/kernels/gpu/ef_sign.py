@@ -1,7 +1,7 @@
-"""EF-signSGD's encoding pass: what the last step's scales left over is worked out on the way.
+"""EF-signSGD's encoding pass, which also computes the residual of the last step from its scales.
 
-Sums have the order that `mpicomp.kernels.cpu.ef_sign` gives them: a program has a block, and adds up the part of each
-stretch in it by 16 lanes, what is in front of its first whole word and behind its last one by one.
+Sums have the order that `mpicomp.kernels.cpu.ef_sign` gives them: a program adds up the part of each stretch in its
+block by 16 lanes, and the elements in front of the part's first whole word and behind its last one by one.
 """
 
 from __future__ import annotations
@@ -15,27 +15,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, read, to_words, write
-from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on, reaching
+from mpicomp.kernels.gpu.common import (
+    APART,
+    BLOCK,
+    LANES,
+    fold,
+    numbers_on,
+    places_on,
+    reaching,
+    to_words,
+)
 from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
 
 WIDTH = 1024  # elements of a program that settles
 
 
 @triton.jit
-def _without(p, scale):  # type: ignore[no-untyped-def]
+def _without(p, scale):
     """P less the scale where it is 0 or more, plus it elsewhere."""
     return tl.where(p >= 0, p - scale, p + scale)
 
 
 @triton.jit
-def _compensated(g, before, scale, at, inside):  # type: ignore[no-untyped-def]
+def _compensated(g, before, scale, at, inside):
     p = tl.load(before + at, mask=inside, other=0)
     return tl.load(g + at, mask=inside, other=0) + _without(p, scale)
 
 
 @triton.jit
-def _add_one_by_one(rest, g, before, scale, start, stop):  # type: ignore[no-untyped-def]
+def _add_one_by_one(rest, g, before, scale, start, stop):
     """Rest, float64[1], plus the magnitudes of some elements, the first one first."""
     for turn in range(start, stop, LANES):
         at = turn + tl.arange(0, LANES)[None, :]
@@ -46,7 +54,7 @@ def _add_one_by_one(rest, g, before, scale, start, stop):  # type: ignore[no-unt
 
 
 @triton.jit
-def _pack_edge(g, before, scale, start, stop, carry, first_word, after, bits):  # type: ignore[no-untyped-def]
+def _pack_edge(g, before, scale, start, stop, carry, first_word, after, bits):
     """Some elements of one word, of which `carry` has earlier bits; returns the word."""
     word = start // 64
     at = word * 64 + tl.arange(0, 64)
@@ -59,7 +67,7 @@ def _pack_edge(g, before, scale, start, stop, carry, first_word, after, bits):  
 
 
 @triton.jit(do_not_specialize=["cut_start", "cut_stop", "low", "high", "first_sum"])
-def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
+def _compensate_and_pack_kernel(
     g, before, last_scales, starts, stops, firsts, cut_start, cut_stop, low, high, after, bits, sums, first_sum
 ):
     block = tl.cast(cut_start, tl.int64) // BLOCK + tl.program_id(0)
@@ -72,7 +80,7 @@ def _compensate_and_pack_kernel(  # type: ignore[no-untyped-def]
     while (stretch < high) & (first < end):
         start, stop = tl.maximum(first, begin), tl.minimum(tl.load(stops + stretch), end)
         scale = tl.load(last_scales + stretch)
-        # words that the stretch fills, whose elements are loaded 16 bytes at a time, and what is in front and behind
+        # words that the stretch fills, whose elements are loaded 16 bytes at a time, and elements in front and behind
         body, body_stop = (start + 63) // 64 * 64, stop // 64 * 64
         head_stop = tl.minimum(stop, body)
         tail = tl.maximum(head_stop, body_stop)
@@ -108,31 +116,7 @@ def compensate_and_pack(
     stops: NDArray[np.int64] | Tensor, firsts: NDArray[np.int64] | Tensor, cut: tuple[int, int], low: int, high: int,
     streaming: bool, after: Tensor, bits: Tensor, sums: Tensor, first_sum: int = 0,
 ) -> None:  # fmt: skip
-    """after = g + e, with e = before - s sgn(before), and the signs of `after`: one pass over a piece.
-
-    Parameters
-    ----------
-    g, before : float32[n] or float64[n]
-        sgn(0) = +1 here, -0 included.
-    last_scales : like g [stretches]
-        s of each stretch. 0: `before` is e itself.
-    starts, stops, firsts : int64[stretches]
-        See `mpicomp.feedback.scale_groups.ScaleGroups`; what lies between stretches is left alone.
-    cut : tuple of two integers
-        The piece's elements; it begins and ends where blocks do, or with the vector.
-    low, high : int
-        The first stretch that reaches into the piece, and the one behind the last.
-    streaming : bool
-        Not used.
-    after : like g
-        Overwritten; not `before`.
-    bits : int64[ceil(len(cut) / 64)]
-        Of the piece; overwritten, but for words of padding alone.
-    sums : float64[blocks]
-        The piece's are overwritten: sum of |after| per block; not finite where `after` is not.
-    first_sum : int
-        Number of the block whose sum is the first element of `sums`.
-    """
+    # `first_sum` is the number of the block whose sum is the first element of `sums`.
     cut_start, cut_stop = int(cut[0]), int(cut[1])
     if cut_start < cut_stop and low < high:
         tables = (places_on(g.device, table) for table in (starts, stops, firsts))
@@ -140,22 +124,3 @@ def compensate_and_pack(
             g, before, numbers_on(g.device, last_scales), *tables, cut_start, cut_stop, int(low), int(high), after,
             bits, sums, first_sum, num_warps=1, **APART,
         )  # fmt: skip
-
-
-@triton.jit
-def _settle_kernel(p, n, scales, starts, stops, stretches, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    scale, found = numbers_at(scales, starts, stops, 0, stretches, start + tl.arange(0, WIDTH), 0)
-    x = read(p, start, n, WIDTH)
-    write(p, start, n, tl.where(found, _without(x, scale), x), WIDTH)
-
-
-def settle(
-    p: Tensor, scales: NDArray[Any] | Tensor, starts: NDArray[np.int64] | Tensor, stops: NDArray[np.int64] | Tensor
-) -> None:
-    """p -= s sgn(p), s of each stretch. p : float32[n] or float64[n], overwritten. scales : like p [stretches]."""
-    tables = places_on(p.device, starts), places_on(p.device, stops)
-    stretches = tables[0].numel()
-    if (n := p.numel()) and stretches:
-        numbers = numbers_on(p.device, scales)
-        _settle_kernel[(triton.cdiv(n, WIDTH),)](p, n, numbers, *tables, stretches, WIDTH, **APART)

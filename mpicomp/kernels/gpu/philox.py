@@ -1,12 +1,11 @@
-"""Random words of `mpicomp.kernels.cpu.philox`, which says what they are: Philox4x32-7 and Walker's alias method.
+"""The random words of `mpicomp.kernels.cpu.philox`: Philox4x32-7 and Walker's alias method.
 
-Kernels draw with the functions below. Their `key` is what `key_of` gives, `step` and `source` are counter words.
+Kernels draw with the functions below. Their `key` is that of `key_of`; `step` and `source` are counter words.
 A Philox block is numbered 4 g + l, with l from 0 to 3: word l of group g and its word 4 + l.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.gpu.common import APART, read, signed, write
+from mpicomp.kernels.gpu.common import APART, places_on, read, signed, write
 
 ROUNDS = tl.constexpr(streams.ROUNDS)
 BLOCKS = 256  # Philox blocks of a program, two words each
@@ -25,12 +24,12 @@ WIDTH = 1024  # words of a program that merges
 
 
 def key_of(schedule: NDArray[np.uint64]) -> int:
-    """Both key words as one signed number, from what `Stream.schedule` gives."""
+    """Return both key words of a `Stream.schedule` as one signed number."""
     return signed(schedule[0] | schedule[4] << np.uint64(32))
 
 
 @triton.jit
-def draw(key, block, number, step, source):  # type: ignore[no-untyped-def]
+def draw(key, block, number, step, source):
     """Outputs x0 .. x3, uint32, of Philox blocks. block : int64, of any shape. number : of the draw; like block."""
     first = block.to(tl.uint32)
     second = (number | ((block >> 32) << 8)).to(tl.uint32)
@@ -39,7 +38,7 @@ def draw(key, block, number, step, source):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def draw_pair(key, block, number, step, source):  # type: ignore[no-untyped-def]
+def draw_pair(key, block, number, step, source):
     """Words l and 4 + l, uint64, of draw `number` of the blocks' groups."""
     x0, x1, x2, x3 = draw(key, block, number, step, source)
     low = x0.to(tl.uint64) | (x1.to(tl.uint64) << 32)
@@ -47,7 +46,7 @@ def draw_pair(key, block, number, step, source):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def uniforms(key, first, step, source, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def uniforms(key, first, step, source, SIZE: tl.constexpr):
     """uint32[SIZE]: 32 bits for each element from `first` on; both are multiples of 16.
 
     Sixteen elements e, e + 1, ... have the words of draw e mod 512 / 16 of group e div 512, two elements a word.
@@ -59,9 +58,7 @@ def uniforms(key, first, step, source, SIZE: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _choose(  # type: ignore[no-untyped-def]
-    key, word, cells, even, odd, step, source, aliases, low_thresholds, high_thresholds, rest
-):
+def _choose(key, word, cells, even, odd, step, source, aliases, low_thresholds, high_thresholds, rest):
     """Outcomes of the 16 cells of each word; word : their numbers in the whole vector."""
     outcomes, ties = tl.zeros_like(cells), tl.zeros_like(cells).to(tl.int32)
     for nibble in tl.static_range(16):
@@ -85,9 +82,7 @@ def _choose(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def bernoulli_pair(  # type: ignore[no-untyped-def]
-    key, block, step, source, aliases, low_thresholds, high_thresholds, rest
-):
+def bernoulli_pair(key, block, step, source, aliases, low_thresholds, high_thresholds, rest):
     """Words l and 4 + l, uint64, of the blocks' groups; each bit is 1 with the probability behind the table.
 
     block : int64[blocks]. aliases, low_thresholds, high_thresholds, rest : as `table_arguments` gives them.
@@ -105,15 +100,10 @@ def bernoulli_pair(  # type: ignore[no-untyped-def]
     return low, high
 
 
-@lru_cache(maxsize=256)
-def _on_device(rest: bytes, device: torch.device) -> Tensor:
-    return torch.frombuffer(bytearray(rest), dtype=torch.int64).to(device)
-
-
 def table_arguments(
     table: NDArray[np.uint8], rest: NDArray[np.uint64], device: torch.device
 ) -> tuple[int, int, int, Tensor | None]:
-    """What `bernoulli_pair` takes of a table of `streams.bernoulli_table`.
+    """Return a table of `streams.bernoulli_table` as arguments of `bernoulli_pair`.
 
     Returns
     -------
@@ -125,13 +115,11 @@ def table_arguments(
         return 0, 0, 0, None
     aliases = (table[0:16:2] | table[1:16:2] << np.uint8(4)).view(np.int64)
     low, high = table[32:48].view(np.int64)
-    return int(aliases[0]), int(low), int(high), _on_device(rest.tobytes(), device)
+    return int(aliases[0]), int(low), int(high), places_on(device, rest.view(np.int64))
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "aliases", "low", "high"])
-def _draw_words_kernel(  # type: ignore[no-untyped-def]
-    key, first, step, source, aliases, low, high, rest, n, out, BLOCKS: tl.constexpr
-):
+def _draw_words_kernel(key, first, step, source, aliases, low, high, rest, n, out, BLOCKS: tl.constexpr):
     block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     lower, upper = bernoulli_pair(key, first + block, step, source, aliases, low, high, rest)
     at = ((block >> 2) << 3) + (block & 3)
@@ -140,20 +128,9 @@ def _draw_words_kernel(  # type: ignore[no-untyped-def]
 
 
 def draw_words(
-    schedule: NDArray[np.uint64],
-    first_group: Any,
-    step: Any,
-    source: Any,
-    table: NDArray[np.uint8],
-    rest: NDArray[np.uint64],
-    scratch: Tensor | None,
-    out: Tensor,
-) -> None:
-    """Random words of the groups from `first_group` on, each bit 1 with the probability behind the table.
-
-    schedule : uint64[56]. step, source : counter words. table, rest : of `streams.bernoulli_table`, as on the CPU.
-    scratch : not used. out : int64[8 k], overwritten.
-    """
+    schedule: NDArray[np.uint64], first_group: Any, step: Any, source: Any, table: NDArray[np.uint8],
+    rest: NDArray[np.uint64], scratch: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
     if n := out.numel():
         arguments = table_arguments(table, rest, out.device)
         _draw_words_kernel[(triton.cdiv(n, 2 * BLOCKS),)](
@@ -162,7 +139,7 @@ def draw_words(
 
 
 @triton.jit
-def _merge_words_kernel(words, incoming, held, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _merge_words_kernel(words, incoming, held, n, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     old = read(held, start, n, WIDTH)
     taken = (old ^ read(incoming, start, n, WIDTH)) & read(words, start, n, WIDTH)
@@ -170,6 +147,5 @@ def _merge_words_kernel(words, incoming, held, n, WIDTH: tl.constexpr):  # type:
 
 
 def merge_words(words: Tensor, incoming: Tensor, held: Tensor) -> None:
-    """held = (incoming AND words) OR (held AND NOT words); all int64[k], held is overwritten."""
     if n := held.numel():
         _merge_words_kernel[(triton.cdiv(n, WIDTH),)](words, incoming, held, n, WIDTH, **APART)

@@ -1,6 +1,6 @@
-"""Small integers to bit planes and back: plane j holds bit j of every code, 64 codes a word.
+"""Small integers to bit planes and back, and bytes of float32 numbers, in the layout of `mpicomp.kernels.cpu.planes`.
 
-The layout is that of `mpicomp.kernels.cpu.planes`. Codes of 16 and 32 bits are int16 and int32 tensors of those bits.
+Codes of 16 and 32 bits are int16 and int32 tensors of those bits.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.cpu.planes import powers_of_two
 from mpicomp.kernels.gpu.common import APART, read, read_bits, to_words, write
 
-__all__ = ["pack_planes", "powers_of_two", "unpack_planes"]
-
 WORDS = 16  # words of each plane that a program packs
-WIDTH = 1024  # codes of a program that unpacks
+WIDTH = 1024  # codes or numbers of any other program
+EXPONENT = tl.constexpr(0x7F800000)
 
 
 @triton.jit
-def _pack_planes_kernel(codes, n, bits, words, planes, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pack_planes_kernel(codes, n, bits, words, planes, WORDS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
     word = start // 64 + tl.arange(0, WORDS)
     code = tl.reshape(read(codes, start, n, WORDS * 64).to(tl.int32), [WORDS, 64])
@@ -33,17 +31,13 @@ def _pack_planes_kernel(codes, n, bits, words, planes, WORDS: tl.constexpr):  # 
 
 
 def pack_planes(codes: Tensor, powers: NDArray[Any] | None, planes: Tensor) -> None:
-    """Codes of `planes.shape[0]` bits into planes.
-
-    codes : uint8, int16 or int32[n]. powers : not used. planes : int64[bits, ceil(n / 64)], overwritten.
-    """
     if n := codes.numel():
         bits, words = planes.shape
         _pack_planes_kernel[(triton.cdiv(words, WORDS),)](codes, n, bits, words, planes, WORDS, **APART)
 
 
 @triton.jit
-def read_planes(planes, bits, words, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def read_planes(planes, bits, words, start, n, WIDTH: tl.constexpr):
     """Codes of WIDTH elements from `start` on, int32; 0 from element n on, up to its word."""
     code = tl.zeros([WIDTH], tl.int32)
     plane = planes
@@ -54,14 +48,51 @@ def read_planes(planes, bits, words, start, n, WIDTH: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def _unpack_planes_kernel(planes, bits, words, n, codes, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _unpack_planes_kernel(planes, bits, words, n, codes, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     code = read_planes(planes, bits, words, start, n, WIDTH)
     write(codes, start, n, code.to(codes.dtype.element_ty), WIDTH)
 
 
 def unpack_planes(planes: Tensor, powers: NDArray[Any] | None, codes: Tensor) -> None:
-    """The opposite of `pack_planes`; codes : overwritten. powers : not used. Bits past the end are not looked at."""
     if n := codes.numel():
         bits, words = planes.shape
         _unpack_planes_kernel[(triton.cdiv(n, WIDTH),)](planes, bits, words, n, codes, WIDTH, **APART)
+
+
+# Bytes of float32 numbers ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _split_bytes_kernel(words, n, count, columns, WIDTH: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    word = read(words, start, n, WIDTH)
+    to = columns
+    for j in range(count):
+        write(to, start, n, ((word >> (24 - 8 * j)) & 255).to(tl.uint8), WIDTH)
+        to += n
+
+
+def split_bytes(words: Tensor, columns: Tensor) -> None:
+    if n := words.numel():
+        _split_bytes_kernel[(triton.cdiv(n, WIDTH),)](words, n, columns.shape[0], columns, WIDTH, **APART)
+
+
+@triton.jit
+def _join_bytes_kernel(columns, n, count, rest, shift, words, WIDTH: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    word = tl.zeros([WIDTH], tl.int32)
+    source = columns
+    for j in range(count):
+        word |= read(source, start, n, WIDTH).to(tl.int32) << (24 - 8 * j)
+        source += n
+    if rest is not None:
+        word |= read(rest, start, n, WIDTH).to(tl.int32) << shift
+    write(words, start, n, tl.where((word & EXPONENT) == EXPONENT, 0, word), WIDTH)
+
+
+def join_bytes(columns: Tensor, rest: Tensor | None, shift: int, words: Tensor) -> None:
+    if n := words.numel():
+        _join_bytes_kernel[(triton.cdiv(n, WIDTH),)](
+            columns, n, columns.shape[0], rest, int(shift), words, WIDTH, **APART
+        )

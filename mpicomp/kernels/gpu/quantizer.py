@@ -27,7 +27,7 @@ ONE_OF_2_32 = tl.constexpr(2.0**-32)
 
 
 @triton.jit
-def _scales_kernel(found, buckets, scales, finite, SQUARED: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scales_kernel(found, buckets, scales, finite, SQUARED: tl.constexpr, WIDTH: tl.constexpr):
     """Norms as scales; finite : 0 is written where one is not."""
     bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     norm = tl.load(found + bucket, mask=bucket < buckets, other=0)
@@ -38,7 +38,7 @@ def _scales_kernel(found, buckets, scales, finite, SQUARED: tl.constexpr, WIDTH:
 
 
 @triton.jit
-def _ratios_kernel(scales, levels, buckets, ratios, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _ratios_kernel(scales, levels, buckets, ratios, WIDTH: tl.constexpr):
     """Levels in one unit of each bucket."""
     bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     scale = tl.load(scales + bucket, mask=bucket < buckets, other=0).to(tl.float64)
@@ -48,21 +48,21 @@ def _ratios_kernel(scales, levels, buckets, ratios, WIDTH: tl.constexpr):  # typ
 
 
 @triton.jit
-def _unit_of(scale, levels):  # type: ignore[no-untyped-def]
-    """What one level is worth; 0 where the scale is not finite."""
+def _unit_of(scale, levels):
+    """Return the value of one level; 0 where the scale is not finite."""
     wide = scale.to(tl.float64)
     return tl.where(wide - wide == 0, wide, 0) / tl.cast(levels, tl.float64)
 
 
 @triton.jit
-def _units_kernel(scales, levels, buckets, units, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _units_kernel(scales, levels, buckets, units, WIDTH: tl.constexpr):
     bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     scale = tl.load(scales + bucket, mask=bucket < buckets, other=0)
     tl.store(units + bucket, _unit_of(scale, levels), mask=bucket < buckets)
 
 
 @triton.jit
-def _drawn_code(v, ratio, uniform, levels, negative):  # type: ignore[no-untyped-def]
+def _drawn_code(v, ratio, uniform, levels, negative):
     exact = tl.abs(v.to(tl.float64)) * ratio
     exact = tl.where(exact < levels, exact, tl.cast(levels, tl.float64))  # NaN becomes the highest
     level = (exact + uniform.to(tl.float64) * ONE_OF_2_32).to(tl.int32)
@@ -70,7 +70,7 @@ def _drawn_code(v, ratio, uniform, levels, negative):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _value_of(code, unit, levels, negative):  # type: ignore[no-untyped-def]
+def _value_of(code, unit, levels, negative):
     below = code > negative
     level = tl.minimum(tl.where(below, code - negative, code), levels)
     # Triton before 3.8 takes -x for 0 - x, which is +0 where x is 0
@@ -78,7 +78,7 @@ def _value_of(code, unit, levels, negative):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
-def _quantize_kernel(  # type: ignore[no-untyped-def]
+def _quantize_kernel(
     key, first, step, source, x, n, bucket, ratios, levels, negative, codes, LONG: tl.constexpr, WIDTH: tl.constexpr
 ):
     start = tl.program_id(0).to(tl.int64) * WIDTH
@@ -91,7 +91,7 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
-def _encode_kernel(  # type: ignore[no-untyped-def]
+def _encode_kernel(
     key, first, step, source, x, n, bucket, ratios, units, levels, negative, sent, bits, words, planes,
     LONG: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -116,7 +116,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _write(values, out, start, n, ADDING: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _write(values, out, start, n, ADDING: tl.constexpr, WIDTH: tl.constexpr):
     rounded = values.to(out.dtype.element_ty)
     if ADDING:
         rounded = read(out, start, n, WIDTH) + rounded
@@ -124,7 +124,7 @@ def _write(values, out, start, n, ADDING: tl.constexpr, WIDTH: tl.constexpr):  #
 
 
 @triton.jit(do_not_specialize=["levels", "negative"])
-def _dequantize_kernel(  # type: ignore[no-untyped-def]
+def _dequantize_kernel(
     codes, n, bucket, units, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr
 ):
     start = tl.program_id(0).to(tl.int64) * WIDTH
@@ -136,7 +136,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["levels", "negative"])
-def _decode_kernel(  # type: ignore[no-untyped-def]
+def _decode_kernel(
     planes, bits, words, n, bucket, units, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -149,7 +149,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 
 
 def _of_buckets(kernel: Any, scales: Tensor, levels: int) -> Tensor:
-    """What a kernel makes of each scale, float64."""
+    """Run a kernel that computes a float64 number of each scale."""
     buckets = scales.numel()
     made = torch.empty(buckets, dtype=torch.float64, device=scales.device)
     kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, made, WIDTH, **APART)
@@ -160,12 +160,6 @@ def quantize(
     schedule: NDArray[np.uint64], first: Any, step: Any, source: Any, x: Tensor, bucket: int, scales: Tensor,
     levels: int, negative: int, work: Any, codes: Tensor,
 ) -> None:  # fmt: skip
-    """Code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
-
-    schedule, step, source : as in `mpicomp.kernels.gpu.philox.draw_words`. first : index of x[0], a multiple of 16.
-    x : float32[n] or float64[n]. bucket : elements that share a scale, counted from x[0]. scales : float32 of each.
-    levels : s. negative : s or more. work : not used. codes : uint8[n], overwritten.
-    """
     if n := x.numel():
         bucket, ratios = min(int(bucket), n), _of_buckets(_ratios_kernel, scales, levels)
         _quantize_kernel[(triton.cdiv(n, WIDTH),)](
@@ -178,16 +172,6 @@ def encode(
     schedule: NDArray[np.uint64], first: Any, step: Any, source: Any, x: Tensor, bucket: int, norm: int | None,
     scales: Tensor, levels: int, negative: int, work: Any, sent: Tensor | None, planes: Tensor,
 ) -> Tensor:  # fmt: skip
-    """As `quantize`, with codes to bit planes, and scales that are the buckets' norms.
-
-    norm : L2 or LINF of `mpicomp.kernels.gpu.bucketed`, and scales are overwritten; None: scales are given. sent :
-    like x, overwritten with the values of the codes; or None. planes : int64[bits, ceil(n / 64)], overwritten.
-
-    Returns
-    -------
-    bool[]
-        Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
-    """
     finite = finite_flag(x)
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
@@ -207,10 +191,6 @@ def encode(
 def dequantize(
     codes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, out: Tensor, adding: bool
 ) -> None:
-    """Values of codes, finite whatever the codes; `adding`: they are added to what is there.
-
-    codes : uint8[n]. out : float32[n] or float64[n], overwritten. adding : bool.
-    """
     if n := out.numel():
         bucket, units = min(int(bucket), n), _of_buckets(_units_kernel, scales, levels)
         _dequantize_kernel[(triton.cdiv(n, WIDTH),)](
@@ -221,7 +201,6 @@ def dequantize(
 def decode(
     planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, work: Any, out: Tensor, adding: bool
 ) -> None:
-    """As `dequantize`, of codes in bit planes. planes : int64[bits, ceil(n / 64)]. work : not used."""
     if n := out.numel():
         bucket, units = min(int(bucket), n), _of_buckets(_units_kernel, scales, levels)
         _decode_kernel[(triton.cdiv(n, WIDTH),)](

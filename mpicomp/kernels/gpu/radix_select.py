@@ -1,9 +1,12 @@
-"""The largest magnitudes of chunks that are too long for one program.
+"""Magnitudes of elements, and the largest ones of chunks that are too long for one program.
 
-Each chunk is divided among programs. Its threshold, the magnitude that as many elements reach as are kept, is found
-digit by digit, each from a histogram of the magnitudes that begin as it does. Then each program counts what it keeps,
-and the last pass writes that behind what the programs before it keep. x is read once for each digit, four of float32
-and eight of float64, and twice more; nothing is sorted.
+Elements are those of a vector, or of a vector and a residual that is added on the fly. Magnitudes are integers, a
+float's bits without its sign: NaN and infinity are above all numbers.
+
+Each long chunk is divided among programs. Its threshold, the magnitude that as many elements reach as are kept, is
+found digit by digit, each from a histogram of the magnitudes that begin as it does. Then each program counts the
+elements that it keeps, and the last pass writes these behind those of the programs before it. x is read once for each
+digit, four of float32 and eight of float64, and twice more; nothing is sorted.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels.gpu.common import APART
-from mpicomp.kernels.gpu.magnitudes import load, sizes
 
 SEGMENT = 16384  # elements of a chunk that one program goes through
 STEP = 2048  # of these at a time
@@ -24,8 +26,52 @@ DIGITS = {torch.float32: (8, 8, 8, 7), torch.float64: (8, 8, 8, 8, 8, 8, 8, 7)}
 
 
 @triton.jit
-def _segment(n, chunk, segments, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of the program's segment: its chunk's number, the elements of the chunk before it, its start and stop."""
+def load(x, residual, at, inside):
+    """Elements of x + residual; 0 outside."""
+    v = tl.load(x + at, mask=inside, other=0)
+    if residual is not None:
+        v = v + tl.load(residual + at, mask=inside, other=0)
+    return v
+
+
+@triton.jit
+def sizes(v, inside, mask):
+    """Magnitudes of elements; -1 outside."""
+    bits = v.to(tl.int64, bitcast=True) if v.dtype == tl.float64 else v.to(tl.int32, bitcast=True)
+    return tl.where(inside, bits & mask, -1)
+
+
+# A mask that ends anywhere costs accesses of 16 bytes, so only programs at the end of the vector have one.
+
+
+@triton.jit
+def load_rows(x, residual, left, start, column, length, n, ALIGNED: tl.constexpr):
+    """Rows of x + residual, `length` elements each from `start` on; undefined elsewhere.
+
+    left : overwritten with them, or None. start : int64[rows]. column : int32[1, width]. ALIGNED : whether starts and
+    length are multiples of 4.
+    """
+    if ALIGNED:
+        start, length = start // 4 * 4, length // 4 * 4  # as they are: so the compiler knows
+    at = start[:, None] + column
+    inside = column < length
+    if tl.max(start) + length <= n:
+        v = load(x, residual, at, inside)
+        if left is not None:
+            tl.store(left + at, v, mask=inside)
+    else:
+        v = load(x, residual, at, inside & (at < n))
+        if left is not None:
+            tl.store(left + at, v, mask=inside & (at < n))
+    return v
+
+
+# Long chunks ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _segment(n, chunk, segments, LENGTH: tl.constexpr):
+    """Return the chunk of the program's segment, the elements of the chunk before it, its start and stop."""
     program = tl.program_id(0).to(tl.int64)
     number = program // segments
     before = program % segments * LENGTH
@@ -34,7 +80,7 @@ def _segment(n, chunk, segments, LENGTH: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def _histogram_kernel(  # type: ignore[no-untyped-def]
+def _histogram_kernel(
     x, residual, n, chunk, segments, mask, prefixes, shift, counts, most,
     FIRST: tl.constexpr, BITS: tl.constexpr, STRIDE: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +108,7 @@ def _histogram_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _digit_kernel(counts, prefixes, wanted, BITS: tl.constexpr, STRIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _digit_kernel(counts, prefixes, wanted, BITS: tl.constexpr, STRIDE: tl.constexpr):
     """Append to a chunk's prefix the digit of the magnitude that `wanted` reach, and take from `wanted` those above.
 
     The counts are 0 afterwards.
@@ -78,10 +124,10 @@ def _digit_kernel(counts, prefixes, wanted, BITS: tl.constexpr, STRIDE: tl.const
 
 
 @triton.jit
-def _tally_kernel(  # type: ignore[no-untyped-def]
+def _tally_kernel(
     x, residual, n, chunk, segments, mask, thresholds, above, equal, LENGTH: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """How many magnitudes of each segment are above the chunk's threshold, and how many equal it."""
+    """Count the magnitudes of each segment above the chunk's threshold, and those equal to it."""
     number, _, start, stop = _segment(n, chunk, segments, LENGTH)
     threshold = tl.load(thresholds + number)
     larger = tl.zeros((WIDTH,), tl.int32)
@@ -97,11 +143,11 @@ def _tally_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _collect_kernel(  # type: ignore[no-untyped-def]
+def _collect_kernel(
     x, residual, n, chunk, keep, segments, mask, thresholds, ties, above, equal, indices, values,
     LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write what is above the threshold, and of what equals it the first `ties` of the chunk.
+    """Write the elements above the threshold, and the chunk's first `ties` of those equal to it.
 
     above, equal : int64[chunks, segments], how many there are in the chunk up to the end of each segment.
     """

@@ -1,4 +1,4 @@
-"""Latin selection: all ranks draw alike who wins which element; see `mpicomp.kernels.cpu.shared_selection`.
+"""Latin selection: all ranks draw the same winner of each element; see `mpicomp.kernels.cpu.shared_selection`.
 
 A rank's row, and a row's payload, is picked label by label, as many steps as there are ranks: the words that this reads
 again are those of one group, in the caches.
@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, read_bits, signed, write
+from mpicomp.kernels.gpu.common import APART
 from mpicomp.kernels.gpu.philox import bernoulli_pair, draw, key_of, table_arguments
 
 ROW = 8  # words
@@ -24,7 +24,7 @@ WIDTH = 256  # numbers of any other program
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "aliases", "low", "high", "m", "k"])
-def _draw_labels_kernel(  # type: ignore[no-untyped-def]
+def _draw_labels_kernel(
     key, first, step, source, aliases, low, high, rest, m, k, planes, pitch, undecided, labels,
     ODD: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -52,34 +52,9 @@ def _draw_labels_kernel(  # type: ignore[no-untyped-def]
 
 
 def draw_labels(
-    schedule: NDArray[np.uint64],
-    first_group: Any,
-    step: Any,
-    sources: NDArray[np.uint64],
-    tables: NDArray[np.uint8],
-    rests: NDArray[np.uint64],
-    ranks: int,
-    scratch: Tensor | None,
-    labels: Tensor,
-) -> None:
-    """Labels of the groups from `first_group` on.
-
-    Parameters
-    ----------
-    schedule : uint64[56]
-    step : uint64
-        Counter word.
-    sources : uint64[draws]
-        Counter words.
-    tables, rests : uint8[odd m, 64], uint64[odd m, 16]
-        Of probability 1/m for every odd m, in order: see `philox.draw_words`.
-    ranks : int
-        M.
-    scratch
-        Not used.
-    labels : int64[planes * 8 * groups]
-        Overwritten, plane by plane; with as many planes as M - 1 has bits.
-    """
+    schedule: NDArray[np.uint64], first_group: Any, step: Any, sources: NDArray[np.uint64], tables: NDArray[np.uint8],
+    rests: NDArray[np.uint64], ranks: int, scratch: Tensor | None, labels: Tensor,
+) -> None:  # fmt: skip
     planes = (ranks - 1).bit_length()
     pitch = labels.numel() // max(planes, 1)
     if not pitch:
@@ -103,9 +78,7 @@ def draw_labels(
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source"])
-def _draw_distances_kernel(  # type: ignore[no-untyped-def]
-    key, first, step, source, ranks, n, distances, WIDTH: tl.constexpr
-):
+def _draw_distances_kernel(key, first, step, source, ranks, n, distances, WIDTH: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     x0, _, _, _ = draw(key, first + at, 0, step, source)
     tl.store(distances + at, 1 + ((x0.to(tl.int64) * (ranks - 1)) >> 32), mask=at < n)
@@ -114,7 +87,6 @@ def _draw_distances_kernel(  # type: ignore[no-untyped-def]
 def draw_distances(
     schedule: NDArray[np.uint64], first_group: Any, step: Any, source: Any, ranks: int, distances: Tensor
 ) -> None:
-    """Distances of the groups from `first_group` on; distances : int64[groups], overwritten."""
     if n := distances.numel():
         _draw_distances_kernel[(triton.cdiv(n, WIDTH),)](
             key_of(schedule), int(first_group), int(step), int(source), ranks, n, distances, WIDTH, **APART
@@ -122,8 +94,8 @@ def draw_distances(
 
 
 @triton.jit
-def _columns_with(label, labels, at, pitch, inside, PLANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Words whose bits tell which columns have this label, int64 like `at`, the words' places in a plane."""
+def _columns_with(label, labels, at, pitch, inside, PLANES: tl.constexpr):
+    """Return words whose bits mark the columns with this label, int64 like `at`, the words' places in a plane."""
     columns = tl.full(at.shape, -1, tl.int64)
     for plane in tl.static_range(PLANES):
         bit = (label >> plane) & 1
@@ -132,7 +104,7 @@ def _columns_with(label, labels, at, pitch, inside, PLANES: tl.constexpr):  # ty
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _select_rows_kernel(  # type: ignore[no-untyped-def]
+def _select_rows_kernel(
     words, n, labels, pitch, distances, rank, ranks, row_words, n_payload, payload,
     ROW: tl.constexpr, PLANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -156,21 +128,9 @@ def _select_rows_kernel(  # type: ignore[no-untyped-def]
 
 
 def select_rows(
-    words: Tensor,
-    labels: Tensor,
-    planes: int,
-    distances: Tensor | None,
-    rank: int,
-    ranks: int,
-    scratch: Tensor | None,
+    words: Tensor, labels: Tensor, planes: int, distances: Tensor | None, rank: int, ranks: int, scratch: Tensor | None,
     payload: Tensor,
-) -> None:
-    """Keep the signs of the elements that this rank wins.
-
-    words : int64[w], whole groups but for the last. labels : int64[planes * 8 * groups]; planes : 0 where all labels
-    are 0. distances : int64[groups], or None where there is one winner. scratch : not used. payload :
-    int64[votes * ceil(w / ranks)], overwritten.
-    """
+) -> None:  # fmt: skip
     n, size = words.numel(), triton.cdiv(words.numel(), ranks)
     row_words, pitch = size - n // (ROW * ranks) * ROW, labels.numel() // max(planes, 1)
     for vote in range(1 if distances is None else 2) if n else ():
@@ -181,7 +141,7 @@ def select_rows(
 
 
 @triton.jit
-def _scatter_rows_kernel(  # type: ignore[no-untyped-def]
+def _scatter_rows_kernel(
     payloads, stride, labels, pitch, distances, ranks, row_words, n, bits,
     ROW: tl.constexpr, PLANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -205,21 +165,9 @@ def _scatter_rows_kernel(  # type: ignore[no-untyped-def]
 
 
 def scatter_rows(
-    payloads: Tensor,
-    stride: int,
-    labels: Tensor,
-    planes: int,
-    distances: Tensor | None,
-    ranks: int,
-    scratch: Tensor | None,
-    first: Tensor,
-    second: Tensor | None,
-) -> None:
-    """Put the ranks' payloads where their elements are.
-
-    payloads : int64, rank r's from word `stride` * r on. scratch : not used. first, second : int64[w], the winners'
-    signs, overwritten; `second` is None where there is one winner. The others as in `select_rows`.
-    """
+    payloads: Tensor, stride: int, labels: Tensor, planes: int, distances: Tensor | None, ranks: int,
+    scratch: Tensor | None, first: Tensor, second: Tensor | None,
+) -> None:  # fmt: skip
     n, size = first.numel(), triton.cdiv(first.numel(), ranks)
     row_words, pitch = size - n // (ROW * ranks) * ROW, labels.numel() // max(planes, 1)
     for vote, bits in enumerate((first,) if second is None else (first, second)) if n else ():
@@ -227,33 +175,3 @@ def scatter_rows(
             payloads[size * vote :], stride, labels, pitch, distances if vote else None, ranks, row_words, n, bits,
             ROW, planes, WIDTH, **APART
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["positive", "zero", "negative"])
-def _unpack_pair_kernel(  # type: ignore[no-untyped-def]
-    first, second, positive, zero, negative, n, out, WIDTH: tl.constexpr
-):
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    one, other = read_bits(first, start, n, WIDTH), read_bits(second, start, n, WIDTH)
-    value = tl.where(one, tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
-    value = tl.where(one == other, value, tl.cast(zero, tl.int64))
-    write(out, start, n, value.to(out.dtype.element_ty), WIDTH)
-
-
-def unpack_pair(
-    first: Tensor,
-    second: Tensor,
-    positive: np.generic,
-    zero: np.generic,
-    negative: np.generic,
-    streaming: bool,
-    out: Tensor,
-) -> None:
-    """out[i] = positive where bit i is 1 in both, negative where it is 0 in both, else zero.
-
-    first, second : int64[ceil(n / 64)]. positive, zero, negative, streaming, out : as in `sign.unpack`.
-    """
-    if n := out.numel():
-        _unpack_pair_kernel[(triton.cdiv(n, WIDTH),)](
-            first, second, signed(positive), signed(zero), signed(negative), n, out, WIDTH, **APART
-        )

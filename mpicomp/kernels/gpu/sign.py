@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels import streams
-from mpicomp.kernels.cpu.sign import add_up, follow, set_steps
 from mpicomp.kernels.gpu.common import (
     APART,
     LANES,
@@ -26,6 +25,8 @@ from mpicomp.kernels.gpu.common import (
     is_set,
     keep_elements,
     number,
+    numbers_on,
+    places_on,
     read,
     read_bits,
     signed,
@@ -33,13 +34,7 @@ from mpicomp.kernels.gpu.common import (
     to_words,
     write,
 )
-from mpicomp.kernels.gpu.stretches import numbers_on, places_on
 from mpicomp.kernels.gpu.sums import STAGES, TURN, add_columns, add_rows
-
-__all__ = [
-    "BlockRows", "add_and_clear", "add_and_clear_blocks", "add_up", "all_finite", "all_finite_16", "encode",
-    "encode_blocks", "follow", "pack", "set_steps", "subtract_blocks", "subtract_result", "unpack", "unpack_blocks",
-]  # fmt: skip
 
 WORDS = 16  # words of a program that packs
 WIDTH = 1024  # elements of any other program
@@ -83,7 +78,7 @@ def scale_rows(like: Tensor, step: Any, limit: Any, previous: Any) -> Tensor:
 
 
 @triton.jit
-def _sum_one_by_one(u, start, stop):  # type: ignore[no-untyped-def]
+def _sum_one_by_one(u, start, stop):
     """Sum of the magnitudes of some elements, float64[1]."""
     total = tl.zeros([1], tl.float64)
     for first in range(start, stop, LANES):
@@ -93,7 +88,7 @@ def _sum_one_by_one(u, start, stop):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def block_of_program(blocks, first, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def block_of_program(blocks, first, ALIGNED: tl.constexpr):
     """Block of a program: first element, the one behind the last, tensor, and place of the first word."""
     row = blocks + (first + tl.program_id(0).to(tl.int64)) * COLUMNS
     begin, end, word = tl.multiple_of(tl.load(row), 64), tl.load(row + 1), tl.load(row + 3)
@@ -103,18 +98,18 @@ def block_of_program(blocks, first, ALIGNED: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _turns(begin, end):  # type: ignore[no-untyped-def]
-    """How many turns of a block are whole, and how many it has."""
+def _turns(begin, end):
+    """Return the number of whole turns of a block, and of all its turns."""
     return ((end - begin) // TURN).to(tl.int32), tl.cdiv(end - begin, TURN).to(tl.int32)
 
 
 @triton.jit
-def _positive(x, at, ODD_POSITIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _positive(x, at, ODD_POSITIVE: tl.constexpr):
     return (x > 0) | ((x == 0) & ((at & 1) == ODD_POSITIVE))
 
 
 @triton.jit
-def _load_words(bits, word, count, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_words(bits, word, count, WHOLE: tl.constexpr):
     """Words of a turn; `count` of its elements are there."""
     place = tl.arange(0, TURN // 64)
     if WHOLE:
@@ -124,7 +119,7 @@ def _load_words(bits, word, count, WHOLE: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _encode_turn(  # type: ignore[no-untyped-def]
+def _encode_turn(
     u, residual, bits, own, most, least, last, first, end, full, word, lanes, noted,
     ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +161,7 @@ def _encode_turn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _report(lanes, rest, count, reports):  # type: ignore[no-untyped-def]
+def _report(lanes, rest, count, reports):
     """Write a block's sum, and how many of its elements were clipped."""
     at = tl.program_id(0).to(tl.int64) * 2 + tl.arange(0, 1)
     total = fold(tl.reshape(lanes, [1, LANES])) + rest
@@ -175,18 +170,10 @@ def _report(lanes, rest, count, reports):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _encode_kernel(  # type: ignore[no-untyped-def]
-    u,
-    residual,
-    bits,
-    blocks,
-    first,
-    scales,
-    reports,
-    ALIGNED: tl.constexpr,
-    ODD_POSITIVE: tl.constexpr,
+def _encode_kernel(
+    u, residual, bits, blocks, first, scales, reports, ALIGNED: tl.constexpr, ODD_POSITIVE: tl.constexpr,
     LAZY: tl.constexpr,
-):
+):  # fmt: skip
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     full = begin + (end - begin) // 64 * 64  # up to here magnitudes are added in lanes
     rest = _sum_one_by_one(u, full, end)
@@ -225,7 +212,7 @@ def encode_blocks(
     Parameters
     ----------
     u, residual, bits, odd_positive
-        As in `encode`; whole vectors. A block's words are where its row says.
+        As in `encode`; whole vectors. A block's words lie at the place in its row.
     blocks : BlockRows
     scales : int64[tensors, 6]
         Bits of the columns STEP to NEGATIVE, see `scale_rows`.
@@ -241,62 +228,8 @@ def encode_blocks(
         )  # fmt: skip
 
 
-def encode(
-    u: Tensor,
-    whole: Tensor | None,
-    residual: Tensor | None,
-    bits: Tensor,
-    step: Any,
-    limit: Any,
-    previous: Any,
-    odd_positive: bool,
-    zero: Any,
-    tiny: Any,
-    sums: Tensor,
-) -> Tensor:
-    """Add the residual, take signs, pack them, leave the new residual: one pass.
-
-    Parameters
-    ----------
-    u : float32[n] or float64[n]
-    whole : like u, or None
-        The values are whole - u, and may be fewer than the residual, by less than a word: zeros follow them.
-        None: they are `u`.
-    residual : like u, or None
-        Overwritten. None: the signs of `u` itself, zeros alternating.
-    bits : int64[ceil(n / 64)]
-        Overwritten. With `previous`, holds the last result's bits on entry.
-    step, limit : scalars like u
-        Rule "own": residual <- clip(w - step sgn(w), -limit, limit), w = u + residual.
-    previous : scalar like u, or None
-        Rule "paper", lazily: w = u + (residual - previous * last result), residual <- w.
-    odd_positive : bool
-        Without a residual: whether zeros at odd indices (else at even ones) count as positive.
-    zero, tiny
-        Not used.
-    sums : float64[ceil(n / 4096)]
-        Overwritten: sum of |u| per block; not finite where `u` is not, or with `previous` where |w| + step is not.
-
-    Returns
-    -------
-    int64[]
-        How many elements were clipped.
-    """
-    if whole is not None:
-        u = whole - u
-        if residual is not None and residual.numel() > u.numel():
-            u = torch.nn.functional.pad(u, (0, residual.numel() - u.numel()))
-    blocks = whole_blocks(u.numel(), u.device)
-    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
-    lazy = previous is not None
-    scales = scale_rows(u, step, limit, previous)
-    encode_blocks(u, residual, bits, blocks, scales, lazy, odd_positive, reports)
-    sums.copy_(reports[:, 0].view(torch.float64))
-    return reports[:, 1].sum()
-
-
 @triton.jit
-def _pack_kernel(x, n, bits, finite, ODD_POSITIVE: tl.constexpr, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pack_kernel(x, n, bits, finite, ODD_POSITIVE: tl.constexpr, WORDS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
     at = start + tl.arange(0, WORDS * 64)
     v = read(x, start, n, WORDS * 64)
@@ -307,10 +240,6 @@ def _pack_kernel(x, n, bits, finite, ODD_POSITIVE: tl.constexpr, WORDS: tl.const
 
 
 def pack(x: Tensor, bits: Tensor, odd_positive: bool, zero: Any, tiny: Any) -> Tensor:
-    """Signs of x as bits, zeros alternating as in `encode`; returns whether all of x is finite, bool[].
-
-    x : float32[n] or float64[n]; bits : int64[ceil(n / 64)], overwritten. zero, tiny : not used.
-    """
     finite = finite_flag(x)
     if n := x.numel():
         _pack_kernel[(triton.cdiv(n, 64 * WORDS),)](x, n, bits, finite, int(odd_positive), WORDS, **APART)
@@ -318,24 +247,19 @@ def pack(x: Tensor, bits: Tensor, odd_positive: bool, zero: Any, tiny: Any) -> T
 
 
 @triton.jit(do_not_specialize=["positive", "negative"])
-def _unpack_kernel(bits, positive, negative, n, out, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _unpack_kernel(bits, positive, negative, n, out, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     value = tl.where(read_bits(bits, start, n, WIDTH), tl.cast(positive, tl.int64), tl.cast(negative, tl.int64))
     write(out, start, n, value.to(out.dtype.element_ty), WIDTH)
 
 
 def unpack(bits: Tensor, positive: np.generic, negative: np.generic, streaming: bool, out: Tensor) -> None:
-    """out[i] = positive where bit i is 1, else negative.
-
-    bits : int64[ceil(n / 64)]. positive, negative : the two values as unsigned integers of out's width, so that one
-    kernel writes every float type. streaming : not used. out : signed integers [n] of 16, 32 or 64 bits, overwritten.
-    """
     if n := out.numel():
         _unpack_kernel[(triton.cdiv(n, WIDTH),)](bits, signed(positive), signed(negative), n, out, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["first"])
-def _unpack_blocks_kernel(bits, second, blocks, first, scales, out, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _unpack_blocks_kernel(bits, second, blocks, first, scales, out, ALIGNED: tl.constexpr):
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     scales += tensor * ROWS
     positive, negative = tl.load(scales + POSITIVE), tl.load(scales + NEGATIVE)
@@ -347,9 +271,7 @@ def _unpack_blocks_kernel(bits, second, blocks, first, scales, out, ALIGNED: tl.
 
 
 @triton.jit
-def _unpack_turn(  # type: ignore[no-untyped-def]
-    bits, second, word, positive, negative, turn, begin, end, out, WHOLE: tl.constexpr
-):
+def _unpack_turn(bits, second, word, positive, negative, turn, begin, end, out, WHOLE: tl.constexpr):
     first = begin + turn * WIDE
     place = tl.arange(0, WIDE // 64)
     inside = place * 64 < end - first
@@ -364,7 +286,7 @@ def _unpack_turn(  # type: ignore[no-untyped-def]
 def unpack_blocks(bits: Tensor, second: Tensor | None, blocks: BlockRows, scales: Tensor, out: Tensor) -> None:
     """`unpack`, or with `second` `shared_selection.unpack_pair`, for blocks of many tensors, in one launch.
 
-    bits, second : int64; a block's words are where its row says. blocks, scales : as in `encode_blocks`.
+    bits, second : int64; a block's words lie at the place in its row. blocks, scales : as in `encode_blocks`.
     out : signed integers [n] of the whole vector; the blocks' are overwritten.
     """
     if blocks.n_blocks:
@@ -374,13 +296,12 @@ def unpack_blocks(bits: Tensor, second: Tensor | None, blocks: BlockRows, scales
 
 
 @triton.jit
-def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):
     v = read(x, tl.program_id(0).to(tl.int64) * WIDTH, n, WIDTH)
     tl.store(finite, 0, mask=tl.max((v - v != 0).to(tl.int32)) > 0)
 
 
 def all_finite(x: Tensor) -> Tensor:
-    """Whether x, float32[n] or float64[n], has neither NaN nor infinity; bool[]."""
     finite = finite_flag(x)
     if n := x.numel():
         _all_finite_kernel[(triton.cdiv(n, WIDTH),)](x, n, finite, WIDTH, **APART)
@@ -388,15 +309,12 @@ def all_finite(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _all_finite_16_kernel(  # type: ignore[no-untyped-def]
-    bits, n, finite, EXPONENT: tl.constexpr, WIDTH: tl.constexpr
-):
+def _all_finite_16_kernel(bits, n, finite, EXPONENT: tl.constexpr, WIDTH: tl.constexpr):
     code = read(bits, tl.program_id(0).to(tl.int64) * WIDTH, n, WIDTH).to(tl.int32)
     tl.store(finite, 0, mask=tl.max(((code & EXPONENT) == EXPONENT).to(tl.int32)) > 0)
 
 
 def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
-    """Whether 16-bit floats, int16[n], have neither NaN nor infinity; bool[]. exponent : the bits that it takes."""
     finite = finite_flag(bits)
     if n := bits.numel():
         _all_finite_16_kernel[(triton.cdiv(n, WIDTH),)](bits, n, finite, int(exponent), WIDTH, **APART)
@@ -404,7 +322,7 @@ def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
 
 
 @triton.jit
-def _add_and_clear_turn(  # type: ignore[no-untyped-def]
+def _add_and_clear_turn(
     u, residual, bits, last, first, end, full, word, out, lanes, LAZY: tl.constexpr, WHOLE: tl.constexpr
 ):
     at = first + tl.arange(0, TURN)
@@ -422,7 +340,7 @@ def _add_and_clear_turn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _add_and_clear_kernel(  # type: ignore[no-untyped-def]
+def _add_and_clear_kernel(
     u, residual, bits, blocks, first, scales, out, reports, ALIGNED: tl.constexpr, LAZY: tl.constexpr
 ):
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
@@ -456,23 +374,8 @@ def add_and_clear_blocks(
         )  # fmt: skip
 
 
-def add_and_clear(
-    u: Tensor, residual: Tensor | None, bits: Tensor, previous: Any, out: Tensor | None, sums: Tensor
-) -> None:
-    """A full-precision round's input: out = u + residual, residual = 0, and sums of |u| per block of 4096.
-
-    residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
-    overwritten, and may be u; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
-    """
-    blocks = whole_blocks(u.numel(), u.device)
-    reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
-    scales = scale_rows(u, 0, 0, previous)
-    add_and_clear_blocks(u, residual, bits, blocks, scales, previous is not None, out, reports)
-    sums.copy_(reports[:, 0].view(torch.float64))
-
-
 @triton.jit(do_not_specialize=["first"])
-def _subtract_blocks_kernel(x, bits, blocks, first, scales, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _subtract_blocks_kernel(x, bits, blocks, first, scales, ALIGNED: tl.constexpr):
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     own = number(tl.load(scales + tensor * ROWS + PREVIOUS), x.dtype.element_ty)
     for turn in range(0, tl.cdiv(end - begin, WIDE)):
@@ -488,8 +391,3 @@ def subtract_blocks(x: Tensor, bits: Tensor, blocks: BlockRows, scales: Tensor) 
     if blocks.n_blocks:
         grid = (blocks.n_blocks,)
         _subtract_blocks_kernel[grid](x, bits, blocks.table, blocks.first, scales, blocks.aligned, **APART)
-
-
-def subtract_result(x: Tensor, bits: Tensor, step: Any) -> None:
-    """x -= step where bit i is 1, x += step elsewhere. x : float32[n] or float64[n]; bits : int64[ceil(n / 64)]."""
-    subtract_blocks(x, bits, whole_blocks(x.numel(), x.device), scale_rows(x, 0, 0, step))

@@ -11,23 +11,23 @@ from torch import Tensor
 
 from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, read, write
 
-REBIAS = tl.constexpr(127 - 15 << 23)  # what the exponents of the same float32 and float16 differ by
+REBIAS = tl.constexpr(127 - 15 << 23)  # difference of the exponents of a number as float32 and as float16
 INFINITY = tl.constexpr(0x7F800000)  # of float32
 INFINITY_16 = tl.constexpr(0x7C00)
 LEAST_NORMAL = tl.constexpr(127 - 14 << 23)  # of float16, as float32
 LEAST_NORMAL_16 = tl.constexpr(0x0400)
 UNITS = tl.constexpr(2.0**24)  # of float16's subnormal numbers in 1
 UNIT = tl.constexpr(2.0**-24)
-WHOLE = tl.constexpr(2.0**23)  # adding it to what is less, and subtracting it again, rounds to whole numbers
+WHOLE = tl.constexpr(2.0**23)  # adding it to a smaller number, and subtracting it again, rounds to whole numbers
 WIDTH = 1024  # elements of a program
 
 
 @triton.jit
-def _to_float16(value):  # type: ignore[no-untyped-def]
+def _to_float16(value):
     """Bits of the nearest float16, uint32."""
     x = value.to(tl.float32)
     size = x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
-    # what is too large for a normal number becomes infinity, NaN one of its kind
+    # numbers too large for a normal one become infinity, NaN stays NaN
     carried = size - REBIAS + 0xFFF + ((size >> 13) & 1)
     code = tl.where(size > INFINITY, 0x7E00, tl.minimum(carried >> 13, 0x7C00))
     few = (tl.where(size < LEAST_NORMAL, tl.abs(x), 0) * UNITS + WHOLE) - WHOLE
@@ -41,7 +41,7 @@ def _to_float16(value):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _to_bfloat16(value):  # type: ignore[no-untyped-def]
+def _to_bfloat16(value):
     """Bits of the nearest bfloat16, uint32."""
     bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -49,7 +49,7 @@ def _to_bfloat16(value):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _to_float32(codes, BFLOAT16: tl.constexpr):  # type: ignore[no-untyped-def]
+def _to_float32(codes, BFLOAT16: tl.constexpr):
     """The float32 numbers of int16 codes."""
     code = codes.to(tl.uint16, bitcast=True).to(tl.uint32)
     if BFLOAT16:
@@ -63,7 +63,7 @@ def _to_float32(codes, BFLOAT16: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _narrow_kernel(values, n, out, finite, BFLOAT16: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _narrow_kernel(values, n, out, finite, BFLOAT16: tl.constexpr, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     value = read(values, start, n, WIDTH)
     if BFLOAT16:
@@ -77,15 +77,6 @@ def _narrow_kernel(values, n, out, finite, BFLOAT16: tl.constexpr, WIDTH: tl.con
 
 
 def narrow(values: Tensor, bfloat16: bool, out: Tensor) -> Tensor:
-    """Round to 16 bits; float64 numbers are rounded to float32 before.
-
-    values : float32[n] or float64[n]. bfloat16 : bool, else float16. out : int16[n], overwritten.
-
-    Returns
-    -------
-    bool[]
-        Whether all of `out` is finite.
-    """
     finite = finite_flag(out)
     if n := out.numel():
         _narrow_kernel[(triton.cdiv(n, WIDTH),)](values, n, out, finite, bool(bfloat16), WIDTH, **APART)
@@ -93,9 +84,7 @@ def narrow(values: Tensor, bfloat16: bool, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def _widen_kernel(  # type: ignore[no-untyped-def]
-    codes, n, out, BFLOAT16: tl.constexpr, ADD: tl.constexpr, WIDTH: tl.constexpr
-):
+def _widen_kernel(codes, n, out, BFLOAT16: tl.constexpr, ADD: tl.constexpr, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     value = _to_float32(read(codes, start, n, WIDTH), BFLOAT16).to(out.dtype.element_ty)
     if ADD:
@@ -104,12 +93,10 @@ def _widen_kernel(  # type: ignore[no-untyped-def]
 
 
 def widen(codes: Tensor, bfloat16: bool, out: Tensor) -> None:
-    """The opposite, which is exact. codes : int16[n]. out : float32[n] or float64[n], overwritten."""
     if n := out.numel():
         _widen_kernel[(triton.cdiv(n, WIDTH),)](codes, n, out, bool(bfloat16), False, WIDTH, **APART)
 
 
 def add(codes: Tensor, bfloat16: bool, sums: Tensor) -> None:
-    """Add what `widen` would write to `sums`."""
     if n := sums.numel():
         _widen_kernel[(triton.cdiv(n, WIDTH),)](codes, n, sums, bool(bfloat16), True, WIDTH, **APART)

@@ -15,16 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import (
-    APART,
-    bit_at,
-    bits_of,
-    finite_flag,
-    is_set,
-    number,
-    read,
-    write,
-)
+from mpicomp.kernels.gpu.common import APART, bit_at, bits_of, finite_flag, is_set, number, read, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 
 WIDTH = 1024  # elements of a program
@@ -35,7 +26,7 @@ IN_ORDER = 64  # elements that a program writes at once where order matters
 
 
 @triton.jit
-def _expand_kernel(indices, k, chunk, keep, start, stop, places, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _expand_kernel(indices, k, chunk, keep, start, stop, places, WIDTH: tl.constexpr):
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     index = tl.load(indices + j, mask=j < k, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
     place = start + j // keep * chunk + tl.minimum(index, chunk - 1)
@@ -43,20 +34,13 @@ def _expand_kernel(indices, k, chunk, keep, start, stop, places, WIDTH: tl.const
 
 
 def expand(indices: Tensor, chunk: int, keep: int, start: int, stop: int, places: Tensor) -> None:
-    """Places within chunks to places in the vector; such as lie outside, by damage, to the nearest inside.
-
-    indices : int32[k], the bits of uint32, `keep` of each chunk. start, stop : elements of the vector that the chunks
-    divide. places : int64[k], overwritten.
-    """
     if k := indices.numel():
         grid = (triton.cdiv(k, WIDTH),)
         _expand_kernel[grid](indices, k, int(chunk), int(keep), int(start), int(stop), places, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source"])
-def _draw_strata_kernel(  # type: ignore[no-untyped-def]
-    key, first, step, source, chunk, start, stop, places, k, WIDTH: tl.constexpr
-):
+def _draw_strata_kernel(key, first, step, source, chunk, start, stop, places, k, WIDTH: tl.constexpr):
     element = tl.cast(first, tl.int64) // 16 * 16 + tl.program_id(0).to(tl.int64) * WIDTH
     word = uniforms(key, element, step, source, WIDTH).to(tl.uint64)
     j = element - first + tl.arange(0, WIDTH)
@@ -68,14 +52,6 @@ def _draw_strata_kernel(  # type: ignore[no-untyped-def]
 def draw_strata(
     schedule: NDArray[np.uint64], first: int, step: Any, source: Any, chunk: int, start: int, stop: int, places: Tensor
 ) -> None:
-    """One place of each chunk, each with the same probability up to chunk 2^-32.
-
-    Chunk j of those from `first` on takes 32-bit word j mod 16 of draw (j mod 512) div 16 of group j div 512; its place
-    is the word times the chunk's length, div 2^32.
-
-    schedule : uint64[56], the stream's, in NumPy. step, source : counter words. start, stop : elements of the vector
-    that the chunks divide. places : int64[chunks], overwritten.
-    """
     if k := places.numel():
         counters = key_of(schedule), int(first), int(step), int(source)
         grid = (triton.cdiv(int(first) % 16 + k, WIDTH),)
@@ -86,7 +62,7 @@ def draw_strata(
 
 
 @triton.jit
-def _finite_sum_kernel(x, residual, left, n, finite, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finite_sum_kernel(x, residual, left, n, finite, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     v = read(x, start, n, WIDTH) + read(residual, start, n, WIDTH)
     if left is not None:
@@ -95,10 +71,6 @@ def _finite_sum_kernel(x, residual, left, n, finite, WIDTH: tl.constexpr):  # ty
 
 
 def finite_sum(x: Tensor, residual: Tensor, left: Tensor | None) -> Tensor:
-    """Whether x + residual, float32[n] or float64[n], has neither NaN nor infinity; bool[].
-
-    left : like x, overwritten with the sum; or None.
-    """
     finite = finite_flag(x)
     if n := x.numel():
         _finite_sum_kernel[(triton.cdiv(n, WIDTH),)](x, residual, left, n, finite, WIDTH, **APART)
@@ -106,7 +78,7 @@ def finite_sum(x: Tensor, residual: Tensor, left: Tensor | None) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["past"])
-def _pick_kernel(x, residual, places, k, past, values, kept, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pick_kernel(x, residual, places, k, past, values, kept, WIDTH: tl.constexpr):
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = j < k
     place = tl.load(places + j, mask=inside, other=0)
@@ -118,20 +90,13 @@ def _pick_kernel(x, residual, places, k, past, values, kept, WIDTH: tl.constexpr
 
 
 def pick(x: Tensor, residual: Tensor, places: Tensor, past: Any, values: Tensor, kept: Tensor | None) -> None:
-    """values = x + residual at these places.
-
-    places : int64[k]. past : scalar like x, or None. kept : like x, [k], overwritten with past * residual; None where
-    `past` is.
-    """
     if k := places.numel():
         scale, kept = bits_of(0 if past is None else past, x.dtype), None if past is None else kept
         _pick_kernel[(triton.cdiv(k, WIDTH),)](x, residual, places, k, scale, values, kept, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["past", "part"])
-def _remember_kernel(  # type: ignore[no-untyped-def]
-    x, residual, n, past, part, out, SCALED: tl.constexpr, WIDTH: tl.constexpr
-):
+def _remember_kernel(x, residual, n, past, part, out, SCALED: tl.constexpr, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
     old = read(residual, start, n, WIDTH)
     v = read(x, start, n, WIDTH) + old
@@ -141,7 +106,7 @@ def _remember_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _replace_kernel(places, k, start, kept, out, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _replace_kernel(places, k, start, kept, out, WIDTH: tl.constexpr):
     """out[places - start] = kept, or 0."""
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     place = tl.load(places + j, mask=j < k, other=0) - start
@@ -152,22 +117,10 @@ def _replace_kernel(places, k, start, kept, out, WIDTH: tl.constexpr):  # type: 
 
 
 def remember(
-    x: Tensor | None,
-    residual: Tensor,
-    past: Any,
-    part: Any,
-    start: int,
-    places: Tensor,
-    kept: Tensor | None,
+    x: Tensor | None, residual: Tensor, past: Any, part: Any, start: int, places: Tensor, kept: Tensor | None,
     out: Tensor,
-) -> None:
-    """out = past * residual + part * (x + residual), but `kept` at these places.
-
-    x, residual, out : parts of the vectors that begin at element `start`; out is overwritten. x None: the sum is in out
-    already. past, part : scalars like out; None and None: 0, 1.
-    places : int64[k], of the whole vectors. kept : as `pick` leaves it, so that places that occur twice have the same;
-    None: zeros.
-    """
+) -> None:  # fmt: skip
+    # `kept` is as `pick` leaves it, so places that occur twice have the same value.
     if x is not None and (n := x.numel()):
         scales = (0, 0) if past is None else (bits_of(past, x.dtype), bits_of(part, x.dtype))
         _remember_kernel[(triton.cdiv(n, WIDTH),)](x, residual, n, *scales, out, past is not None, WIDTH, **APART)
@@ -176,7 +129,7 @@ def remember(
 
 
 @triton.jit
-def _disorder_kernel(places, k, disorder, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _disorder_kernel(places, k, disorder, WIDTH: tl.constexpr):
     """Set `disorder` to 1 where a place is not above the one before it."""
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = (j > 0) & (j < k)
@@ -185,9 +138,7 @@ def _disorder_kernel(places, k, disorder, WIDTH: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def _put_kernel(  # type: ignore[no-untyped-def]
-    values, places, k, disorder, out, WIDTH: tl.constexpr, IN_ORDER: tl.constexpr
-):
+def _put_kernel(values, places, k, disorder, out, WIDTH: tl.constexpr, IN_ORDER: tl.constexpr):
     """Write all at once, or where places are out of order one program alone, the last of equal places last."""
     if tl.load(disorder) == 0:
         j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
@@ -204,7 +155,6 @@ def _put_kernel(  # type: ignore[no-untyped-def]
 
 
 def put(values: Tensor, places: Tensor, out: Tensor) -> None:
-    """out[places] = values, of any type; of equal places the last one's."""
     if k := places.numel():
         disorder = torch.zeros((), dtype=torch.int32, device=out.device)
         grid = (triton.cdiv(k, WIDTH),)
@@ -216,16 +166,16 @@ def put(values: Tensor, places: Tensor, out: Tensor) -> None:
 
 
 @triton.jit
-def _place(indices, j, inside, chunk, keep, n):  # type: ignore[no-untyped-def]
-    """Place in the vector of index j, within its chunk whatever the index."""
+def _place(indices, j, inside, chunk, keep, n):
+    """Return the place in the vector of index j; places outside the chunk move to its last element."""
     start = j // keep * chunk
     index = tl.load(indices + j, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
     return start + tl.minimum(index, tl.minimum(chunk, n - start) - 1)
 
 
 @triton.jit
-def _write(values, j, place, inside, out, ADDING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write, or add, value j; not what is not finite."""
+def _write(values, j, place, inside, out, ADDING: tl.constexpr):
+    """Write or add value j if it is finite."""
     v = tl.load(values + j, mask=inside, other=0).to(out.dtype.element_ty)
     inside &= v - v == 0
     if ADDING:
@@ -234,7 +184,7 @@ def _write(values, j, place, inside, out, ADDING: tl.constexpr):  # type: ignore
 
 
 @triton.jit
-def _chunk_disorder_kernel(indices, k, chunk, keep, n, disorder, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _chunk_disorder_kernel(indices, k, chunk, keep, n, disorder, WIDTH: tl.constexpr):
     """Set a chunk's `disorder` to 1 where a place is not above the one before it."""
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = (j < k) & (j % keep > 0)
@@ -244,10 +194,8 @@ def _chunk_disorder_kernel(indices, k, chunk, keep, n, disorder, WIDTH: tl.const
 
 
 @triton.jit
-def _spread_kernel(  # type: ignore[no-untyped-def]
-    values, indices, k, chunk, keep, n, disorder, out, ADDING: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Write what belongs to chunks without disorder."""
+def _spread_kernel(values, indices, k, chunk, keep, n, disorder, out, ADDING: tl.constexpr, WIDTH: tl.constexpr):
+    """Write the values of chunks without disorder."""
     j = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = j < k
     if disorder is not None:
@@ -256,10 +204,10 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _spread_in_order_kernel(  # type: ignore[no-untyped-def]
+def _spread_in_order_kernel(
     values, indices, k, chunk, keep, n, chunks, disorder, out, ADDING: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Write what belongs to chunks with disorder, a lane for each chunk."""
+    """Write the values of chunks with disorder, a lane for each chunk."""
     chunk_number = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     damaged = tl.load(disorder + chunk_number, mask=chunk_number < chunks, other=0) > 0
     if tl.max(damaged.to(tl.int32)) > 0:
@@ -271,11 +219,6 @@ def _spread_in_order_kernel(  # type: ignore[no-untyped-def]
 
 
 def spread_chunks(values: Tensor, indices: Tensor, chunk: int, keep: int, out: Tensor, adding: bool) -> None:
-    """Overwrite `out` with zeros but for `values`, `keep` of each chunk; `adding`: add them to what is there.
-
-    values : like out, or narrower. indices : int32[k], places within chunks, the bits of uint32; such as lie outside
-    are taken to the last element. What is not finite counts as 0. adding : bool.
-    """
     if not adding:
         out.zero_()
     n, k = out.numel(), values.numel()
@@ -293,15 +236,15 @@ def spread_chunks(values: Tensor, indices: Tensor, chunk: int, keep: int, out: T
 
 
 @triton.jit
-def _count_kernel(words, n, counts, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many bits of each TILE elements are 1."""
+def _count_kernel(words, n, counts, TILE: tl.constexpr):
+    """Count the bits of each TILE elements that are 1."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     tl.store(counts + tl.program_id(0), tl.sum(bit_at(words, at, at < n).to(tl.int32)))
 
 
 @triton.jit
-def _ranks(words, n, counts, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The program's elements, their bits, and how many bits before each are 1.
+def _ranks(words, n, counts, TILE: tl.constexpr):
+    """Return the program's elements, their bits, and the number of bits before each that are 1.
 
     counts : int64, bits that are 1 up to the end of each program's elements.
     """
@@ -314,16 +257,14 @@ def _ranks(words, n, counts, TILE: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 def _running_counts(words: Tensor, n: int) -> Tensor:
-    """How many of the first bits are 1, up to the end of each TILE elements; int64."""
+    """Return the number of bits that are 1 up to the end of each TILE elements; int64."""
     counts = torch.empty(triton.cdiv(n, TILE), dtype=torch.int32, device=words.device)
     _count_kernel[(counts.numel(),)](words, n, counts, TILE, **APART)
     return torch.cumsum(counts, 0)
 
 
 @triton.jit(do_not_specialize=["divisor", "most"])
-def _compress_masked_kernel(  # type: ignore[no-untyped-def]
-    x, words, n, counts, divisor, most, kept, room, TILE: tl.constexpr
-):
+def _compress_masked_kernel(x, words, n, counts, divisor, most, kept, room, TILE: tl.constexpr):
     at, marked, rank = _ranks(words, n, counts, TILE)
     taken = marked & (rank < room)
     v = tl.load(x + at, mask=taken, other=0).to(tl.float64) / number(divisor, tl.float64)
@@ -333,11 +274,6 @@ def _compress_masked_kernel(  # type: ignore[no-untyped-def]
 
 
 def compress_masked(x: Tensor, words: Tensor, divisor: float, most: float, kept: Tensor) -> Tensor:
-    """The elements of x whose bit is 1, divided, in order, as far as there is room; returns how many, int64[].
-
-    x : float32[n] or float64[n]. words : int64[at least ceil(n / 64)]. divisor, most : float64; quotients are held
-    within -most .. most. kept : float32[room], overwritten as far as there are any.
-    """
     n, room = x.numel(), kept.numel()
     if n == 0:
         return torch.zeros((), dtype=torch.int64, device=x.device)
@@ -348,7 +284,7 @@ def compress_masked(x: Tensor, words: Tensor, divisor: float, most: float, kept:
 
 
 @triton.jit
-def _spread_masked_kernel(words, n, counts, kept, room, out, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _spread_masked_kernel(words, n, counts, kept, room, out, TILE: tl.constexpr):
     _, marked, rank = _ranks(words, n, counts, TILE)
     v = tl.load(kept + rank, mask=marked & (rank < room), other=0)
     v = tl.where(v - v == 0, v, 0)
@@ -356,10 +292,6 @@ def _spread_masked_kernel(words, n, counts, kept, room, out, TILE: tl.constexpr)
 
 
 def spread_masked(words: Tensor, kept: Tensor, out: Tensor) -> None:
-    """The opposite of `compress_masked`: zeros but where a bit is 1 and there is an element left.
-
-    kept : float32[k]; what is not finite becomes 0. out : float32[n] or float64[n], overwritten.
-    """
     if n := out.numel():
         counts = _running_counts(words, n)
         _spread_masked_kernel[(counts.numel(),)](words, n, counts, kept, kept.numel(), out, TILE, **APART)

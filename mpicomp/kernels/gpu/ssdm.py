@@ -23,19 +23,8 @@ TWO_31 = tl.constexpr(2147483648.0)
 WORDS = 16  # words of a program
 
 
-def squares(g: Tensor, momentum: Tensor | None, beta: Any, gain: Any, sums: Tensor) -> None:
-    """Sum of squares of beta momentum + gain g per block of 4096, in float64; nothing else is written.
-
-    g : float32[n] or float64[n]. momentum : like g, or None: of g itself. beta, gain : scalars like g.
-    sums : float64[ceil(n / 4096)], overwritten.
-    """
-    if g.numel():
-        own, new = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
-        block_sums(g, momentum, own, new, streams.BLOCK, 1, L2, sums)
-
-
 @triton.jit(do_not_specialize=["first", "beta", "gain"])
-def _squares_kernel(g, momentum, beta, gain, blocks, first, sums, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _squares_kernel(g, momentum, beta, gain, blocks, first, sums, ALIGNED: tl.constexpr):
     begin, end, _, _ = block_of_program(blocks, first, ALIGNED)
     whole = begin + (end - begin) // LANES * LANES
     lanes = tl.zeros([LANES], tl.float64)
@@ -49,7 +38,7 @@ def _squares_kernel(g, momentum, beta, gain, blocks, first, sums, ALIGNED: tl.co
 
 
 @triton.jit
-def _square(x, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _square(x, WIDTH: tl.constexpr):
     wide = x.to(tl.float64)
     return tl.reshape(wide * wide, [1, WIDTH])
 
@@ -57,7 +46,7 @@ def _square(x, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
 def squares_of_blocks(
     g: Tensor, momentum: Tensor | None, beta: Any, gain: Any, blocks: BlockRows, sums: Tensor
 ) -> None:
-    """`squares` for blocks of many tensors, in one launch; blocks : as in `sign.encode_blocks`."""
+    """Compute the CPU's `squares` for blocks of many tensors, in one launch; blocks : as in `sign.encode_blocks`."""
     if blocks.n_blocks:
         own, new = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))
         _squares_kernel[(blocks.n_blocks,)](
@@ -66,7 +55,7 @@ def squares_of_blocks(
 
 
 @triton.jit
-def _norm_kernel(sums, blocks, out):  # type: ignore[no-untyped-def]
+def _norm_kernel(sums, blocks, out):
     first = tl.zeros([1], tl.int64)
     root = tl.sqrt(total_of(sums, first, first + blocks))
     beyond = (root > FLOAT32_MAX) & (root < float("inf"))
@@ -74,17 +63,14 @@ def _norm_kernel(sums, blocks, out):  # type: ignore[no-untyped-def]
 
 
 def norm(g: Tensor, out: Tensor) -> None:
-    """Two-norm of g, summed in float64 block by block and rounded once; where it is beyond float32, its largest number.
-
-    Not finite where the sum of squares is not. g : float32[n] or float64[n]. out : float32[1], overwritten.
-    """
     sums = torch.empty(triton.cdiv(g.numel(), streams.BLOCK), dtype=torch.float64, device=g.device)
-    squares(g, None, None, None, sums)
+    if g.numel():
+        block_sums(g, None, streams.BLOCK, 1, L2, sums)
     _norm_kernel[(1,)](sums, sums.numel(), out, num_warps=1, **APART)
 
 
 @triton.jit
-def _scale_of(norm):  # type: ignore[no-untyped-def]
+def _scale_of(norm):
     """2^31 / norm, float64, of one number in the device's memory; 0 of 0 and NaN."""
     length = tl.load(norm).to(tl.float64)
     known = length > 0
@@ -92,7 +78,7 @@ def _scale_of(norm):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "beta", "gain", "scale"])
-def _stochastic_signs_kernel(  # type: ignore[no-untyped-def]
+def _stochastic_signs_kernel(
     key, first, step, source, g, momentum, moved, beta, gain, norm, scale, n, bits, WORDS: tl.constexpr
 ):
     start = tl.program_id(0).to(tl.int64) * (WORDS * 64)
@@ -112,13 +98,7 @@ def stochastic_signs(
     schedule: NDArray[np.uint64], first: Any, step: Any, source: Any, g: Tensor, momentum: Tensor | None,
     moved: Tensor | None, beta: Any, gain: Any, norm: Any, bits: Tensor,
 ) -> None:  # fmt: skip
-    """moved = beta momentum + gain g; bit i = 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x = moved.
-
-    schedule, step, source : as in `philox.draw_words`; element e of a group of 512 takes 32-bit word
-    e mod 16 of draw e div 16. first : index of g[0] in its vector, a multiple of 64. g : float32[n] or float64[n].
-    momentum : like g, or None: x is g itself. moved : like momentum, overwritten. norm : float64, or a tensor of one
-    number, which need not be there yet; 0 gives fair coins. bits : int64[ceil(n / 64)], overwritten.
-    """
+    # The norm may be a tensor of one number, which need not be there yet.
     if n := g.numel():
         there = norm if isinstance(norm, Tensor) else None
         scale = TWO_31.value / float(norm) if there is None and norm > 0 else 0.0
@@ -130,7 +110,7 @@ def stochastic_signs(
 
 
 @triton.jit(do_not_specialize=["key", "step", "source", "beta", "gain", "first"])
-def _stochastic_signs_of_blocks_kernel(  # type: ignore[no-untyped-def]
+def _stochastic_signs_of_blocks_kernel(
     key, step, source, g, momentum, moved, beta, gain, scales, blocks, first, bits,
     ALIGNED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +137,7 @@ def stochastic_signs_of_blocks(
     """`stochastic_signs` for blocks of many tensors, in one launch.
 
     scales : float64[groups], 2^31 / norm of each, or 0 where the norm is. blocks : as in `sign.encode_blocks`; bits :
-    a block's words are where its row says. The others as in `stochastic_signs`, whole vectors.
+    a block's words lie at the place in its row. The others as in `stochastic_signs`, whole vectors.
     """
     if blocks.n_blocks:
         factors = (None, None) if momentum is None else (bits_of(beta, g.dtype), bits_of(gain, g.dtype))

@@ -1,7 +1,7 @@
 """Sums of blocks of 4096 elements, and of their sums, in the CPU's order.
 
-A block is added up in 16 lanes, element i in lane i mod 16, and what lies behind its last whole 16 elements one by one;
-sums of blocks are added one by one.
+A block is added up in 16 lanes, element i in lane i mod 16. The elements behind its last whole 16 are added one by one,
+and so are sums of blocks.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ TOTALS = 32  # stretches of a program that adds up sums of blocks
 
 
 @triton.jit
-def _add_two(total, columns):  # type: ignore[no-untyped-def]
+def _add_two(total, columns):
     low, high = tl.split(columns)
     return total + low + high
 
 
 @triton.jit
-def _add_four(total, columns):  # type: ignore[no-untyped-def]
+def _add_four(total, columns):
     low, high = tl.split(columns)
     return _add_two(_add_two(total, low), high)
 
 
 @triton.jit
-def _add_eight(total, columns):  # type: ignore[no-untyped-def]
+def _add_eight(total, columns):
     low, high = tl.split(columns)
     return _add_four(_add_four(total, low), high)
 
 
 @triton.jit
-def add_columns(total, columns):  # type: ignore[no-untyped-def]
+def add_columns(total, columns):
     """Total, [rows], plus 16 columns, [rows, 16], the first one first; both float64."""
     rows: tl.constexpr = columns.shape[0]
     halves = tl.permute(tl.reshape(columns, [rows, 2, 2, 2, 2]), (0, 4, 3, 2, 1))
@@ -50,7 +50,7 @@ def add_columns(total, columns):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def total_of(sums, first, stop):  # type: ignore[no-untyped-def]
+def total_of(sums, first, stop):
     """sums[first] + sums[first + 1] + ... of each row. first, stop : int64[rows]; sums, result : float64."""
     total = (first * 0).to(tl.float64)
     for column in range(0, tl.max(stop - first), LANES):
@@ -60,7 +60,7 @@ def total_of(sums, first, stop):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def combined(x, other, beta, gain, at, inside):  # type: ignore[no-untyped-def]
+def combined(x, other, beta, gain, at, inside):
     """Elements of x; of x + other; with beta and gain, as bits, of beta other + gain x. 0 outside."""
     v = tl.load(x + at, mask=inside, other=0)
     if other is not None:
@@ -70,13 +70,13 @@ def combined(x, other, beta, gain, at, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _measured(v, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _measured(v, KIND: tl.constexpr):
     wide = v.to(tl.float64)
     return wide * wide if KIND == SQUARES else tl.abs(wide)
 
 
 @triton.jit
-def block_at(task, blocks, bucket, n):  # type: ignore[no-untyped-def]
+def block_at(task, blocks, bucket, n):
     """Start, end of the whole 16 elements, and stop of block `task`, int64, of buckets that have `blocks` each."""
     before = task % blocks * BLOCK
     start = tl.minimum(task // blocks * bucket + before, n)
@@ -85,7 +85,7 @@ def block_at(task, blocks, bucket, n):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def add_rows(lanes, turn):  # type: ignore[no-untyped-def]
+def add_rows(lanes, turn):
     """Lanes, float64[blocks * 16], plus the 16 rows of each block's turn, [blocks, 256], the first row first."""
     blocks: tl.constexpr = turn.shape[0]
     rows = tl.permute(tl.reshape(turn, [blocks, 16, LANES]), (0, 2, 1))
@@ -97,45 +97,34 @@ def blocks_of_program(bucket: int) -> int:
     return 4 if bucket <= SHORT else 1
 
 
-@triton.jit(do_not_specialize=["beta", "gain"])
-def _block_sums_kernel(  # type: ignore[no-untyped-def]
-    x, other, beta, gain, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr
-):
+@triton.jit
+def _block_sums_kernel(x, other, n, bucket, blocks, tasks, sums, KIND: tl.constexpr, BLOCKS: tl.constexpr):
     task = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     start, whole, stop = block_at(task, blocks, bucket, n)
     lanes = tl.zeros([BLOCKS * LANES], tl.float64)
     for first in tl.range(0, tl.max(whole - start), TURN, num_stages=STAGES):
         at = start[:, None] + (first + tl.arange(0, TURN)[None, :])
-        lanes = add_rows(lanes, _measured(combined(x, other, beta, gain, at, at < whole[:, None]), KIND))
+        lanes = add_rows(lanes, _measured(combined(x, other, None, None, at, at < whole[:, None]), KIND))
     at = whole[:, None] + tl.arange(0, LANES)[None, :]
-    columns = _measured(combined(x, other, beta, gain, at, at < stop[:, None]), KIND)
+    columns = _measured(combined(x, other, None, None, at, at < stop[:, None]), KIND)
     totals = fold(tl.reshape(lanes, [BLOCKS, LANES])) + add_columns(tl.zeros([BLOCKS], tl.float64), columns)
     tl.store(sums + task, totals, mask=task < tasks)
 
 
-def block_sums(
-    x: Tensor,
-    other: Tensor | None,
-    beta: int | None,
-    gain: int | None,
-    bucket: int,
-    blocks: int,
-    kind: int,
-    sums: Tensor,
-) -> None:
-    """Sums of squares (L2) or magnitudes (L1) of each block of each bucket of `combined`; 0 of blocks that are empty.
+def block_sums(x: Tensor, other: Tensor | None, bucket: int, blocks: int, kind: int, sums: Tensor) -> None:
+    """Sums of squares (L2) or magnitudes (L1) of each block of each bucket of x + other; 0 of blocks that are empty.
 
-    x : float32[n] or float64[n]. other : like x, or None. beta, gain : bits of numbers like x, or None. bucket :
-    elements. blocks : of a bucket, ceil(bucket / 4096). sums : float64[buckets * blocks], overwritten.
+    x : float32[n] or float64[n]. other : like x, or None. bucket : elements. blocks : of a bucket, ceil(bucket / 4096).
+    sums : float64[buckets * blocks], overwritten.
     """
     tasks, of_program = sums.numel(), blocks_of_program(bucket)
     _block_sums_kernel[(triton.cdiv(tasks, of_program),)](
-        x, other, beta, gain, x.numel(), bucket, blocks, tasks, sums, kind, of_program, num_warps=1, **APART
+        x, other, x.numel(), bucket, blocks, tasks, sums, kind, of_program, num_warps=1, **APART
     )
 
 
 @triton.jit
-def _totals_kernel(sums, blocks, buckets, totals, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _totals_kernel(sums, blocks, buckets, totals, ROWS: tl.constexpr):
     bucket = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first = tl.minimum(bucket, buckets) * blocks
     stop = tl.minimum(bucket + 1, buckets) * blocks

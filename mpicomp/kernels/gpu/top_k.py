@@ -1,11 +1,11 @@
 """The largest magnitudes of each chunk of a vector, or of a vector and a residual that is added on the fly.
 
 Magnitudes are compared as integers, a float's bits without its sign. NaN and infinity are then above all numbers, so
-the largest magnitude tells whether there are any. Sums that are NaN may have other bits than on the CPU, where the
+the largest magnitude shows whether there are any. Sums that are NaN may have other bits than on the CPU, where the
 processor makes NaN of another kind: that changes which of several NaN is the largest, and nothing else.
 
 Short chunks are held in registers, several by one program, and read once: the threshold is found bit by bit there.
-What is done with long ones is in `mpicomp.kernels.gpu.radix_select`.
+Long ones are searched by `mpicomp.kernels.gpu.radix_select`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels.gpu.arrays import compensate
 from mpicomp.kernels.gpu.common import APART
-from mpicomp.kernels.gpu.error_feedback import compensate
-from mpicomp.kernels.gpu.magnitudes import load, load_rows, sizes
-from mpicomp.kernels.gpu.radix_select import largest_of_long
+from mpicomp.kernels.gpu.radix_select import largest_of_long, load, load_rows, sizes
 
 LONGEST = 32768  # bytes of a chunk that one program holds
 TILE = 8192  # bytes of several chunks that one program holds: more take more than 100 registers
@@ -29,23 +28,10 @@ PIECES = 1024  # of a long chunk that one program compares at a time
 
 
 @triton.jit
-def _largest_kernel(  # type: ignore[no-untyped-def]
-    x,
-    residual,
-    left,
-    n,
-    chunk,
-    length,
-    pieces,
-    mask,
-    indices,
-    values,
-    tops,
-    most,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+def _largest_kernel(
+    x, residual, left, n, chunk, length, pieces, mask, indices, values, tops, most, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """The first of the largest magnitudes of each piece: `pieces` of a chunk, `length` elements each.
 
     tops : magnitudes of the pieces; `indices` are then places within them. None: a piece is a chunk.
@@ -70,9 +56,7 @@ def _largest_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _largest_piece_kernel(  # type: ignore[no-untyped-def]
-    x, residual, n, chunk, length, pieces, tops, places, indices, values, WIDTH: tl.constexpr
-):
+def _largest_piece_kernel(x, residual, n, chunk, length, pieces, tops, places, indices, values, WIDTH: tl.constexpr):
     """The first of the largest magnitudes of each chunk, from those of its pieces and their places within them."""
     chunk_number = tl.program_id(0).to(tl.int64)
     start = chunk_number * chunk
@@ -100,29 +84,6 @@ def _tile(x: Tensor, chunk: int) -> tuple[int, int, int]:
 def largest(
     x: Tensor, residual: Tensor | None, left: Tensor | None, chunk: int, mask: Any, indices: Tensor, values: Tensor
 ) -> Tensor:
-    """The largest magnitude of each chunk; of equal ones the first.
-
-    Parameters
-    ----------
-    x : float32[n] or float64[n]
-    residual : like x, or None
-        Added to x.
-    left : like x, or None
-        Overwritten with x + residual; in memory of its own.
-    chunk : int
-        Elements; the last one may be short.
-    mask : int
-        All bits of an element but the sign.
-    indices : int32[ceil(n / chunk)]
-        Overwritten with places within the chunks, the bits of uint32.
-    values : float array, as long
-        Overwritten with the elements there.
-
-    Returns
-    -------
-    int64[]
-        The largest of all magnitudes.
-    """
     n, most = x.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     if n == 0:
         return most
@@ -151,8 +112,8 @@ def largest(
 
 
 @triton.jit
-def _threshold(size, k, high):  # type: ignore[no-untyped-def]
-    """Of each row a number that exactly k of its sizes reach, or if ties leave none the k-th largest size.
+def _threshold(size, k, high):
+    """Return a number for each row that exactly k of its sizes reach, or with ties the k-th largest size.
 
     It is built bit by bit from `high` on, until no row needs more.
     """
@@ -169,7 +130,7 @@ def _threshold(size, k, high):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _several_kernel(  # type: ignore[no-untyped-def]
+def _several_kernel(
     x, residual, left, n, chunk, keep, mask, high, indices, values, most,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -197,26 +158,6 @@ def several(
     x: Tensor, residual: Tensor | None, left: Tensor | None, chunk: int, keep: int, depth: int, mask: Any, high: Any,
     maxima: Any, places: Any, sizes: Any, indices: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The `keep` largest magnitudes of each chunk, in ascending order of place; of equal ones the first.
-
-    Parameters
-    ----------
-    x, residual, left, chunk, mask, values
-        As in `largest`.
-    keep : int
-        Of a whole chunk; of a short one of m elements, ceil(keep m / chunk).
-    depth, maxima, places, sizes
-        Not used: they are working memory of the CPU's kernel, and how it divides that.
-    high : int
-        The highest bit of a magnitude.
-    indices : int32[all that are kept]
-        Overwritten with places within the chunks, the bits of uint32.
-
-    Returns
-    -------
-    int64[]
-        The largest of all magnitudes.
-    """
     n, most = x.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     if n == 0:
         return most

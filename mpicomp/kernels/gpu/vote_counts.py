@@ -16,25 +16,21 @@ from torch import Tensor
 from mpicomp.kernels.gpu.common import (
     APART,
     bits_of,
-    finite_flag,
-    is_set,
     number,
+    numbers_at,
+    numbers_on,
+    places_on,
     read,
     read_bits,
     write,
 )
-from mpicomp.kernels.gpu.stretches import numbers_at, numbers_on, places_on
-from mpicomp.kernels.gpu.sums import TOTALS, total_of
 
-FEW_PLANES = 6  # as on the CPU; here `few_values` and `many_values` are the same
 WIDTH = 1024  # words or elements of a program
 
 
 @triton.jit(do_not_specialize=["both", "most", "planes"])
-def _add_counts_kernel(  # type: ignore[no-untyped-def]
-    incoming, held, both, most, planes, words, LONGER: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Ripple-carry addition of 64 counts a word. LONGER : whether what comes in has more planes than what is held."""
+def _add_counts_kernel(incoming, held, both, most, planes, words, LONGER: tl.constexpr, WIDTH: tl.constexpr):
+    """Ripple-carry addition of 64 counts a word. LONGER : whether `incoming` has more planes than `held`."""
     start = tl.program_id(0).to(tl.int64) * WIDTH
     source, to = incoming, held
     carry = tl.zeros([WIDTH], tl.int64)
@@ -56,11 +52,6 @@ def _add_counts_kernel(  # type: ignore[no-untyped-def]
 
 
 def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes: int, planes: int, words: int) -> None:
-    """held += incoming.
-
-    incoming : int64[incoming_planes * words]. held : int64[planes * words], of which the first `held_planes` planes
-    count; overwritten. planes : of the sum, one more than the larger of both at most; what goes beyond is lost.
-    """
     if words:
         both, most = min(incoming_planes, held_planes), max(incoming_planes, held_planes)
         longer = bool(incoming_planes > held_planes)
@@ -69,38 +60,8 @@ def add_counts(incoming: Tensor, incoming_planes: int, held: Tensor, held_planes
         )
 
 
-@triton.jit(do_not_specialize=["half"])
-def _majority_kernel(counts, planes, words, last, half, coins, bits, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`last` : where the highest plane begins. From there down: what is above half of all, and what still equals it."""
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    source = counts + last
-    equal, above = tl.full([WIDTH], -1, tl.int64), tl.zeros([WIDTH], tl.int64)
-    for step in range(planes):
-        plane = equal & read(source, start, words, WIDTH)
-        one = ((tl.cast(half, tl.int64) >> (planes - 1 - step)) & 1) != 0
-        above = tl.where(one, above, above | plane)
-        equal = tl.where(one, plane, equal ^ plane)
-        source -= words
-    if coins is not None:
-        above |= equal & read(coins, start, words, WIDTH)
-    write(bits, start, words, above, WIDTH)
-
-
-def majority(counts: Tensor, planes: int, words: int, half: int, coins: Tensor | None, bits: Tensor) -> None:
-    """Bit i = 1 where count i is above `half`; where it equals it, the coin.
-
-    counts : int64[planes * words]. half : weight // 2. coins : int64[words], or None, where a tie is impossible (odd
-    weights): equality then gives 0. bits : int64[words], overwritten; may be the first plane.
-    """
-    if words:
-        planes, words = int(planes), int(words)
-        _majority_kernel[(triton.cdiv(words, WIDTH),)](
-            counts, planes, words, (planes - 1) * words, int(half), coins, bits, WIDTH, **APART
-        )
-
-
 @triton.jit(do_not_specialize=["lowest", "first", "low", "high"])
-def _values_kernel(  # type: ignore[no-untyped-def]
+def _values_kernel(
     counts, planes, words, lowest, factors, starts, stops, first, low, high, n, out, WIDTH: tl.constexpr
 ):
     start = tl.program_id(0).to(tl.int64) * WIDTH
@@ -112,7 +73,7 @@ def _values_kernel(  # type: ignore[no-untyped-def]
         total += tl.where(read_bits(plane, start, n, WIDTH), power, 0)
         power += power
         plane += words
-    factor, found = numbers_at(factors, starts, stops, low, high, first + start + tl.arange(0, WIDTH), 0)
+    factor, found = numbers_at(factors, starts, stops, low, high, first + start + tl.arange(0, WIDTH))
     write(out, start, n, tl.where(found, total * factor, 0), WIDTH)
 
 
@@ -121,12 +82,6 @@ def few_values(
     starts: NDArray[np.int64] | Tensor, stops: NDArray[np.int64] | Tensor, first: int, low: int, high: int,
     streaming: bool, out: Tensor,
 ) -> None:  # fmt: skip
-    """out[i] = (2 count - weight) * the factor of its stretch, and 0 between stretches.
-
-    counts : int64[planes * words]. lowest : -weight. factors : like out [stretches]. starts, stops : int64[stretches],
-    of elements of the vector, in order; those from `low` on and before `high` reach into `out`, whose own first element
-    is `first`. powers, streaming : not used. out : float32[n] or float64[n], overwritten.
-    """
     if n := out.numel():
         numbers = numbers_on(out.device, factors)
         places = places_on(out.device, starts), places_on(out.device, stops)
@@ -137,28 +92,3 @@ def few_values(
 
 
 many_values = few_values
-
-
-@triton.jit
-def _segment_totals_kernel(sums, blocks, firsts, stretches, totals, finite, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    stretch = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = stretch < stretches
-    first = tl.load(firsts + stretch, mask=inside, other=0)
-    stop = tl.load(firsts + stretch + 1, mask=stretch + 1 < stretches, other=blocks)
-    total = total_of(sums, first, tl.where(inside, stop, first))
-    tl.store(totals + stretch, total, mask=inside)
-    tl.store(finite, 0, mask=tl.max((total - total != 0).to(tl.int32)) > 0)
-
-
-def segment_totals(sums: Tensor, firsts: NDArray[np.int64] | Tensor, totals: Tensor) -> Tensor:
-    """Add up blocks' sums, in index order; returns whether all totals are finite, bool[].
-
-    sums : float64[blocks]. firsts : int64[stretches], each one's first block. totals : float64[stretches],
-    overwritten.
-    """
-    finite = finite_flag(totals)
-    if stretches := totals.numel():
-        _segment_totals_kernel[(triton.cdiv(stretches, TOTALS),)](
-            sums, sums.numel(), places_on(sums.device, firsts), stretches, totals, finite, TOTALS, num_warps=1, **APART
-        )
-    return is_set(finite)

@@ -90,7 +90,7 @@ class GradientVectors:
     @property
     def names(self) -> list[list[str]]:
         """Names of the parameters of each vector."""
-        return [[member.name for member in reducer.bucket.members] for reducer in self.reducers]
+        return [reducer.bucket.names for reducer in self.reducers]
 
     @property
     def all_started(self) -> bool:

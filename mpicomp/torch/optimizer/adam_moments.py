@@ -96,10 +96,10 @@ class AdamMoments:
             part, members = slice(ends[places[0]], ends[places[-1] + 1]), slice(places[0], places[-1] + 1)
             self._stretches.append(_Stretch(group, part, members, parameters[members]))
 
-    def named(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Each parameter's part of m and of v, by its name; no copies."""
-        names = [member.name for member in self._bucket.members]
-        return dict(zip(names, self._m_views, strict=True)), dict(zip(names, self._v_views, strict=True))
+    def named(self) -> dict[str, dict[str, Tensor]]:
+        """Return each parameter's part of m and of v, by its name; no copies."""
+        names = self._bucket.names
+        return {"m": dict(zip(names, self._m_views, strict=True)), "v": dict(zip(names, self._v_views, strict=True))}
 
     def own_gradients(self, reducer: BucketReducer) -> None:
         """Overwrite the reducer's vector with this rank's gradients; a missing one counts as zeros."""

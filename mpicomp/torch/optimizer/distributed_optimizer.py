@@ -14,7 +14,7 @@ Marsit is designed for that (section 5 of its paper), with H = ``local_steps``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -24,19 +24,26 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
+from mpicomp.algorithms import Algorithm
+from mpicomp.torch.bucket_queue import overlap_by_thread
+from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
+    Options,
     algorithms_by_name,
     given_communicator,
     names_by_parameter,
     preferred_mode,
     require_optimizer,
+    skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
+from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
+from mpicomp.torch.optimizer.local_updates import LocalUpdates
+from mpicomp.torch.optimizer.step_agreement import open_agreement
+from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
-from mpicomp.torch.optimizer.wrapping import Options, open_synchronizer
-from mpicomp.torch.parameters import Parameters
+from mpicomp.torch.parameters import MasterWeights, Parameters
 
 Batch = TypeVar("Batch")
 
@@ -147,7 +154,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
             if getattr(optimizer, "synchronizes_ranks", False):
                 raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
-            parameters = Parameters(optimizer, names_by_parameter(named_parameters), self.comm.here)
+            parameters = Parameters(optimizer, names_by_parameter(named_parameters))
             members = parameters.trained
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
@@ -157,7 +164,27 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         except (ValueError, TypeError) as error:
             self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._joining = False
-        self._synchronizer = open_synchronizer(optimizer, parameters, algorithms, self.comm, options)
+        self._synchronizer = self._open_synchronizer(parameters, algorithms, options)
+
+    def _open_synchronizer(
+        self, parameters: Parameters, algorithms: Mapping[str, Algorithm], options: Options
+    ) -> Synchronizer:
+        comm, members, averages_gradients = self.comm, parameters.trained, options.synchronize == "gradients"
+        agreement = open_agreement(self.optimizer, comm, members, str(options), all_options=averages_gradients)
+        overlap, passes = options.overlap, options.backward_passes_per_step
+        # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
+        on_device = any(member.parameter.device.type != "cpu" for member in members)
+        if overlap and (comm.size > 1 or on_device):
+            overlap = overlap_by_thread(comm, on_device) or not on_device
+        masters = None if averages_gradients else MasterWeights(self.optimizer)
+        if masters is not None:
+            agreement.members = masters.substitute(members)
+        parameters.hold(self.optimizer)
+        reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
+        parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, overlap, passes)
+        if masters is None:
+            return GradientAveraging(parts)
+        return LocalUpdates(parts, masters, options.local_steps, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:

@@ -62,7 +62,7 @@ class LocalUpdates(Synchronizer):
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self.agreement.common = self._common
-        install_hooks(self, [masters.original(member.parameter) for member in parts.reducers.members])
+        install_hooks(self, [member.parameter for member in parts.parameters.trained])  # the model's own
 
     @property
     @override

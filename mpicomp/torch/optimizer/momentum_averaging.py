@@ -21,8 +21,6 @@ from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import MOMENTA, NamedTensors, State
 
-_STEP = "a step of OneBitAdam"
-
 
 class MomentumAveraging(Synchronizer):
     """Makes the steps of `OneBitAdam`, each of which synchronizes.
@@ -134,7 +132,7 @@ class MomentumAveraging(Synchronizer):
 
     @override
     def refuse(self, error: Exception) -> NoReturn:
-        self.comm.reject(error, _STEP)
+        self.comm.reject(error, "a step of OneBitAdam")
 
     # States -----------------------------------------------------------------------------------------------------------
 
@@ -191,12 +189,10 @@ class MomentumAveraging(Synchronizer):
 
     def _named(self) -> Mapping[str, NamedTensors]:
         """Return the tensors of a state, by the parameters' names; no copies."""
-        m: dict[str, Tensor] = {}
-        v: dict[str, Tensor] = {}
+        found: dict[str, dict[str, Tensor]] = {"m": {}, "v": {}}
         for moments in self.moments:
-            m_of_bucket, v_of_bucket = moments.named()
-            m |= m_of_bucket
-            v |= v_of_bucket
+            for key, tensors in moments.named().items():
+                found[key] |= tensors
         masters = set(self._masters.masters)
         members = (member for reducer in self._squeezed for member in reducer.bucket.members)
-        return {"m": m, "v": v, "masters": {o.name: o.parameter.detach() for o in members if o.parameter in masters}}
+        return {**found, "masters": {o.name: o.parameter.detach() for o in members if o.parameter in masters}}

@@ -136,7 +136,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
             super().__init__(params, defaults)
             for group in self.param_groups:
                 check_group(group)
-            parameters = Parameters(self, names_by_parameter(named_parameters), self.comm.here)
+            parameters = Parameters(self, names_by_parameter(named_parameters))
         except (ValueError, TypeError) as error:
             self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "making OneBitAdam")
         options = (

@@ -24,7 +24,7 @@ from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import list_ranks, one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.replication import require_alike
+from mpicomp.torch.replication import require_same_layout
 
 SAMPLE_ELEMENTS = 1024
 DEVICE_SAMPLE_STEPS = 64
@@ -82,7 +82,10 @@ def open_agreement(
         The ranks' options differ, their optimizers in class or options, or their parameters in name, shape or dtype.
     """
     comm.agree(fingerprint(options), lambda: options)
-    require_alike(members, comm)
+    # A CPU rounds some steps of optimizers in another way than a GPU, and the ranks' models would diverge.
+    kinds = sorted({member.parameter.device.type for member in members})
+    named = {member.name: member.parameter for member in members}
+    require_same_layout(named, comm, f" on {' and '.join(kinds)}")
     agreement = StepAgreement(optimizer, comm, members, all_options)
     agreement.require_same_options()
     return agreement

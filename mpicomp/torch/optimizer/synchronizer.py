@@ -133,12 +133,9 @@ class Synchronizer(StateOwner):
         """Refuse the step if parameters were changed in form since the optimizer was made; compare models if due."""
         if self.phase is Phase.AVERAGED:
             return  # the other ranks make this step without another call, in which a refusal could reach them
-        problem = self._parameters.find_change(self._optimizer) if self.can_refuse else None
-        if problem is not None:
-            try:
-                self.refuse(problem)
-            finally:
-                del problem  # its traceback has this frame, and they would keep each other
+        problem = self._parameters.find_change(self._optimizer) if self.can_refuse else ""
+        if problem:
+            self.refuse(ValueError(f"{self.comm.here}: {problem}"))
         if not self.models_compared:
             require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
             self.models_compared = True

@@ -26,7 +26,6 @@ from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with
 _COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats
 
 _KINDS = {"mean", "owner", "owned", "shared"}
-_OF_RANK = frozenset(name for name, entry in RANK.entries.items() if entry.of_rank)
 
 
 def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
@@ -63,7 +62,7 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     for rank, own in enumerate(owns):
         _check(own, rank)
     require_same_keys("their states", owns)
-    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in _OF_RANK}
+    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in RANK.entries}
     own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
     averages = own.get("mode") == "updates"
     parts = [wrapped_part(state) for state in ordered]

@@ -8,7 +8,6 @@ and those of its owner. ``kinds`` declares for each aggregator the fate of its s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,24 +23,10 @@ STATE_KEY = "mpicomp"
 
 State: TypeAlias = dict[str, Any]
 NamedTensors: TypeAlias = Mapping[str, Tensor]
+EntryType: TypeAlias = type | Literal["counter", "tensors"]
+"""Type of an entry; "counter": an integer from 0 to 2^63 - 1, "tensors": floating-point tensors by name."""
 
 _MOST = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry of a state.
-
-    Attributes
-    ----------
-    type
-        Type of the value; "counter" is an integer from 0 to 2^63 - 1, "tensors" are floating-point tensors by name.
-    of_rank
-        Each rank has a value of its own; else all ranks have the same one, also where their number changes.
-    """
-
-    type: type | Literal["counter", "tensors"]
-    of_rank: bool = False
 
 
 class StateSchema:
@@ -50,29 +35,27 @@ class StateSchema:
     Parameters
     ----------
     entries
-        The entries by name.
+        Their types, by name.
     foreign
         Error message for a whole state without such entries, in which {state} is replaced by the state.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], foreign: str = "") -> None:
+    def __init__(self, entries: Mapping[str, EntryType], foreign: str = "") -> None:
         self.entries, self._foreign = entries, foreign
 
-    def extended(self, entries: Mapping[str, Entry], foreign: str = "") -> StateSchema:
+    def extended(self, entries: Mapping[str, EntryType], foreign: str = "") -> StateSchema:
         """Return a schema with more entries."""
         return StateSchema({**self.entries, **entries}, foreign or self._foreign)
 
     def check(self, part: object) -> State:
         """Return a part of a state; raise ValueError unless its entries have their types."""
-        types = {
-            name: one.type if isinstance(one.type, type) else _TYPES[one.type] for name, one in self.entries.items()
-        }
+        types = {name: one if isinstance(one, type) else _TYPES[one] for name, one in self.entries.items()}
         try:
             found = fields(part, **types)
         except ValueError as error:
             raise ValueError(f"the state under {STATE_KEY!r} is damaged ({error}); load an earlier one") from error
         for name, one in self.entries.items():
-            if one.type == "counter" and not 0 <= found[name] <= _MOST:
+            if one == "counter" and not 0 <= found[name] <= _MOST:
                 raise ValueError(
                     f"the state's {name} is {shown(found[name])}, not an integer from 0 to 2^63 - 1; load an earlier "
                     "one"
@@ -82,7 +65,7 @@ class StateSchema:
     def check_tensors(self, part: State, expected: Mapping[str, NamedTensors]) -> None:
         """Raise ValueError unless the "tensors" of a part have the names and shapes of the `expected` ones."""
         for name, one in self.entries.items():
-            if one.type == "tensors":
+            if one == "tensors":
                 _require_like(name, part[name], expected[name])
 
     def own_part(self, state: object) -> State:
@@ -100,35 +83,28 @@ class StateSchema:
 
 _TYPES: dict[str, type] = {"counter": int, "tensors": dict}
 
-RANK = StateSchema(
-    {
-        "rank": Entry(int, of_rank=True),
-        "ranks": Entry(int, of_rank=True),
-        "aggregators": Entry(list, of_rank=True),  # state of each bucket's
-    }
-)
+# Each rank has values of its own; all other entries are equal on all ranks, also where their number changes.
+RANK = StateSchema({"rank": int, "ranks": int, "aggregators": list})  # aggregators: state of each bucket's
 # buckets: names of each bucket's parameters. rounds: counters; under "updates" also masters and, after local steps, the
 # common model
-WRAPPER = RANK.extended({"mode": Entry(str), "rounds": Entry(dict), "buckets": Entry(list)})
-GRADIENT_ROUNDS = StateSchema({"rounds": Entry("counter")})
-UPDATE_ROUNDS = GRADIENT_ROUNDS.extended(
-    {"steps": Entry("counter"), "masters": Entry("tensors"), "common": Entry("tensors")}
-)
+WRAPPER = RANK.extended({"mode": str, "rounds": dict, "buckets": list})
+GRADIENT_ROUNDS = StateSchema({"rounds": "counter"})
+UPDATE_ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "masters": "tensors", "common": "tensors"})
 MOMENTA = RANK.extended(
     {
-        "options": Entry(str),  # of `OneBitAdam`
-        "frozen": Entry(bool),
-        "freeze_rule": Entry(dict),
-        "steps": Entry("counter"),
-        "m": Entry("tensors"),
-        "v": Entry("tensors"),
-        "masters": Entry("tensors"),
+        "options": str,  # of `OneBitAdam`
+        "frozen": bool,
+        "freeze_rule": dict,
+        "steps": "counter",
+        "m": "tensors",
+        "v": "tensors",
+        "masters": "tensors",
     },
     foreign="the state is {state}, not one of OneBitAdam; load a result of state_dict",
 )
-FREEZE_RULE = StateSchema({"rates": Entry(list)})
+FREEZE_RULE = StateSchema({"rates": list})
 DDP_HOOK = RANK.extended(
-    {"iterations": Entry("counter"), "buckets": Entry(list)},
+    {"iterations": "counter", "buckets": list},
     foreign="the state is {state}; load a result of state_dict of a hook's state",
 )
 

@@ -66,12 +66,3 @@ def test_the_vector_is_written_in_the_place_of_the_gradient(both: SideBySide, to
     inside = np.concatenate([np.arange(a, b) for a, b in zip(groups.starts, groups.stops, strict=True)])
     assert_same(to_host(theirs[0])[inside], ours[10][inside], "after")
     assert_same(to_host(theirs[12]), ours[12], "sums")
-
-
-@FLOATS
-def test_settled_vectors_are_the_cpus(both: SideBySide, dtype: Any) -> None:
-    for lengths, n in ((None, 0), (None, 1025), (TENSORS, N)):
-        for bucket in (None, 300):
-            groups = ScaleGroups.of(lengths, n, bucket)
-            scales = np.abs(numbers(groups.starts.size, dtype, 2))
-            both("settle", numbers(n, dtype), scales, groups.starts, groups.stops, host=(1, 2, 3) if bucket else ())

@@ -1,4 +1,4 @@
-"""Bit planes on the GPU: the CPU's words and codes."""
+"""Bit planes, and bytes of float32 numbers, on the GPU: the CPU's words, codes and columns."""
 
 from __future__ import annotations
 
@@ -35,5 +35,12 @@ def test_codes_of_32_bits_keep_their_highest_bit(both: SideBySide) -> None:
     both("unpack_planes", planes, powers, np.zeros_like(codes), host=(1,))
 
 
-def test_powers_are_the_cpus(both: SideBySide) -> None:
-    np.testing.assert_array_equal(both.gpu.powers_of_two(8, np.uint8), [1, 2, 4, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_columns_and_words_are_the_cpus(both: SideBySide, count: int) -> None:
+    for n in (0, 1, 9, 1000, 1024, 1025):
+        rng = np.random.default_rng(n)
+        numbers = rng.integers(0, 2**32, n, np.uint32)
+        columns = both("split_bytes", numbers, np.zeros((count, n), np.uint8), offset=n % 4)[1]
+        columns[:1, ::7], columns[1:2, ::7] = 0x7F, 0x80 | columns[1:2, ::7]  # NaN and infinity
+        for rest in (None, rng.integers(0, 16, n, np.uint8)):
+            both("join_bytes", columns, rest, 28 - 8 * min(count, 3), np.full(n, 7, np.uint32), offset=n % 4)

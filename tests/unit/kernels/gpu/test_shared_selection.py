@@ -95,17 +95,3 @@ def test_rows_are_selected_and_scattered_as_on_the_cpu(to_device: Any, to_host: 
         for tensor, array in zip(placed, expected, strict=True):
             if array is not None:
                 np.testing.assert_array_equal(to_host(tensor).view(np.uint64), array)
-
-
-@pytest.mark.parametrize("width", [np.uint16, np.uint32, np.uint64])
-def test_unpacked_pairs_are_the_cpus(to_device: Any, to_host: Any, width: Any) -> None:
-    from mpicomp.kernels.gpu import shared_selection
-
-    values = width(40_000), width(7), np.array(-3).astype(width)[()]
-    for n in (0, 1, 63, 64, 65, 1000, 4097):
-        first, second = np.random.default_rng(n).integers(0, 2**64, (2, -(-n // 64)), np.uint64)
-        expected = np.empty(n, width)
-        on_cpu.unpack_pair(first, second, *values, False, expected)
-        found = to_device(np.zeros_like(expected))
-        shared_selection.unpack_pair(to_device(first), to_device(second), *values, False, found)
-        assert to_host(found).tobytes() == expected.tobytes()

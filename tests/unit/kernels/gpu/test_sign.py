@@ -36,7 +36,7 @@ class Both:
         limit: float = 0.5, previous: float = 0.3, offset: int = 1,
     ) -> tuple[NDArray[np.uint64], NDArray[np.float64], int]:  # fmt: skip
         """Fail unless everything that is written is the same; returns the CPU's bits, sums and clipped elements."""
-        from mpicomp.kernels.gpu import sign
+        from tests.unit.kernels.gpu import whole_vectors
 
         kind, n = u.dtype.type, u.size
         residual = None if mode == "plain" else residual.copy()
@@ -45,7 +45,7 @@ class Both:
         scalars += [kind(0), np.nextafter(kind(0), kind(1))]
         arrays = [u, whole, residual, bits, sums]
         on_device = [None if array is None else self.to_device(array, offset) for array in arrays]
-        found = sign.encode(*on_device[:4], *scalars, on_device[4])
+        found = whole_vectors.encode(*on_device[:4], *scalars, on_device[4])
         clipped = on_cpu.encode(*arrays[:4], *scalars, sums)
         what = mode, kind, n, odd
         for tensor, array in zip(on_device, arrays, strict=True):
@@ -161,7 +161,7 @@ def test_unpacked_signs_are_the_cpus(to_device: Any, to_host: Any, width: Any) -
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mode", MODES)
 def test_full_precision_input_is_the_cpus(to_device: Any, to_host: Any, mode: str, dtype: Any) -> None:
-    from mpicomp.kernels.gpu import sign
+    from tests.unit.kernels.gpu import whole_vectors
 
     previous = dtype(0.3) if mode == "paper" else None
     for n in LENGTHS:
@@ -170,7 +170,7 @@ def test_full_precision_input_is_the_cpus(to_device: Any, to_host: Any, mode: st
         u_there, sums_there = to_device(u, n % 4), to_device(sums)
         residual_there = None if residual is None else to_device(residual)
         out, out_there = (None, None) if mode == "plain" else (u, u_there)  # in place
-        sign.add_and_clear(u_there, residual_there, to_device(bits), previous, out_there, sums_there)
+        whole_vectors.add_and_clear(u_there, residual_there, to_device(bits), previous, out_there, sums_there)
         on_cpu.add_and_clear(u, residual, bits, previous, out, sums)
         assert_same(to_host(u_there), u, n)
         assert_same(to_host(sums_there), sums, n)
@@ -180,12 +180,12 @@ def test_full_precision_input_is_the_cpus(to_device: Any, to_host: Any, mode: st
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_result_taken_off_leaves_what_it_does_on_the_cpu(to_device: Any, to_host: Any, dtype: Any) -> None:
-    from mpicomp.kernels.gpu import sign
+    from tests.unit.kernels.gpu import whole_vectors
 
     for n in LENGTHS:
         for step in (dtype(0.75), dtype(0)):
             x, bits = numbers(n, dtype), words(n)
             found = to_device(x)
-            sign.subtract_result(found, to_device(bits), step)
+            whole_vectors.subtract_result(found, to_device(bits), step)
             on_cpu.subtract_result(x, bits, step)
             assert_same(to_host(found), x, n)

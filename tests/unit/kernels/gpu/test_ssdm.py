@@ -20,14 +20,6 @@ def both(to_device: Any, to_host: Any) -> SideBySide:
 
 
 @FLOATS
-@MOMENTUM
-def test_sums_of_squares_are_the_cpus(both: SideBySide, dtype: Any, momentum: bool) -> None:
-    for n in (0, 1, 9, 65, 4095, 4097, 4 * 4096 + 77):
-        given = (numbers(n, dtype, 1), dtype(0.9), dtype(0.1)) if momentum else (None, None, None)
-        both("squares", numbers(n, dtype), *given, np.full(-(-n // 4096), 7.0), offset=n % 4)
-
-
-@FLOATS
 def test_norms_are_the_cpus(both: SideBySide, dtype: Any) -> None:
     for n in (0, 1, 9, 65, 4095, 4097, 18 * 4096 + 77):
         both("norm", numbers(n, dtype), np.full(1, 7, np.float32), offset=n % 4)

@@ -1,4 +1,4 @@
-"""Counts in bit planes on the GPU: the CPU's sums, majorities, values and totals."""
+"""Counts in bit planes on the GPU: the sums and values of the CPU."""
 
 from __future__ import annotations
 
@@ -33,23 +33,6 @@ def test_sums_are_the_cpus(both: SideBySide, weights: tuple[int, int]) -> None:
         both("add_counts", planes(a, words), a, planes(of_sum, words, 1), b, of_sum, words)
 
 
-@pytest.mark.parametrize("weight", [1, 2, 3, 8, 12, 255, 256])
-def test_majorities_are_the_cpus(both: SideBySide, weight: int) -> None:
-    count = planes_of(weight)
-    for words in WORDS:
-        for coins in (None, planes(1, words, 2)):
-            given = planes(count, words), count, words, weight // 2, coins
-            both("majority", *given, planes(1, words, 3))
-
-
-def test_a_majority_is_written_in_the_place_of_the_first_plane(both: SideBySide, to_device: Any, to_host: Any) -> None:
-    counts, words = planes(3, 1025), 1025
-    want = both("majority", counts, 3, words, 3, None, np.zeros(words, np.uint64))[5]
-    there = to_device(counts)
-    both.gpu.majority(there, 3, words, 3, None, there[:words])
-    np.testing.assert_array_equal(to_host(there)[:words].view(np.uint64), want)
-
-
 def values(both: SideBySide, dtype: Any, weight: int, groups: ScaleGroups, cut: range, host: bool) -> None:
     """One piece's values."""
     count, words = planes_of(weight), -(-len(cut) // 64)
@@ -78,18 +61,3 @@ def test_each_stretch_has_its_factor_and_padding_is_zero(both: SideBySide, dtype
         groups = ScaleGroups.of(lengths, n, bucket)
         for cut, weight in ((range(n), 7), (range(4096), 300), (range(4096, n), 7)):
             values(both, dtype, weight, groups, cut, host=bucket is None)
-
-
-@pytest.mark.parametrize("bad", [None, np.inf, np.nan])
-def test_totals_are_the_cpus(both: SideBySide, bad: float | None) -> None:
-    """Of stretches of one block and of many, more stretches than one program has."""
-    blocks = np.array([1, 15, 16, 17, 100, *[1] * 40, 33])
-    sums = (
-        np.random.default_rng(0).standard_normal(blocks.sum()) * 10.0 ** np.arange(-8, 8)[np.arange(blocks.sum()) % 16]
-    )
-    if bad is not None:
-        sums[-1] = bad
-    for host in ((1,), ()):
-        totals = both("segment_totals", sums, np.cumsum(blocks) - blocks, np.zeros(blocks.size), host=host)[2]
-        assert np.isfinite(totals).all() == (bad is None)
-    both("segment_totals", sums[:0], blocks[:0], np.zeros(0), host=(1,))
