@@ -23,6 +23,8 @@ every_size = pytest.mark.every_size
 # Marks a test, or a module, for which more ranks take longer and show nothing else.
 few_ranks = pytest.mark.mpi(max_size=3)
 up_to_four_ranks = pytest.mark.mpi(max_size=4)
+# Marks the same over all methods: three ranks are no power of two, and have a rank that is neither first nor last.
+three_ranks = pytest.mark.mpi(min_size=3, max_size=3)
 # Marks a test, or a module, of steps that each rank does by itself: a third rank does them once more.
 up_to_two_ranks = pytest.mark.mpi(max_size=2)
 # Marks the same, and slow: other tests show that a lone rank works.
