@@ -8,7 +8,7 @@
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
-# make test-core   the serial tests with nothing installed but what mpicomp itself needs: no PyTorch, no rich
+# make test-core   the serial tests of packages that can use extras, with none installed: no PyTorch, no rich
 # make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names

@@ -23,11 +23,12 @@ every_size = pytest.mark.every_size
 # Marks a test, or a module, for which more ranks take longer and show nothing else.
 few_ranks = pytest.mark.mpi(max_size=3)
 up_to_four_ranks = pytest.mark.mpi(max_size=4)
-# Marks the same over all methods: three ranks are no power of two, and have a rank that is neither first nor last.
+# Marks a test of a promise of all methods that no number of ranks changes: three are no power of two, and one of them
+# is neither the first nor the last.
 three_ranks = pytest.mark.mpi(min_size=3, max_size=3)
 # Marks a test, or a module, of steps that each rank does by itself: a third rank does them once more.
 up_to_two_ranks = pytest.mark.mpi(max_size=2)
-# Marks the same, and slow: other tests show that a lone rank works.
+# Marks a slow test of such steps, or one that needs a second rank: other tests show that a lone rank works.
 two_ranks = pytest.mark.mpi(min_size=2, max_size=2)
 
 

@@ -68,7 +68,7 @@ def ceilings() -> dict[str, Any]:
 
 
 def beyond(name: str, counts: dict[str, int]) -> list[str]:
-    """Return what of a kernel's machine code is beyond its ceilings."""
+    """Return the counts of a kernel's machine code that are beyond its ceilings."""
     found = [f"{counts['spilled']} bytes of local memory"] if counts["spilled"] else []
     known = ceilings().get(name)
     if known is not None:
