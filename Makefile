@@ -8,7 +8,7 @@
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
-# make test-core   the serial tests with nothing installed but what mpicomp itself needs: no PyTorch, no rich
+# make test-core   the serial tests of packages that can use extras, with none installed: no PyTorch, no rich
 # make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
@@ -25,14 +25,15 @@ SHELL := bash
 
 PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
-RANKS ?= 3,2,8,4,1
+RANKS ?= 8,2,3,4,1
 # What depends on the MPI library. Programs, commands and optimizers rest on it.
 NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline reducers torch/process_group)
 # Every test has a limit of its own. This one ends a run that hangs outside of tests, and must not end a slow one.
 WHOLE_RUN := timeout -k 10 7200
-# Tests of parts that need extras, and tests that no package of an extra changes.
-NOT_OF_CORE := apps torch kernels/gpu faults/test_children.py faults/test_cold_cache.py test_batch_script.py \
-    test_ci.py test_examples.py test_harness.py test_makefile.py
+# Tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
+# one, which tests/unit/test_imports.py checks, and of programs.
+NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collectives/cost faults/test_children.py \
+    faults/test_cold_cache.py test_batch_script.py test_ci.py test_examples.py test_harness.py test_makefile.py
 EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
@@ -96,12 +97,12 @@ test: $(READY)
 
 test-unit: warm
 	source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
-	    --numprocesses auto --maxprocesses 4 --dist loadfile
+	    --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-core: $(READY_CORE)
 	export MPICOMP_VENV="$$PWD/.venv-core" && source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
 	    $(addprefix --ignore tests/unit/,$(NOT_OF_CORE)) \
-	    --numprocesses auto --maxprocesses 4 --dist loadfile
+	    --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-mpi: $(READY)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(RANKS)

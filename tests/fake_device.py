@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from collectives.arrays import CUDA, MAKERS, Taken
+from tests.interpreter import replace_language_once
 
 _interpreter = threading.RLock()  # Triton's, which runs one kernel at a time
 POLLS = 3
@@ -288,6 +289,7 @@ def _count_launches() -> None:
 
 
 _count_launches()
+replace_language_once()
 
 
 def fake_devices(monkeypatch: pytest.MonkeyPatch, in_order: str | int | None = None) -> dict[int, FakeDevice]:

@@ -1,6 +1,6 @@
 """Runs the multi-rank tests in lanes: once under ``mpirun`` for every number of ranks.
 
-``python tests/run_lanes.py [--ranks 3,2,8,4,1] [--tests PATH] [arguments of pytest]``. A lane that hangs is ended, a
+``python tests/run_lanes.py [--ranks 8,2,3,4,1] [--tests PATH] [arguments of pytest]``. A lane that hangs is ended, a
 lane in which no test runs has failed, and all lanes are run, whether or not earlier ones have passed. Ranks wait half
 of the time, for each other or for an event that must not come: with ``--at-once 2`` another lane has the cores
 meanwhile. The lanes that take longest come first, so that none is left alone at the end.
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--ranks", default="3,2,8,4,1", help="numbers of ranks, with commas (default %(default)s)")
+    parser.add_argument("--ranks", default="8,2,3,4,1", help="numbers of ranks, with commas (default %(default)s)")
     parser.add_argument("--tests", default=str(TESTS), help="file, folder or test (%(default)s)")
     parser.add_argument(
         "--lane-timeout",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from collectives import Communicator, Torus
+from collectives.consistency import missing_ranks
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TOPOLOGIES
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 # How long the communicators of these tests wait for a silent rank.
 TIMEOUT_S = 20.0
@@ -23,10 +27,25 @@ every_size = pytest.mark.every_size
 # Marks a test, or a module, for which more ranks take longer and show nothing else.
 few_ranks = pytest.mark.mpi(max_size=3)
 up_to_four_ranks = pytest.mark.mpi(max_size=4)
+# Marks a test of a promise of all methods that no number of ranks changes: three are no power of two, and one of them
+# is neither the first nor the last.
+three_ranks = pytest.mark.mpi(min_size=3, max_size=3)
 # Marks a test, or a module, of steps that each rank does by itself: a third rank does them once more.
 up_to_two_ranks = pytest.mark.mpi(max_size=2)
-# Marks the same, and slow: other tests show that a lone rank works.
+# Marks a slow test of such steps, or one that needs a second rank: other tests show that a lone rank works.
 two_ranks = pytest.mark.mpi(min_size=2, max_size=2)
+
+
+def impatient(mpi_comm: MPI.Intracomm, seconds: float, **options: Any) -> Communicator:
+    """Return a communicator that waits `seconds` for other ranks, but longer while all ranks make it.
+
+    On a busy machine ranks come to the same call a while apart.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(missing_ranks, "ANSWER_S", missing_ranks.ANSWER_PART * seconds)
+        comm = Communicator(mpi_comm, timeout=TIMEOUT_S, arrival_timeout=TIMEOUT_S, **options)
+    comm.timeout = comm.arrival_timeout = seconds
+    return comm
 
 
 def lane_size(metafunc: pytest.Metafunc) -> int:

@@ -1,7 +1,8 @@
-"""The communicators of tests on one rank."""
+"""The communicators of tests on one rank, and the order of tests that several processes share."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,13 @@ import pytest
 
 if TYPE_CHECKING:
     from mpicomp import Communicator
+
+
+@pytest.hookimpl(tryfirst=True)  # on a busy machine another one gives a limit to all of them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests with limits of their own first: they take longest, and one process would end alone with one."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 @pytest.fixture

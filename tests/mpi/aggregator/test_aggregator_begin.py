@@ -21,7 +21,7 @@ from collectives.execution.handle import Call
 from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
 from mpicomp.algorithms import Aggregator
 from tests.exact import gradient
-from tests.mpi.lanes import PARTS, TIMEOUT_S, few_ranks, same_everywhere, same_text_on, up_to_four_ranks
+from tests.mpi.lanes import TIMEOUT_S, every_size, few_ranks, same_everywhere, same_text_on, three_ranks, two_ranks
 
 pytestmark = pytest.mark.communicator(topology="auto")
 LENGTHS = (6001, 0, 65, 20_000)
@@ -45,7 +45,7 @@ def states(aggregators: list[Aggregator]) -> list[dict[str, Any]]:
     ]
 
 
-@up_to_four_ranks
+@three_ranks
 @pytest.mark.parametrize(
     ("name", "topology"), [*((name, "ring") for name in FORMS), *((name, "auto") for name in GATHERED)]
 )
@@ -55,7 +55,7 @@ def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
     require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
 
 
-@pytest.mark.parametrize("mpi_comm", PARTS, indirect=True)
+@every_size
 @pytest.mark.parametrize(
     ("name", "topology"),
     [
@@ -67,7 +67,9 @@ def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
         ("scalecom", "auto"),
     ],
 )
-def test_calls_in_flight_on_part_of_the_ranks_give_these_bits_too(name: str, topology: str, mpi_comm: MPI.Comm) -> None:
+def test_calls_in_flight_on_any_number_of_ranks_give_these_bits_too(
+    name: str, topology: str, mpi_comm: MPI.Comm
+) -> None:
     """One form of each kind of traffic: sums, signs, counts and codes along a plan, and gathered payloads."""
     require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
 
@@ -138,7 +140,7 @@ def test_a_dropped_call_is_named_by_the_next_one_and_by_close(mpi_comm: MPI.Comm
         comm.close()
 
 
-@few_ranks
+@three_ranks
 @pytest.mark.parametrize("name", FORMS)
 def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(name: str, comm: Communicator) -> None:
     harmed, other = (FORMS[name].start(comm, 500, vector_id=k) for k in range(2))
@@ -157,8 +159,7 @@ def test_nan_in_one_call_leaves_its_aggregator_and_the_other_calls_as_they_were(
     assert same_everywhere(comm, harmed.aggregate(x))
 
 
-@few_ranks
-@pytest.mark.mpi(min_size=2)
+@two_ranks
 @pytest.mark.parametrize("name", FORMS)
 def test_a_rank_that_does_not_come_leaves_aggregators_as_they_were(
     name: str, mpi_comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +239,7 @@ def test_a_mismatch_of_a_call_in_flight_is_told_to_whoever_waits_for_another_cal
     mpi_comm.Barrier()
 
 
-@few_ranks
+@three_ranks
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", FORMS)
 def test_aggregator_residual_and_vector_are_let_go_without_the_garbage_collector(

@@ -1,4 +1,4 @@
-"""Finite but huge vectors: every method gives all ranks one result or one error, and an error loses nothing."""
+"""Sums that overflow on one rank alone are one error on all ranks, which loses nothing."""
 
 from __future__ import annotations
 
@@ -11,60 +11,11 @@ from numpy.typing import NDArray
 
 from collectives import Communicator, NonFiniteGradient
 from mpicomp import ECQSGD, QSGD, DoubleSqueeze, Marsit, MemSGD
-from tests.methods import METHODS, must_be_restored
 from tests.mpi.lanes import few_ranks, same_everywhere
 
 pytestmark = few_ranks
 
-N, STEPS = 700, 4
-CODECS = "two-means:bucket=100", "quantize:bucket=100", "ternary:bucket=100", "top-k:rate=7", "clip:bits=11"
-FORMS: dict[str, Any] = METHODS | {
-    "ecq-sgd, much": ECQSGD(alpha=1.5, beta=0.9, bucket=100, norm="linf"),
-    **{f"double-squeeze, {codec}": DoubleSqueeze(codec) for codec in CODECS},
-}
-PATTERNS: tuple[tuple[str, Any], ...] = (
-    ("one rank", np.float32),
-    ("ups and downs", np.float32),
-    ("all ranks", np.float32),
-    ("all ranks", np.float16),
-    ("ups and downs", np.float64),
-)
-
-
-def huge(pattern: str, comm: Communicator, step: int, dtype: Any) -> NDArray[Any]:
-    """Vectors near the end of a type's range, or within a tenth of it on the first step."""
-    largest = float(np.finfo(dtype).max) * (0.09 if step == 0 else 0.99)
-    rng = np.random.default_rng((comm.rank, step))
-    if pattern == "one rank":
-        return np.full(N, largest if comm.rank == comm.size - 1 else 1, dtype)
-    if pattern == "ups and downs":
-        return (largest * rng.choice([-1, 0, 1], N)).astype(dtype)
-    return (largest * rng.uniform(0.3, 1, N)).astype(dtype)
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_overflow_is_one_error_for_all_ranks_and_changes_nothing(comm: Communicator, name: str) -> None:
-    method, told = FORMS[name], 0
-    for pattern, dtype in PATTERNS:
-        tried, untried = method.start(comm, N, dtype=dtype), method.start(comm, N, dtype=dtype)
-        for step in range(STEPS):
-            vector = huge(pattern, comm, step, dtype)
-            before = tried.state_dict()
-            result, error = outcome(tried, vector)
-            assert len(set(comm.mpi_comm.allgather(error))) == 1, (pattern, dtype, step)
-            if error is None:
-                assert np.isfinite(result).all(), (pattern, dtype, step)
-                assert same_everywhere(comm, result), (pattern, dtype, step)
-                np.testing.assert_array_equal(result, untried.aggregate(vector))
-                continue
-            told += 1
-            if must_be_restored(method, step):
-                tried.load_state_dict(before)
-            elif "the global step" in error:
-                before["magnitudes"][:] = np.nan  # the next step measures anew, or it would fail for ever
-            np.testing.assert_equal(tried.state_dict(), before)
-    if name == "double-squeeze":
-        assert told  # or there was nothing to see
+N = 700
 
 
 def outcome(aggregator: Any, vector: NDArray[Any]) -> tuple[Any, str | None]:

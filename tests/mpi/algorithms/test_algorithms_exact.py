@@ -13,7 +13,8 @@ from tests.mpi.conftest import go_in_parts
 from tests.mpi.lanes import PARTS, every_size
 from tests.trials import TRIALS
 
-FEW = 2, 3  # ranks
+# Ranks that try all trials: as whole chunks, and cut into the shortest pieces.
+ALL_WHOLE, ALL_CUT = (1, 3), (1, 2, 4)
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -26,20 +27,17 @@ def test_every_method_is_tried() -> None:
 def test_results_and_states_are_those_of_one_process(
     mpi_comm: MPI.Intracomm, name: str, jitter: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole chunks, and short vectors at once; then the shortest pieces and buffers, and messages in any order.
+    """Whole chunks, and short vectors at once; or the shortest pieces and buffers, and messages in any order.
 
-    On some ranks these pieces are worked on by one thread and by several.
-
-    What numbers of ranks change is the plans: but on few ranks, one trial of each topology is enough for the first, and
-    on parts of a lane for the second too.
+    Numbers of ranks change the plans: a lane tries one trial of each topology, cut either way, and all trials where
+    the number of ranks is in `ALL_WHOLE` or `ALL_CUT`. Pieces are worked on by one thread or by several.
     """
     size = mpi_comm.size
     trials = TRIALS[name](size)
     of_each_topology = [*{topology: (trial, topology) for trial, topology in reversed(trials)}.values()]
     if size not in PARTS:
-        check_over_mpi(mpi_comm, trials if size in FEW else of_each_topology, None)
+        check_over_mpi(mpi_comm, trials if size in ALL_WHOLE else of_each_topology, None)
     go_in_parts(monkeypatch)
     jitter(mpi_comm.rank)
-    if size in FEW:
-        check_over_mpi(mpi_comm, of_each_topology, ONE_BLOCK, threads=3)
-    check_over_mpi(mpi_comm, of_each_topology if size in PARTS else trials, ONE_BLOCK, threads=1 if size in FEW else 2)
+    threads = 1 if size == 2 else 3 if size == 3 else 2
+    check_over_mpi(mpi_comm, trials if size in ALL_CUT else of_each_topology, ONE_BLOCK, threads)

@@ -12,7 +12,7 @@ from collectives import Communicator, NonFiniteGradient
 from mpicomp import Marsit
 from tests.exact import ONE_BLOCK, gradient
 from tests.methods import METHODS, must_be_restored
-from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere, up_to_four_ranks
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere, three_ranks, up_to_four_ranks
 
 N = 5003
 # tests/unit/aggregator/test_nonfinite.py has the same promises on one rank, for more types and places.
@@ -31,8 +31,8 @@ def spoiled(vector: Any, bad: float, position: int) -> Any:
     ("topology", "way"),
     [
         pytest.param("auto", "at once", marks=up_to_four_ranks),
-        pytest.param("ring", "in parts", marks=few_ranks),
-        pytest.param("star", "at once", marks=few_ranks),
+        pytest.param("ring", "in parts", marks=three_ranks),
+        pytest.param("star", "at once", marks=three_ranks),
     ],
     indirect=["way"],
 )

@@ -13,7 +13,7 @@ from torch import nn
 from collectives import CollectiveMismatch, Communicator
 from mpicomp import Dense
 from mpicomp.torch import broadcast_optimizer_state, broadcast_parameters
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import few_ranks, three_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
 
 pytestmark = few_ranks
@@ -43,6 +43,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> N
         schedule.step()
 
 
+@three_ranks
 @pytest.mark.parametrize("others", [0, 2], ids=["empty", "another"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
 from mpicomp import run_local
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, impatient
 
 SIZES = (0, 1, 1000, 3_000_000)
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_sent_or_received_is_told_at_once(comm: Communicator) -> 
 
 
 def test_a_message_that_does_not_come_ends_in_a_timeout_that_names_the_rank(mpi_comm: MPI.Intracomm) -> None:
-    comm = Communicator(mpi_comm, timeout=0.5, arrival_timeout=0.5, abort_hook=False)
+    comm = impatient(mpi_comm, 0.5, abort_hook=False)
     _, below = shift(comm)
     with pytest.raises(
         CollectiveTimeout, match=rf"nothing from rank {below}; irecv of float32\[8\] from rank {below} "
@@ -161,12 +161,12 @@ def test_a_message_that_does_not_come_ends_in_a_timeout_that_names_the_rank(mpi_
 
 
 def test_a_slow_sender_is_waited_for_as_long_as_a_rank_that_comes_late(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, timeout=0.3, arrival_timeout=TIMEOUT_S) as comm:
+    with Communicator(mpi_comm, timeout=0.8, arrival_timeout=TIMEOUT_S) as comm:
         above, below = shift(comm)
         out = np.empty(8, np.float32)
         receiving = comm.irecv(out, below)
         if comm.rank == 0:
-            time.sleep(1)
+            time.sleep(1.2)
         comm.isend(values(comm.rank, 8), above).detach()
         receiving.wait()
         comm.barrier()

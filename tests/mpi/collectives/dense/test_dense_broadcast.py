@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
 from collectives.dense import broadcast_gather
-from tests.mpi.lanes import TIMEOUT_S, few_ranks
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, impatient
 
 pytestmark = pytest.mark.communicator(topology="auto")
 
@@ -67,7 +67,7 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come(mpi_comm: MPI.Intracom
 @pytest.mark.parametrize("call", ["barrier", "iallreduce", "broadcast", "allgather", "number", "object", "split"])
 def test_every_wait_has_a_deadline(mpi_comm: MPI.Intracomm, call: str) -> None:
     verify = call not in ("barrier", "allgather", "split")
-    comm = Communicator(mpi_comm, timeout=0.3, arrival_timeout=0.3, verify=verify)
+    comm = impatient(mpi_comm, 0.3, verify=verify)
     calls: dict[str, Any] = {
         "barrier": comm.barrier,
         "iallreduce": lambda: comm.iallreduce(np.ones(5)).wait(),
@@ -93,7 +93,7 @@ def test_a_closed_communicator_says_so(mpi_comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_after_a_timeout_the_communicator_refuses_and_a_new_one_works(mpi_comm: MPI.Intracomm) -> None:
-    comm = Communicator(mpi_comm, timeout=0.3, arrival_timeout=0.3)
+    comm = impatient(mpi_comm, 0.3)
     if comm.rank:
         with pytest.raises(CollectiveTimeout):
             comm.allreduce(np.ones(3))

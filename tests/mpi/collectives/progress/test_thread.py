@@ -17,7 +17,7 @@ from collectives import Communicator, CommunicatorClosed, Handle
 from collectives.execution.handle import Call
 from mpicomp import SSDM, DoubleSqueeze, Marsit, ScaleCom
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S, every_size, few_ranks, same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, every_size, few_ranks, impatient, same_everywhere
 
 pytestmark = pytest.mark.communicator(topology="ring")
 METHODS = (Marsit(2), DoubleSqueeze(), ScaleCom(), SSDM())
@@ -133,7 +133,7 @@ def test_a_mismatch_is_raised_by_who_waits_on_every_rank(driven: Communicator) -
 @few_ranks
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_does_not_come_ends_the_calls_of_the_others(mpi_comm: MPI.Comm) -> None:
-    comm = Communicator(mpi_comm, timeout=0.5, arrival_timeout=0.5)
+    comm = impatient(mpi_comm, 0.5)
     assert comm.start_progress_thread()
     if comm.rank == 0:
         handles = [comm.iallreduce(np.ones(3)) for _ in range(2)]

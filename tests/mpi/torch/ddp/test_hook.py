@@ -21,7 +21,7 @@ from collectives import Communicator
 from collectives.errors import NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, PowerSGD, ScaleCom
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import few_ranks, three_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
@@ -59,6 +59,7 @@ class Heads(nn.Module):
         return torch.stack([self.heads[k](x) for k in chosen]).sum(0)
 
 
+@three_ranks
 @pytest.mark.parametrize(
     ("form", "options", "dtype"),
     [(form, options, torch.float32) for form in FORMS for options in ({}, VIEWS)]

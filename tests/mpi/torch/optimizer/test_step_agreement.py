@@ -14,9 +14,10 @@ from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters, require_same
 from mpicomp.torch.optimizer import synchronizer
+from tests.mpi.lanes import three_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
-pytestmark = [pytest.mark.mpi(min_size=2, max_size=3)]
+pytestmark = three_ranks
 MODES: dict[str, dict[str, Any]] = {
     "overlap": {},
     "no overlap": {"overlap": False},

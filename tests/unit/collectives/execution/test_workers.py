@@ -108,8 +108,9 @@ def test_time_that_workers_take_for_parts_is_no_waiting() -> None:
     with Communicator(threads=2) as comm:
         call = Call(comm, lambda: "work")
         parts = in_parts(call, Traffic(), "seconds_encoding", lambda part: time.sleep(0.1), range(2), comm.workers)
+        begun = time.perf_counter()
         comm.run(call, parts)
-        assert call.waited_s < 0.05
+        assert call.waited_s < (time.perf_counter() - begun) / 2
 
 
 def test_as_many_pieces_as_workers_are_encoded_and_finished_at_the_same_time() -> None:
@@ -282,7 +283,7 @@ def test_seconds_of_workers_are_counted_by_phase_and_are_no_waiting() -> None:
     assert traffic.seconds_encoding >= 0.8
     assert traffic.seconds_decoding >= 0.4
     assert traffic.seconds_total < traffic.seconds_encoding + traffic.seconds_decoding
-    assert traffic.seconds_waiting < 0.3
+    assert traffic.seconds_waiting < traffic.seconds_total / 2
 
 
 @pytest.mark.parametrize("method", [Marsit(full_precision_every=None), QSGD()])

@@ -176,10 +176,10 @@ def test_what_one_rank_raises_ends_all(culprit: int) -> None:
 
     start = time.monotonic()
     with pytest.raises(KeyError, match="my own") as caught:
-        run_local(3, work)
+        run_local(3, work, timeout=3 * TIMEOUT_S)
     assert caught.value.__notes__ == [f"raised on rank {culprit} of 3"]
     assert not swallowed
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < TIMEOUT_S
 
 
 def do_nothing(comm: Communicator) -> None:
@@ -219,8 +219,8 @@ def test_errors_are_those_of_processes_and_come_in_time(
 ) -> None:
     start = time.monotonic()
     with pytest.raises(error, match=told):
-        run_local(ranks, work, **({"timeout": TIMEOUT_S} | options))
-    assert time.monotonic() - start < 5
+        run_local(ranks, work, **({"timeout": 3 * TIMEOUT_S} | options))
+    assert time.monotonic() - start < TIMEOUT_S
 
 
 def test_the_rank_whose_fault_it_is_speaks_for_all_even_if_it_is_the_last_to_hear(

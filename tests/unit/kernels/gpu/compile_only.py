@@ -34,6 +34,7 @@ _launch = JITFunction.run
 _compiled: dict[str, int] = {}
 _failed: dict[str, str] = {}
 _counts: dict[str, dict[str, int]] = {}
+_codes: dict[str, list[tuple[str, bytes]]] = {}
 _forms: set[tuple[str, tuple[bool, ...]]] = set()
 _short: dict[tuple[str, tuple[bool, ...]], tuple[Any, ...]] = {}
 
@@ -103,6 +104,7 @@ def compile_form(name: str, kernel: Any, arguments: tuple[Any, ...], grid: Any, 
         found = [f"in PTX: {one}" for one in faults(compiled.asm.get("ptx", ""))]
         counts = machine_code.measure(compiled.asm["cubin"]) if "cubin" in compiled.asm else None
         if counts is not None:
+            _codes.setdefault(name, []).append((compiled.asm["ptx"], compiled.asm["cubin"]))
             largest = _counts.setdefault(name, counts)
             # of the forms of a kernel the largest counts; variants beyond the first ones have no ceilings
             _counts[name] = {one: max(largest[one], counts[one]) for one in counts}
@@ -135,10 +137,10 @@ def pytest_sessionfinish() -> None:
     for form, (kernel, arguments, grid, options) in _short.items():
         if form not in _forms:
             compile_form(form[0], kernel, arguments, grid, options)
-    for name, counts in _counts.items():
-        if not ALL and machine_code.lacks_wide(name, counts):
+    for name, codes in _codes.items():
+        if not ALL and machine_code.lacks_wide(name, codes):
             _failed.setdefault(name, "no access of 16 bytes")
     if os.environ.get("MPICOMP_RECORD_CEILINGS") == "1":
-        machine_code.record(_counts)
+        machine_code.record(_counts, _codes)
     found = {"compiled": sorted(_compiled), "left_out": sorted(_known - set(_compiled)), "failed": _failed}
     Path(os.environ["MPICOMP_COMPILED"]).write_text(json.dumps(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -14,32 +15,49 @@ import triton
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CEILINGS = Path(__file__).with_name("ceilings.json")
-"""Registers, instructions and number of wide accesses of each kernel; `record` writes it."""
+"""Registers, instructions and whether there are wide accesses, for each kernel; `record` writes it."""
 SLACK = 1.25
 WIDE = re.compile(r"\b(?:LDG|STG|LDGSTS)(?:\.\w+)*\.128\b")
-LOCAL = re.compile(r"\b(?:LDL|STL)\b")
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/", re.MULTILINE)
+WIDE_IN_PTX = re.compile(r"\b(?:ld|st)\.global[.\w:]*\.(?:v4\.\w32|v2\.\w64)\b")
+INSTRUCTION_BYTES = 16
+EXECUTABLE = 4  # flag of an ELF file's section
 
 
 def measure(cubin: bytes) -> dict[str, int] | None:
     """Return counts of a kernel's machine code; None where the tools are missing."""
-    disassembler, dumper = TOOLS / "nvdisasm", TOOLS / "cuobjdump"
-    if not (disassembler.exists() and dumper.exists()):
+    if not all((TOOLS / name).exists() for name in ("nvdisasm", "cuobjdump")):
         return None
+    used = {
+        name: int(value)
+        for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", _run("cuobjdump", "-res-usage", cubin))
+    }
+    return {
+        "registers": used["REG"],
+        "spilled": used["STACK"] + used["LOCAL"],
+        "instructions": _executable_bytes(cubin) // INSTRUCTION_BYTES,
+    }
+
+
+def is_wide(codes: list[tuple[str, bytes]]) -> bool:
+    """Return whether one of the forms of a kernel, PTX and machine code, reads or writes 16 bytes at a time."""
+    # Disassembling takes a third of a second. Only a few wide accesses are made of narrow ones of PTX.
+    return any(WIDE_IN_PTX.search(ptx) for ptx, _ in codes) or any(
+        WIDE.search(_run("nvdisasm", "-c", cubin)) for _, cubin in codes
+    )
+
+
+def _run(tool: str, option: str, cubin: bytes) -> str:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        code, usage = (
-            subprocess.run([*command, file.name], capture_output=True, text=True, check=True).stdout
-            for command in ([disassembler, "-c"], [dumper, "-res-usage"])
-        )
-    used = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return {
-        "registers": used["REG"],
-        "spilled": used["STACK"] + used["LOCAL"] + len(LOCAL.findall(code)),
-        "instructions": len(INSTRUCTION.findall(code)),
-        "wide": len(WIDE.findall(code)),
-    }
+        return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def _executable_bytes(elf: bytes) -> int:
+    (table,) = struct.unpack_from("<Q", elf, 40)
+    entry_bytes, entries = struct.unpack_from("<HH", elf, 58)
+    sections = [struct.unpack_from("<IIQQQQ", elf, table + i * entry_bytes) for i in range(entries)]
+    return sum(size for _, _, flags, _, _, size in sections if flags & EXECUTABLE)
 
 
 @cache
@@ -50,8 +68,8 @@ def ceilings() -> dict[str, Any]:
 
 
 def beyond(name: str, counts: dict[str, int]) -> list[str]:
-    """Return what of a kernel's machine code is beyond its ceilings."""
-    found = [f"{counts['spilled']} bytes or accesses of local memory"] if counts["spilled"] else []
+    """Return the counts of a kernel's machine code that are beyond its ceilings."""
+    found = [f"{counts['spilled']} bytes of local memory"] if counts["spilled"] else []
     known = ceilings().get(name)
     if known is not None:
         found += [
@@ -62,12 +80,13 @@ def beyond(name: str, counts: dict[str, int]) -> list[str]:
     return found
 
 
-def lacks_wide(name: str, counts: dict[str, int]) -> bool:
-    """Return True if no form of a kernel reads or writes 16 bytes at a time, as one did when counts were recorded."""
+def lacks_wide(name: str, codes: list[tuple[str, bytes]]) -> bool:
+    """Return True if no form of a kernel has a wide access, as one did when counts were recorded."""
     known = ceilings().get(name)
-    return known is not None and bool(known["wide"]) and not counts["wide"]
+    return known is not None and known["wide"] and not is_wide(codes)
 
 
-def record(kernels: dict[str, dict[str, int]]) -> None:
+def record(kernels: dict[str, dict[str, int]], codes: dict[str, list[tuple[str, bytes]]]) -> None:
     """Write the counts of all kernels."""
-    CEILINGS.write_text(json.dumps({"triton": triton.__version__, "kernels": kernels}, indent=1, sort_keys=True) + "\n")
+    found = {name: {**counts, "wide": is_wide(codes[name])} for name, counts in kernels.items()}
+    CEILINGS.write_text(json.dumps({"triton": triton.__version__, "kernels": found}, indent=1, sort_keys=True) + "\n")

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.interpreter import replace_language_once
+
+replace_language_once()
 FLOATS = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 

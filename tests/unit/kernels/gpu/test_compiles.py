@@ -22,11 +22,16 @@ LONGEST_S = 1800 if ALL else 280
 
 @pytest.mark.timeout(LONGEST_S + 20)
 @pytest.mark.parametrize("target", ["cuda", "hip"] if ALL else ["cuda"])
-def test_every_kernel_compiles_for_a_gpu_as_it_is_launched(target: str, tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_a_gpu_as_it_is_launched(
+    target: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Machine code of kernels that have not changed is kept: Triton names it by all that it was compiled from.
+    kept = getattr(request.config, "cache", None)
+    cache = tmp_path if kept is None else kept.mkdir("triton")
     tests = sorted(str(one) for one in HERE.glob("test_*.py") if "on_device" not in one.name and one != Path(__file__))
     report = tmp_path / "compiled.json"
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
-        "MPICOMP_COMPILE_FOR": target, "MPICOMP_COMPILED": str(report), "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "MPICOMP_COMPILE_FOR": target, "MPICOMP_COMPILED": str(report), "TRITON_CACHE_DIR": str(cache),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
     command = [
