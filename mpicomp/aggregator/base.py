@@ -199,8 +199,9 @@ class Aggregator:
         written: Any = out if target is None else target.values
         call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
         call.result, call.is_compared = result, numbers is not None
-        mark, prepare = self._fingerprint + step, partial(self.driver.prepare, step)
-        if numbers is None and self.spec.n and self.driver.compares(step):
+        mark, driver = self._fingerprint + step, self.driver
+        prepare = partial(driver.prepare, step) if driver.prepares else None
+        if numbers is None and self.spec.n and driver.compares(step):
             # the mark differs from that of a call whose comparison has no reports in its messages
             call.compare, call.is_compared = partial(comm.check, call, ~mark, traffic, meanwhile=prepare), True
             return call, self._steps(call, None, source, target)

@@ -88,8 +88,11 @@ class Driver(Protocol):
     ----------
     array_steps : callable or None
         ``array_steps(call, source, target)`` makes the steps of two `Flat` arrays on one device, without a copy.
+    prepares : bool
+        `prepare` has work to do in some steps.
     """
 
+    prepares: bool = True
     array_steps: Callable[..., Iterator[bool]] | None = None
 
     @property

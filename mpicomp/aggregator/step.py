@@ -9,7 +9,7 @@ from collectives.annotations import Testable, override
 from collectives.execution.workers import in_parts
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Driver, Parts
+from mpicomp.aggregator.parts import Driver, Parts, Reducer
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.feedback.base import Problem
 
@@ -32,6 +32,7 @@ class StepDriver(Driver):
         self._is_dense = is_dense if dense is not None else None
         self.array_steps = getattr(reducer, "array_steps", None)
         self.at_once = reducer.at_once
+        self.prepares = type(reducer).prepare_step is not Reducer.prepare_step
         if self._is_dense is None:
             self._pass_on("prepare", reducer.prepare_step)
         self._pass_on("commit", feedback.commit)

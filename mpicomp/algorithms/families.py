@@ -48,7 +48,8 @@ class GatheringMethod(Algorithm):
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error rule x codec x all-gather."""
         lengths = padded_lengths(spec.tensor_lengths, spec.n)[0] if spec.n else ()
-        codec, seed = self.codec_for(spec.dtype, tuple(map(int, lengths))), getattr(self, "seed", 0)
+        codec = self.codec_for(spec.dtype, tuple(map(int, lengths)))
+        seed = getattr(self, "seed", 0)  # methods whose codes are not random have none
         return all_gather(comm, spec, codec, self.error_rule, seed, scales=self.shared_scales)
 
     @override
@@ -88,6 +89,11 @@ class SharedIndices(Algorithm):
     def chooser(self, comm: Communicator, spec: VectorSpec, memory: Memory) -> Chooser:
         """Return the chooser of the places of a vector."""
 
+    @property
+    def chunks(self) -> tuple[int | None, bool]:
+        """Length of the chunks, None for the rate; and whether a whole tensor is one chunk."""
+        return None, False
+
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
         """Return the rate of each tensor of a vector; a single rate holds for the whole vector."""
         return (self.rate,)
@@ -112,7 +118,7 @@ class SharedIndices(Algorithm):
         lengths = [spec.n] if len(rates) == 1 else padded_lengths(spec.tensor_lengths, spec.n)[1].tolist()
         if len(rates) != len(lengths):
             raise ValueError(f"vector {spec.vector_id} has {len(lengths)} tensors, but rates has {len(rates)} for it")
-        layout = lay_out(lengths, rates, getattr(self, "chunk", None), getattr(self, "exact", False))
+        layout = lay_out(lengths, rates, *self.chunks)
         memory = Memory(named(spec.device), spec.n, spec.compute, spec.stored, layout, self.beta, spec.dtype)
         reducer = SharedIndexMean(comm, spec, memory, self.chooser(comm, spec, memory))
         dense = FullPrecisionMean(comm, spec) if self.warmup_steps else None
@@ -121,7 +127,8 @@ class SharedIndices(Algorithm):
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         # the steps after the warm-up, at `rate`
-        chunk = max(1, n) if getattr(self, "exact", False) else getattr(self, "chunk", None) or self.rate
+        chunk, exact = self.chunks
+        chunk = max(1, n) if exact else chunk or self.rate
         return shared_model(n, dtype, ranks, piece_bytes, chunk, -(-chunk // self.rate), self.index_bits(chunk))
 
     def index_bits(self, chunk: int) -> int:

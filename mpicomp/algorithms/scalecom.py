@@ -92,6 +92,11 @@ class ScaleCom(SharedIndices):
             raise ValueError(f"rates must have a tuple for each vector, not {len(self.rates)}: there is {vector_id}")
         return self.rates[vector_id]
 
+    @property
+    @override
+    def chunks(self) -> tuple[int | None, bool]:
+        return self.chunk, self.exact
+
     @override
     def chooser(self, comm: Communicator, spec: VectorSpec, memory: Memory) -> Chooser:
         return LeaderChoice(comm, memory)

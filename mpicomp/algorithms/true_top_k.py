@@ -46,6 +46,11 @@ class TrueTopK(SharedIndices):
         super().__post_init__()
         chunk_or_exact(self, (self.rate,))
 
+    @property
+    @override
+    def chunks(self) -> tuple[int | None, bool]:
+        return self.chunk, self.exact
+
     @override
     def chooser(self, comm: Communicator, spec: VectorSpec, memory: Memory) -> Chooser:
         return TrueChoice(memory)
