@@ -45,7 +45,7 @@ class MessageModel:
 
 
 class Reducer(Protocol):
-    """Moves the payloads of pieces between ranks and combines them. Holds buffers, and no feedback between two runs.
+    """Moves the payloads of pieces between ranks and combines them. Holds no callables of a run after it.
 
     Attributes
     ----------
@@ -73,8 +73,6 @@ class Reducer(Protocol):
 class DenseMean(Reducer, Protocol):
     """Reducer that averages vectors in full precision."""
 
-    skipped: bool
-    """The result of the last step is zeros instead of a mean."""
     mean: Any
     """Sums vectors where they are: ``steps(call, values, out, scratch)`` and ``all_finite(call, vector)``."""
 
@@ -151,8 +149,9 @@ class Parts(NamedTuple):
         Encodes values as bytes, and decodes these.
     reducer : Reducer
         Moves the bytes between ranks.
-    dense : FullPrecisionMean or None
-        Averages the vectors of steps in full precision, see `Algorithm.is_dense`; None: there are no such steps.
+    dense : DenseMean or None
+        A `mpicomp.reducers.full_precision_mean.FullPrecisionMean`, which averages the vectors of steps in full
+        precision, see `Algorithm.is_dense`; None: there are no such steps.
     """
 
     feedback: Feedback

@@ -22,17 +22,24 @@ class StepDriver(Driver):
     comm : Communicator
     parts : Parts
     is_dense : callable, optional
-        ``is_dense(step)``: whether a step is made in full precision by ``parts.dense``. Needed if there is one.
+        ``is_dense(step)``: whether a step is made in full precision by ``parts.dense``; needed if that is given.
+
+    Raises
+    ------
+    TypeError
+        One of `is_dense` and ``parts.dense`` is missing.
     """
 
     skips_empty = True  # ranks exchange nothing for vectors without elements
 
     def __init__(self, comm: Communicator, parts: Parts, is_dense: Callable[[int], bool] | None = None) -> None:
         self.feedback, self.reducer, self.dense = feedback, reducer, dense = parts.feedback, parts.reducer, parts.dense
+        if is_dense is None if dense is not None else is_dense is not None and is_dense(0):
+            raise TypeError("steps in full precision need both: is_dense of the options, and dense of the parts")
         self._is_dense = is_dense if dense is not None else None
-        self.array_steps = getattr(reducer, "array_steps", None)
-        self.at_once = reducer.at_once
-        self.prepares = type(reducer).prepare_step is not Reducer.prepare_step
+        self.array_steps = getattr(reducer, "array_steps", None)  # the exact mean has them
+        is_overridden = type(self).prepare is not StepDriver.prepare
+        self.prepares = is_overridden or type(reducer).prepare_step is not Reducer.prepare_step
         if self._is_dense is None:
             self._pass_on("prepare", reducer.prepare_step)
         self._pass_on("commit", feedback.commit)
@@ -43,6 +50,7 @@ class StepDriver(Driver):
         # the first exchange of a step that announces or sends payloads at once: it can travel with the comparison
         self._first = self.channel if nbytes is None else SideChannel(comm, 0, nbytes)
         self.can_compare = comm.verifies and self._first.fits_comparison
+        self.at_once = reducer.at_once and self._first is self.channel
 
     def _pass_on(self, name: str, method: Callable[..., object]) -> None:
         """Let a method of a part be the driver's own, unless a class overrides it."""
@@ -75,9 +83,7 @@ class StepDriver(Driver):
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
-        if self._is_dense is not None and self._is_dense(call.step):
-            return self.in_full_precision(call)
-        return self.compressed(call)
+        return self.in_full_precision(call) if self.is_dense(call.step) else self.compressed(call)
 
     def in_full_precision(self, call: VectorCall) -> Iterator[bool]:
         """Return the steps of a call that `is_dense`. Hook of methods."""

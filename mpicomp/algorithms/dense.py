@@ -89,7 +89,9 @@ class Dense(Algorithm):
             mean = FullPrecisionMean(comm, spec)
             return Parts(NoFeedback(), FullPrecision(spec.dtype), mean, mean)
         codec = Rounded(self.wire)
-        return two_pass(comm, spec, codec, codec, None, None)
+        parts = two_pass(comm, spec, codec, codec, None, None)
+        parts.feedback.residuals.clear()  # rounding errors are lost, so states have none
+        return parts
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -32,7 +32,7 @@ KEY = "auto"  # key of the plan in a state, next to the method's entries
 
 
 class Pending:
-    """Errors that a method has yet to contribute to the mean, for vectors on a device; None: on the host."""
+    """Errors that a method has yet to contribute to the mean. `device` has the vectors; None: the host."""
 
     def __init__(self, feedback: Feedback, ranks: int, device: Device | None = None) -> None:
         self._feedback, self._ranks, self._device = feedback, ranks, device
@@ -94,9 +94,9 @@ class Chosen(Driver):
         self._running: Driver = dense
         self._clock: Callable[[], float] | None = None  # clock of a step that is being measured
         self._clears = False
-        self._quiet_until = 0  # before this step the last reducer goes on, and times are not measured
+        self._quiet_until = 0  # before this step the last driver goes on, and times are not measured
         self._settled = dense.steps
-        self._was_settled = False  # the last step was one of the chosen reducer alone
+        self._was_settled = False  # the last step was one of the chosen driver alone
         self.plan = self._next = self.first_plan(0)
         self.compressed = False
 
@@ -160,14 +160,15 @@ class Chosen(Driver):
         goes_on = compressed == (plan.side is Side.COMPRESSED)
         self._quiet_until = self._schedule.quiet_until(plan) if goes_on else 0
         self._listen()
-        # short steps must not pay for this class: the chosen reducer's own methods replace those of the instance
+        # short steps must not pay for this class: the chosen driver's own methods replace those of the instance
         if self._quiet_until:
             one = self._running = self._compressing if compressed else self._dense
             self.prepare, self.commit, self.roll_back = one.prepare, one.commit, one.roll_back  # type: ignore[method-assign]
+            self.prepares = one.prepares
             self._settled = one.steps
 
     def _listen(self) -> None:
-        for name in ("prepare", "commit", "roll_back"):
+        for name in ("prepare", "prepares", "commit", "roll_back"):
             self.__dict__.pop(name, None)
 
     def _measured(self, call: VectorCall) -> Iterator[bool]:
@@ -222,6 +223,7 @@ class ChosenFeedback:
     def __init__(self, inner: Feedback, driver: Chosen) -> None:
         self._inner, self._driver = inner, driver
         self.state_kinds: dict[str, StateKind] = {**inner.state_kinds, KEY: "shared"}
+        self.check_ready = inner.check_ready  # asked in every call
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__.get("_inner"), name)

@@ -96,7 +96,7 @@ class Times(NamedTuple):
 class Place(NamedTuple):
     """Role of a step in its plan."""
 
-    side: Side  # DENSE or COMPRESSED: the reducer that makes the step
+    side: Side  # DENSE or COMPRESSED: the driver that makes the step
     measured: Side | None  # the side for which its time counts
     turn: int
 

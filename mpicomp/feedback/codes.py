@@ -91,7 +91,7 @@ class Codes(Feedback):
     @property
     @override
     def residual(self) -> Array | None:
-        """Error of this rank's own encoding, where the vector is: [n], or [0] without feedback; None: it is lost."""
+        """Error of this rank's own encoding, where the vector is: [n], [0] without feedback, None without residuals."""
         return self._mine.residual.current if self.residuals else None
 
     @override

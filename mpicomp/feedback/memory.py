@@ -167,7 +167,7 @@ class Memory(Feedback):
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)
         self._kept = None if whole else device.zeros(count, compute.name)
-        self._stored = dtype
+        self._result_type = dtype
         self._vector: Array = None
         self._out: Array = None
         self._flags: Mirror | None = None
@@ -298,7 +298,7 @@ class Memory(Feedback):
         if reports.any():
             return Problem(bad_ranks(reports[:, 0] == _BAD))
         # the means are equal on all ranks; they are not finite if the values of several ranks are too large
-        return None if nonfinite.all_finite_result(self.stored_means, self._stored) else Problem()
+        return None if nonfinite.all_finite_result(self.stored_means, self._result_type) else Problem()
 
     # While they travel -----------------------------------------------------------------------------------------------
 
@@ -317,13 +317,12 @@ class Memory(Feedback):
     def renew(self, share: Part) -> None:
         """Make a share of the residual of the next step; `commit` puts it into force once all are made."""
         self._begun = True
-        self.launch(self._remember, share.start, share.elements, share.values)
-
-    def _remember(self, start: int, some: slice, values: slice) -> None:
+        some, values = share.elements, share.values
         kept_values = None if self._kept is None else self._kept[values]
         old, scales, among = self._residual.current[some], (self._past, self._gain), self.places[values]
         x = None if self._summed else self._vector[some]
-        self.kernels.sparse.remember(x, old, *scales, start, among, kept_values, self._residual.following[some])
+        following = self._residual.following[some]
+        self.launch(self.kernels.sparse.remember, x, old, *scales, share.start, among, kept_values, following)
 
     @override
     def decode(self, piece: int) -> Testable | None:

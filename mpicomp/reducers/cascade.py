@@ -53,7 +53,7 @@ class Cascade(Reducer):
         try:
             yield from execute(call, self.program, self, self._tag, call.traffic, encoded)
         finally:
-            # they would keep the feedback alive in a cycle
+            # they are of this run alone
             del self.encode, self.finish
 
     def outgoing(self, piece: int, weight: int) -> MessageMemory:

@@ -91,7 +91,7 @@ class SharedIndexMean(Reducer):
                 yield from self._mean.steps(call, work)
         # a caller that receives an error may free the result at once
         yield from done(call, memory.device.done())
-        decode(0)
+        yield from done(call, decode(0))
 
     def _meanwhile(self, call: VectorCall) -> Generator[bool, None, None]:
         """Fill the result with zeros and compute the next residual, while the values travel."""

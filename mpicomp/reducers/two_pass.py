@@ -90,8 +90,6 @@ def owned_codes(
     results = Results(device, spec.dtype, program.longest_piece)
     about = owner, means, reducer.sent, codec, comm.size, own
     feedback = OwnedCodes(device, encoders, program.pieces, mine, results, *about)
-    if rule is None and owners_rule is None and keys == ERRORS:
-        feedback.residuals.clear()  # errors are lost
     if scales is not None:
         feedback.share_scales(scales)
     reducer.complete = feedback.encode_mean

@@ -61,8 +61,8 @@ class Clock:
         aggregator = method.start(comm, N, **given)
         aggregator.traffic.clock = self
         one: Any = aggregator.driver
-        for reducer, seconds in zip((one._dense, one._compressing), self.seconds, strict=True):
-            reducer.steps = partial(self._timed, reducer.steps, seconds)
+        for driver, seconds in zip((one._dense, one._compressing), self.seconds, strict=True):
+            driver.steps = partial(self._timed, driver.steps, seconds)
         return aggregator
 
     def _timed(self, steps: Any, seconds: float, call: Any) -> Iterator[bool]:
@@ -78,8 +78,8 @@ class Clock:
 
 
 def plan(aggregator: Aggregator) -> Any:
-    reducer: Any = aggregator.driver
-    return reducer.plan
+    driver: Any = aggregator.driver
+    return driver.plan
 
 
 def errors(state: dict[str, Any]) -> list[str]:
@@ -190,8 +190,8 @@ def several(
         ways = []
         for auto in autos:
             auto.aggregate(gradient(comm.rank, auto.step, N))
-            reducer: Any = auto.driver
-            ways.append(reducer.compressed)
+            driver: Any = auto.driver
+            ways.append(driver.compressed)
         clock.now += mixing_s * (len(set(ways)) > 1)
         yield clock, autos
 
@@ -222,8 +222,8 @@ def test_a_settled_step_sends_what_the_chosen_one_sends_and_measures_nothing(
         alone = (Marsit(None) if compressed else Dense()).start(comm, N)
         go(clock, comm, auto, BRIEF + 1)
         alone.aggregate(gradient(comm.rank, 0, N))
-        reducer: Any = auto.driver
-        reducer._watch = reducer._channel = None  # any use of them would fail
+        driver: Any = auto.driver
+        driver._watch = driver._channel = None  # any use of them would fail
         for one in (auto, alone):
             one.aggregate(gradient(comm.rank, 1, N))
         costs = [(one.traffic.last.messages, one.traffic.last.bytes_sent) for one in (auto, alone)]
