@@ -12,8 +12,8 @@ from pathlib import Path
 from apps.emulator.link_speed import measure
 from apps.emulator.mpirun import mpirun, require_mpirun
 from apps.emulator.network import ClusterError, Layout, Network
-from apps.emulator.rate import Rate
 from apps.launch import exit_on_signals, run
+from collectives.cost.rate import Rate
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ import pytest
 from apps.emulator.__main__ import main
 from apps.emulator.network import CONGESTION_CONTROLS, NAMESPACES, PREFIX, Layout, Network
 from apps.emulator.network import run as run_command
-from apps.emulator.rate import Rate
+from collectives.cost.rate import Rate
 
 PROJECT = Path(__file__).resolve().parents[2]
 MPICH = PROJECT / ".venv-mpich" / "bin" / "python"
