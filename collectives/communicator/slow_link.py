@@ -264,6 +264,12 @@ class SlowComm:
         nbytes = 2 * _nbytes(landing) * (self.size - 1) / self.size
         return self._after(self._comm.Iallreduce(source, landing, op), nbytes, 2 * (self.size - 1))
 
+    def Allreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> None:
+        """Sum the buffers of all ranks, and wait."""
+        request = self.Iallreduce(source, landing, op)
+        while not request.Test():
+            time.sleep(0)
+
 
 def slow_down(comm: Any, link: EmulatedLink) -> Any:
     """Return a communicator whose messages are held back by a link."""
