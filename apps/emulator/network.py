@@ -96,7 +96,7 @@ class Network:
 
     def __enter__(self) -> Network:
         if os.geteuid():
-            raise ClusterError("network namespaces need root: run this with sudo")
+            raise ClusterError("network namespaces need root: run this with sudo, or a job by python -m apps.emulator")
         for program in ("ip", "tc"):
             if shutil.which(program) is None:
                 raise ClusterError(f"{program} is not there: install iproute2 (Debian: apt install iproute2)")
