@@ -124,11 +124,12 @@ class SlowLink:
 class HeldSend(Testable):
     """Send that is given to MPI once it has left. `start` starts it there and returns the request."""
 
-    __slots__ = ("_link", "_request", "_start", "due", "nbytes")
+    __slots__ = ("_error", "_link", "_request", "_start", "due", "nbytes")
 
     def __init__(self, link: SlowLink, nbytes: int, start: Callable[[], Any], request: Any = None) -> None:
         self._link, self.nbytes, self._start, self._request = link, nbytes, start, request
         self.due = math.inf
+        self._error: Exception | None = None
 
     def Start(self) -> None:
         """Post the message, of a persistent request."""
@@ -136,12 +137,18 @@ class HeldSend(Testable):
         self._link.post(self)
 
     def launch(self) -> None:
-        """Give the message to MPI."""
-        self._request, self.due = self._start() or self._request, -math.inf
+        """Give the message to MPI. An error is raised by `Test`: another message's request may have got here."""
+        self.due = -math.inf
+        try:
+            self._request = self._start() or self._request
+        except Exception as error:  # noqa: BLE001 - of a communicator that has ended, as a rule
+            self._error = error
 
     @override
     def Test(self) -> bool:
         self._link.pump()
+        if self._error is not None:
+            raise self._error
         return self.due == -math.inf and bool(self._request.Test())
 
     def Free(self) -> None:

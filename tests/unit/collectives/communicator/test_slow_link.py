@@ -62,6 +62,20 @@ def test_messages_leave_one_after_another_and_arrive_a_latency_later(now: list[f
     assert link.rest_s(10) == pytest.approx(each[1] + 0.001)  # the link was free meanwhile
 
 
+def test_an_error_of_mpi_is_raised_where_the_message_is_awaited(now: list[float]) -> None:
+    def fail() -> None:
+        raise RuntimeError("the communicator has ended")
+
+    link = SlowLink(EmulatedLink.parse("100mbit"))
+    lost, other = HeldSend(link, 1000, fail), HeldSend(link, 1000, Request)
+    for send in (lost, other):
+        send.Start()
+    now[0] += 1
+    assert other.Test()
+    with pytest.raises(RuntimeError, match="has ended"):
+        lost.Test()
+
+
 def test_messages_of_several_senders_share_the_receivers_link(now: list[float]) -> None:
     link = SlowLink(EmulatedLink.parse("100mbit"))
     each = link.seconds(125_000)
