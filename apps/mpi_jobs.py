@@ -18,9 +18,9 @@ import mpicomp
 from apps.emulator.link_speed import transfer
 from apps.emulator.mpirun import run_on_hosts
 from apps.emulator.network import Layout, Network
-from apps.emulator.rate import Rate
 from apps.launch import mpi_environment, python_command, run_or_raise, write_request
 from apps.records import Record, read_record, write_record
+from collectives.cost.rate import Rate
 
 TIMEOUT_S = 1200.0
 PROBE_S = 0.3  # of a link

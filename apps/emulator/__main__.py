@@ -1,19 +1,22 @@
-"""``sudo python -m apps.emulator --nodes 4 --rate 1gbit -- mpicomp bench``: an MPI job on emulated hosts."""
+"""``python -m apps.emulator --nodes 4 --rate 1gbit -- mpicomp bench``: an MPI job on emulated hosts."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from apps.emulator.link_speed import measure
 from apps.emulator.mpirun import mpirun, require_mpirun
 from apps.emulator.network import ClusterError, Layout, Network
-from apps.emulator.rate import Rate
 from apps.launch import exit_on_signals, run
+from collectives.cost.rate import Rate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         layout = _layout(options)
     except ValueError as error:
         parser.error(str(error))
-    exit_on_signals()
     try:
+        if os.geteuid():
+            become_root_of_a_namespace(sys.argv[1:] if argv is None else argv)
+        exit_on_signals()
         require_mpirun(options.mpi)
         with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as folder, Network(layout) as network:
             if not options.no_check:
@@ -41,6 +46,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def become_root_of_a_namespace(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by one that is root in namespaces of its own, for a user who is not root.
+
+    Raises
+    ------
+    ClusterError
+        The kernel gives users no namespaces.
+    """
+    namespaces = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    try:
+        tried = subprocess.run([*namespaces, "true"], capture_output=True, text=True, check=False)
+        problem = tried.stderr.strip() if tried.returncode else ""
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        raise ClusterError(f"emulated hosts need root, and this kernel gives users no namespaces ({problem}): use sudo")
+    print("without root: the hosts are in a user namespace", file=sys.stderr, flush=True)
+    # named network namespaces are kept in /run, which belongs to the real root
+    script = 'mount -t tmpfs none /run && exec "$@"'
+    program = [sys.executable, "-m", "apps.emulator", *arguments]
+    os.execvp("unshare", [*namespaces, "sh", "-c", script, "sh", *program])
 
 
 def _layout(options: argparse.Namespace) -> Layout:
@@ -59,7 +87,8 @@ def _layout(options: argparse.Namespace) -> Layout:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m apps.emulator",
-        description="Run an MPI job on hosts that this machine emulates, with links of a chosen speed. Needs root.",
+        description="Run an MPI job on hosts that this machine emulates, with links of a chosen speed. Needs root, or "
+        "a kernel that gives users namespaces.",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]",
     )
     parser.add_argument("--nodes", type=int, default=4, help="hosts (default %(default)s)")

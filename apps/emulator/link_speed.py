@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from apps.emulator.network import ClusterError, Network, Node
-from apps.emulator.rate import Rate
+from collectives.cost.rate import Rate
 
 SECONDS = 0.5  # about as long as a transfer takes
 LEAST_BYTES, MOST_BYTES = 2_000_000, 2_000_000_000

@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apps.emulator.rate import Rate
+from apps.emulator.rate import token_bucket
+from collectives.cost.rate import Rate
 
 PREFIX = "mpicomp-"
 SUBNET = "10.77.0.0/16"
@@ -95,7 +96,7 @@ class Network:
 
     def __enter__(self) -> Network:
         if os.geteuid():
-            raise ClusterError("network namespaces need root: run this with sudo")
+            raise ClusterError("network namespaces need root: run this with sudo, or a job by python -m apps.emulator")
         for program in ("ip", "tc"):
             if shutil.which(program) is None:
                 raise ClusterError(f"{program} is not there: install iproute2 (Debian: apt install iproute2)")
@@ -158,7 +159,7 @@ class Network:
                 ) from error
             parent = ["parent", "1:"]
         if rate.bits_per_s is not None:
-            run("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *rate.token_bucket)
+            run("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *token_bucket(rate))
 
 
 def run(*command: str) -> str:

@@ -141,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounding", choices=("nearest", "stochastic"), default=default.rounding, help="of activations and gradients")
     add("--store", choices=("memory", "disk"), default=default.store, help="where the last messages are kept")
     add("--stored-bits", type=int, choices=BITS, default=default.stored_bits, help=told.format("messages kept"))
+    add(
+        "--link",
+        metavar="RATE[,LATENCY]",
+        help="emulate slow links: hold messages back until a link of this rate, such as 100mbit or 1gbit,50us, would "
+        "deliver them",
+    )
     add("--schedule", choices=tuple(SCHEDULES), default=default.schedule, help="order of micro-batches")
     add = parser.add_argument_group("model and training").add_argument
     add_counts(

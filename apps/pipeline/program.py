@@ -33,7 +33,11 @@ def run_program(parse: Parse, work: Work) -> int:
     except SystemExit as stop:
         return fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
     torch.set_num_threads(1)  # more of them would fight over the cores, and change the order of sums
-    with Communicator() as comm:
+    try:
+        comm = Communicator(link=getattr(found, "link", None))
+    except ValueError as error:
+        return fail(MPI.COMM_WORLD, f"--link {found.link}: {error}")
+    with comm:
         try:
             work(found, comm)
         except (JobError, PipelineError, CollectiveMismatch) as error:

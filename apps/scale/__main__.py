@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from apps.emulator.rate import Rate
 from apps.scale.plots import Model, plot_split, plot_throughput, plot_times, points
 from apps.scale.simulations import powers, simulate
 from collectives import LinkModel
+from collectives.cost.rate import Rate
 
 SPLIT_RANKS = (8, 32, 128)
 GROUP_FASTER = 10  # a group's own links, next to its uplink

@@ -53,9 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             network=options.network,
             arrival_timeout=options.arrival_timeout,
             threads=options.threads,
+            link=options.link,
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"
+        network += "" if options.link is None else f" --link {options.link}"
         return fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
     except OSError as error:
         return fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
@@ -135,6 +137,7 @@ def _header(options: argparse.Namespace, comm: Communicator, training: Training)
         "synchronize": training.optimizer.mode,
         "topology": getattr(comm.topology, "name", comm.topology),
         "ranks": comm.size,
+        "link": None if comm.link is None else str(comm.link),
         "count": training.n_parameters,
     }
 

@@ -20,7 +20,7 @@ DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset(
     {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data"}
-    | {"threads", "trace"}
+    | {"threads", "trace", "link"}
 )
 """Options that a resumed run may change, as they do not enter the arithmetic."""
 _PER_RANKS = frozenset({"batch", "lr", "topology", "network"})
@@ -114,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB")
     add("--topology", default="auto", help="name of the schedule of the all-reduce")
     add("--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save")
+    add(
+        "--link",
+        metavar="RATE[,LATENCY]",
+        help="emulate slow links: hold messages back until a link of this rate, such as 100mbit or 1gbit,50us, would "
+        "deliver them",
+    )
     add("--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank")
     add("--arrival-timeout", type=_positive_float, default=300.0, help="seconds that a rank may come late to a call")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where models and data lie; GPUs are dealt in turn")

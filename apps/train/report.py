@@ -85,6 +85,7 @@ class Report:
         table = Table(show_header=False, box=None)
         for label, value in (
             ("algorithm", f"{record['algorithm']} over {record['topology']}, {record['ranks']} ranks"),
+            *([("links", f"emulated, {record['link']}")] if record["link"] else []),
             ("parameters", f"{record['count']:,}"),
             ("test accuracy", f"{record['accuracy']:.2%} (best {record['best_accuracy']:.2%})"),
             ("bits per element", f"{record['bits_per_element']:.2f}"),

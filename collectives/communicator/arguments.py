@@ -17,8 +17,10 @@ from mpi4py import MPI
 from collectives import launcher
 from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
+from collectives.communicator.slow_link import link_of, validate_link
 from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
+from collectives.cost.rate import EmulatedLink
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.process_end import install_unless_attended
@@ -50,6 +52,7 @@ class CommunicatorArguments(NamedTuple):
     timeout: float
     arrival_timeout: float
     workers: Workers | None
+    link: EmulatedLink | None
 
 
 def validate_arguments(
@@ -61,6 +64,7 @@ def validate_arguments(
     threads: int,
     alone: bool,
     abort_hook: bool,
+    link: EmulatedLink | str | None = None,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -90,8 +94,12 @@ def validate_arguments(
         if not 1 <= threads <= MOST_THREADS:
             raise ValueError(f"threads must lie in 1 .. {MOST_THREADS}, not {threads}")
         gpu_mpi.require_if_on(parent)
+        emulated = validate_link(link)
+        if emulated is not None and link_of(parent) is not None:
+            raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         workers = Workers(int(threads)) if threads > 1 else None
-        return CommunicatorArguments(parent, _topology(topology, parent), *timeouts(timeout, arrival_timeout), workers)
+        limits = timeouts(timeout, arrival_timeout)
+        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None

@@ -186,7 +186,9 @@ class Calls:
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
-        return isinstance(self._mpi_comm, MPI.Comm) and not is_supported(self._mpi_comm)
+        return isinstance(getattr(self._mpi_comm, "native", self._mpi_comm), MPI.Comm) and not is_supported(
+            self._mpi_comm
+        )
 
     def where_driven(self, task: Callable[[], object]) -> None:
         """Run `task` in the thread that drives the calls, and wait until it is done."""

@@ -17,10 +17,12 @@ from collectives.communicator.calls import Calls, Users, await_request, trace_ch
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.routes import Routes
+from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.cost.link import LinkModel
+from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
@@ -69,6 +71,10 @@ class Communicator:
         So many threads encode, merge and decode pieces while the calling one polls; 1: that one does it all. Results
         are the same with any number, and ranks may have different ones. Worth it for methods that compute long
         (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
+    link : EmulatedLink or str, optional
+        Emulate slow links: messages are held back until a link of this rate, in each direction of each rank, would have
+        delivered them. A text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by
+        `split` have the same link. Results are the same. For trying a method on one machine, see docs/local.md.
     alone : bool
         Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
         ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
@@ -85,8 +91,10 @@ class Communicator:
         ``"rank 3 of 8"``, for messages.
     mpi_comm : MPI.Comm
         The duplicate.
+    link : EmulatedLink or None
+        The link that messages are held back by.
     one_node : bool
-        All ranks share memory.
+        All ranks share memory; False over an emulated link.
     swapped_bytes : int
         Longest vector that can be summed in the messages of a call's check.
     calls : Calls
@@ -137,18 +145,22 @@ class Communicator:
         network: LinkModel | str | Path | None = None,
         trace: str | Path | None = None,
         *,
+        link: EmulatedLink | str | None = None,
         arrival_timeout: float | None = None,
         threads: int = 1,
         alone: bool = False,
         abort_hook: bool = True,
     ) -> None:
         given = arguments.validate_arguments(
-            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook
+            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link
         )
-        parent, self.topology, self.timeout, self.arrival_timeout, self.workers = given
+        parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated = given
         self.rank, self.size, self.here = parent.rank, parent.size, f"rank {parent.rank} of {parent.size}"
         self.mpi_comm, self.local_rank, self.local_size = arguments.duplicate(parent, self.arrival_timeout)
-        self.one_node = self.local_size == self.size
+        if emulated is not None:
+            self.mpi_comm = slow_down(self.mpi_comm, emulated)
+        self.link = link_of(self.mpi_comm)
+        self.one_node = self.local_size == self.size and self.link is None
         self.threads = 1 if self.workers is None else self.workers.threads
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
@@ -167,15 +179,17 @@ class Communicator:
             self.close()
             raise
         eager_bytes = SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
-        self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes)
+        self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes, self.link)
         self.route, self.route_parts = str(self._routes), self._routes.parts
         self.traffic = Traffic()
         if trace is not None:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
+            self.trace.link = "" if self.link is None else str(self.link)
             self.ending.trace = self.trace
 
     def __repr__(self) -> str:
-        return f"<Communicator rank {self.rank} of {self.size}, {self.topology}>"
+        link = "" if self.link is None else f", emulated link of {self.link}"
+        return f"<Communicator rank {self.rank} of {self.size}, {self.topology}{link}>"
 
     @property
     def calls_in_flight(self) -> int:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from collectives.arrays.vectors import Flat
 from collectives.consistency.descriptions import Description, fingerprint
 from collectives.cost.link import LinkModel
+from collectives.cost.rate import EmulatedLink
 from collectives.cost.simulate import simulate_time
 from collectives.execution.program import Program, compile_plan
 from collectives.schedules.halving_doubling import HalvingDoubling
@@ -43,9 +44,11 @@ class Routes:
         network: LinkModel | None,
         piece_bytes: int | None,
         eager_bytes: int,
+        link: EmulatedLink | None = None,
     ) -> None:
         self._rank, self._size, self._topology, self._network = rank, size, topology, network
         self._piece_bytes, self._eager_bytes = piece_bytes, eager_bytes
+        self._link = link
         self._fastest: Callable[[int], Topology] | None = None
         if network is not None and size > 1:
             self._fastest = fastest(size, network, self.packed_piece_bytes())
@@ -57,14 +60,17 @@ class Routes:
         """Return the routes in words: ranks must agree on them."""
         pieces = f" in pieces of {self._piece_bytes} bytes" if self._piece_bytes else ""
         network = f" on {self._network}" if self._network is not None else ""
-        return f"{self._topology}{pieces}{network}"
+        link = f" over an emulated link of {self._link}" if self._link is not None else ""
+        return f"{self._topology}{pieces}{network}{link}"
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The same words, one property each."""
         pieces = f"{self._piece_bytes} bytes" if self._piece_bytes else "the default length"
         network = "no known network" if self._network is None else str(self._network)
-        return f"routes by {self._topology}", f"in pieces of {pieces}", f"on {network}", f"wire format {VERSION}"
+        link = "no emulated link" if self._link is None else f"an emulated link of {self._link}"
+        routes = f"routes by {self._topology}", f"in pieces of {pieces}", f"on {network}", f"over {link}"
+        return *routes, f"wire format {VERSION}"
 
     def select(self, payload_bytes: int) -> Topology:
         """Return the topology for a payload of this size."""

@@ -223,7 +223,7 @@ def shared() -> ProgressThread:
 
 def is_supported(comm: object) -> bool:
     """Return whether a thread may drive this communicator: MPI supports threads, and its ranks are processes."""
-    return isinstance(comm, MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return isinstance(getattr(comm, "native", comm), MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def _after_fork() -> None:

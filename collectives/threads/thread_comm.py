@@ -40,6 +40,7 @@ class World:
         self._gatherings: dict[tuple[int, int], dict[int, _Collective]] = {}  # context, number of the call
         self._contexts: dict[tuple[int, int, int], int] = {}
         self._ended = False
+        self._limits: list[Callable[[float], float] | None] = [None] * size  # by rank: functions that shorten a rest
         self._bells = [threading.Lock() for _ in range(size)]  # released when a request of the rank has ended
         for bell in self._bells:
             bell.acquire()
@@ -48,7 +49,12 @@ class World:
         """Sleep until a message or a collective has ended for the rank, for `REST_S` at most."""
         if self._ended:
             raise Ended
-        self._bells[rank].acquire(timeout=REST_S)
+        limit = self._limits[rank]
+        self._bells[rank].acquire(timeout=REST_S if limit is None else limit(REST_S))
+
+    def limit_rest(self, rank: int, limit: Callable[[float], float]) -> None:
+        """Have a rank sleep no longer than ``limit(longest)`` at a time."""
+        self._limits[rank] = limit
 
     def end(self) -> None:
         """Wake all ranks, and raise `Ended` on each that waits from now on."""
@@ -80,6 +86,7 @@ class World:
             receive.error = MPI.Exception(MPI.ERR_TRUNCATE)
         else:
             receive.memory[: send.memory.size] = send.memory
+            receive.nbytes = send.memory.size
         message.done = other.done = True
         self._ring(other.thread)
 
@@ -108,10 +115,13 @@ class _Request:
 
     done = True  # until it is started
     error: MPI.Exception | None = None
+    nbytes = 0  # of the message that has come
 
-    def Test(self) -> bool:
+    def Test(self, status: MPI.Status | None = None) -> bool:
         if self.error is not None:
             raise self.error
+        if status is not None and self.done:
+            status.Set_elements(MPI.BYTE, self.nbytes)
         return self.done
 
     def Free(self) -> None:
@@ -153,6 +163,9 @@ class LocalComm:
         self._threads = range(world.size) if threads is None else threads
         self.rank, self.size = self._threads.index(thread), len(self._threads)
         self._made = self._collectives = 0
+
+    def limit_rest(self, limit: Callable[[float], float]) -> None:
+        self._world.limit_rest(self.thread, limit)
 
     def Dup(self) -> LocalComm:
         return self._another(0, self._threads)

@@ -125,6 +125,7 @@ class Trace:
             raise ValueError("another communicator writes its trace there")
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.add = self._events.append
+        self.link = ""  # that messages are held back by, in words; "": none is emulated
         self.program = self._programs = 0  # number of the program that starts; equal on all ranks
         self.labels: dict[int, Labels] = {}  # of programs, by identity
         self.over: Event = None  # the last message that was found complete
@@ -221,6 +222,7 @@ class Trace:
             "rank": self.rank,
             "ranks": self.size,
             "run": self.run,
+            "link": self.link,
             "host": platform.node(),
             "complete": len(events) < MOST_EVENTS,
             "clock": [reading._asdict() for reading in self.readings],

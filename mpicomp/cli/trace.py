@@ -106,6 +106,8 @@ def remarks(traces: list[Trace]) -> list[str]:
     cut = [about["rank"] for about in abouts if not about["complete"]]
     if cut:
         found.append(f"the traces of ranks {_listed(cut)} have only the newest events")
+    if links := sorted({one_line(about["link"]) for about in abouts if about.get("link")}):  # not in older traces
+        found.append(f"links were emulated: {', '.join(links)}")
     off = max((reading["round_trip"] for about in abouts for reading in about["clock"]), default=0.0) / 2
     found.append(f"clocks agree to {1e6 * off:.1f} us or better")
     return found

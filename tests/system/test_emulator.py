@@ -17,7 +17,7 @@ import pytest
 from apps.emulator.__main__ import main
 from apps.emulator.network import CONGESTION_CONTROLS, NAMESPACES, PREFIX, Layout, Network
 from apps.emulator.network import run as run_command
-from apps.emulator.rate import Rate
+from collectives.cost.rate import Rate
 
 PROJECT = Path(__file__).resolve().parents[2]
 MPICH = PROJECT / ".venv-mpich" / "bin" / "python"
@@ -64,6 +64,18 @@ def sleeping() -> Iterator[subprocess.Popen[str]]:
         assert len(left(process.pid)) == 3
         yield process
         process.kill()
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode != 0,
+    reason="this kernel gives users no namespaces",
+)
+def test_users_who_are_not_root_have_hosts_in_a_user_namespace() -> None:
+    job = [sys.executable, "-m", "apps.emulator", "--nodes", "2", "--rate", "100mbit", "--", sys.executable, "-c", NAME]
+    as_user = ["unshare", "--user", "--map-user=1000", "--map-group=1000", *job]
+    found = subprocess.run(as_user, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (found.returncode, sorted(found.stdout.split("\n"))) == (0, ["", "0 2 node0", "1 2 node1"]), found.stderr
+    assert "without root: the hosts are in a user namespace" in found.stderr
 
 
 def test_every_node_is_a_host_of_its_own() -> None:

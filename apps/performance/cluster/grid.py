@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from apps.emulator.network import Layout
-from apps.emulator.rate import Rate
+from collectives.cost.rate import Rate
 
 RATES = ("100mbit", "1gbit", "10gbit", "none")
 SIZES = ("4kB", "64kB", "1MB", "16MB", "100MB", "400MB")

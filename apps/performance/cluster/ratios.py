@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from apps.emulator.rate import Rate
+from apps.emulator.rate import token_bucket
 from apps.performance.cluster.implementations import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_NAMES
 from apps.performance.cluster.records import IN_MPICH, cluster_of, medians_by_job
 from apps.records import Record
+from collectives.cost.rate import Rate
 
 NOTEWORTHY = 0.1
 """From what share on tables mark that the bucket of a link helped."""
@@ -71,7 +72,7 @@ def bucket_share(record: Record) -> float:
     timed, bits_per_s = record["timings"].get(ONE_BIT_RING), nominal_rate(record)
     if timed is None or timed["cost"] is None or bits_per_s is None:
         return 0.0
-    arguments = Rate(bits_per_s).token_bucket
+    arguments = token_bucket(Rate(bits_per_s))
     burst = int(arguments[arguments.index("burst") + 1])
     return float(8 * min(burst, timed["cost"]["bytes_sent"]) / bits_per_s / timed["median_s"])
 

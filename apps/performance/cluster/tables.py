@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apps.emulator.rate import Rate
 from apps.environment import describe
 from apps.performance.cluster import ratios
 from apps.performance.cluster.grid import RATES, size_text
@@ -21,6 +20,7 @@ from apps.performance.cluster.implementations import (
 from apps.performance.cluster.records import IN_MPICH, cluster_of, in_order
 from apps.performance.part import MS, STAGES, Column, both, in_unit, scaled, table
 from apps.records import Record
+from collectives.cost.rate import Rate
 
 FULL = 4  # nodes that all rates and sizes are measured with
 SHOWN_BYTES = (16_000_000, 100_000_000)

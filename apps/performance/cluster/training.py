@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from apps.emulator.mpirun import run_on_hosts
-from apps.emulator.rate import Rate
 from apps.performance.cluster import tuned
 from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, standing
 from apps.performance.cluster.grid import Cluster
@@ -16,6 +15,7 @@ from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
 from apps.train.plot import plot
 from apps.train.run_records import read_run
+from collectives.cost.rate import Rate
 
 CLUSTERS = (Cluster(4, "100mbit"), Cluster(4, "1gbit"))
 EPOCHS = 3

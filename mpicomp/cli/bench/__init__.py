@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", default="auto", help="schedule of the all-reduce, by name (default %(default)s)")
     parser.add_argument("--network", metavar="FILE", help='network for topology "auto", from mpicomp advise --save')
     parser.add_argument(
+        "--link",
+        metavar="RATE[,LATENCY]",
+        help="emulate slow links: hold messages back until a link of this rate, such as 100mbit or 1gbit,50us, would "
+        "deliver them",
+    )
+    parser.add_argument(
         "--count", default="25e6", help="elements: 25e6, or several as 1e3,1e6, or min:max:factor (default %(default)s)"
     )
     parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} (default %(default)s)")
@@ -93,9 +99,11 @@ def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
             network=args.network,
             arrival_timeout=request.timeout_s,
             threads=request.threads,
+            link=args.link,
         )
     except ValueError as error:
         network = "" if args.network is None else f" --network {args.network}"
+        network += "" if args.link is None else f" --link {args.link}"
         raise UsageError(f"--topology {args.topology}{network}: {error}") from error
     except OSError as error:
         raise UsageError(f"--trace {args.trace}: {error}") from error
@@ -173,6 +181,7 @@ def _common(request: BenchRequest, comm: Communicator) -> Line:
         "topology": getattr(comm.topology, "name", comm.topology),
         "ranks": comm.size,
         "threads": comm.threads,
+        "link": None if comm.link is None else str(comm.link),
         "dtype": request.dtype,
         "baseline": request.baseline,
         "repeats": request.repeats,

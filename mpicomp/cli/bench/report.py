@@ -89,6 +89,8 @@ def heading(common: Line) -> str:
         f"{common['ranks']} ranks on {hosts} host{'s'[: hosts > 1]}, {common['mpi_library']}",
         f"# time: median over {common['repeats']} calls of the slowest rank; baseline: {common['baseline']}, in turn",
     ]
+    if common["link"] is not None:
+        lines.append(f"# links are emulated: {common['link']}")
     if common["device"] != "cpu":
         where = "encoded there" if common["encoded_on"] == common["device"] else "not encoded there"
         through_host = "; baseline: through the host's memory" if common["baseline"] == "mpi" else ""

@@ -105,7 +105,9 @@ def test_unions_and_overlaps() -> None:
 
 def test_files_are_joined_and_remarks_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, events, run in ((0, SENDER, 7.0), (1, RECEIVER, 7.0), (2, RECEIVER, 3.0), (3, [], 0.0)):
-        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(trace(rank, events, run, ranks=4)))
+        written = trace(rank, events, run, ranks=4)
+        written["otherData"]["link"] = "100 Mbit/s"
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(written))
     out = tmp_path / "all.json"
     assert main(["trace", str(tmp_path), "--out", str(out)]) == 0
     joined = json.loads(out.read_text())
@@ -117,6 +119,7 @@ def test_files_are_joined_and_remarks_made(tmp_path: Path, capsys: pytest.Captur
         "rank-3.json: rank 3 ended before it could write its trace",
         "the traces of ranks 2, 3 are missing",
         "clocks agree to 2.0 us or better",
+        "links were emulated: 100 Mbit/s",
         "wire and hidden are upper bounds",
     ):
         assert remark in printed

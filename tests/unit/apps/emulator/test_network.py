@@ -14,7 +14,8 @@ import pytest
 from apps.emulator import network
 from apps.emulator.__main__ import main
 from apps.emulator.network import CONGESTION_CONTROLS, ENDING, ClusterError, Layout, Network
-from apps.emulator.rate import BURST_S, Rate
+from apps.emulator.rate import BURST_S, token_bucket
+from collectives.cost.rate import Rate
 
 # What TCP hands down at once, as packets of the least length that a path is sure to take, with Ethernet's, IPv4's and
 # TCP's headers, time stamps among them.
@@ -24,7 +25,7 @@ PACKET_BYTES, HEADER_BYTES = 536, 14 + 20 + 32
 
 def bucket(text: str) -> dict[str, int]:
     """Burst and limit of the token bucket at a rate."""
-    kind, *words = Rate.parse(text).token_bucket
+    kind, *words = token_bucket(Rate.parse(text))
     assert kind == "tbf"
     named = dict(zip(words[::2], words[1::2], strict=True))
     assert float(named.pop("rate").removesuffix("bit")) == Rate.parse(text).bits_per_s

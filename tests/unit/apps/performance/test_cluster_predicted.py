@@ -13,7 +13,6 @@ import pytest
 from mpi4py import MPI
 
 from apps.emulator.link_speed import Measured
-from apps.emulator.rate import Rate
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import driver, methods, predicted, targets, training
@@ -21,6 +20,7 @@ from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
 from apps.performance.cluster.plots import iterations
 from apps.records import write_record
 from collectives import Communicator, LinkModel
+from collectives.cost.rate import Rate
 from collectives.threads.run_local import run_local
 
 

@@ -1,0 +1,299 @@
+"""An emulated link: messages of a communicator are held back until a link of a chosen rate would have delivered them.
+
+Each rank has a link of its own to a switch, as hosts have. A message leaves once those before it have left, at the
+link's rate, and arrives a latency later. It is given to MPI only then, so that ranks need no common clock. Messages of
+several senders share the receiver's link: each occupies it for as long as it takes at the link's rate. A message of n
+bytes takes as many bytes more as its TCP segments have headers.
+
+Collectives of MPI itself take the time of a ring of messages, and a barrier takes a latency.
+"""
+
+# ruff: noqa: N802 - named as in mpi4py, and doing the same
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.annotations import Testable, override
+from collectives.cost.rate import EmulatedLink
+
+SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP over Ethernet: 14 of Ethernet, 20 of IP, 32 of TCP
+SAMPLE_BYTES = 1 << 22
+FASTEST = 0.25  # part of the speed of a copy that an emulated link may have, as each message is copied twice
+
+
+def copied_bytes_per_s() -> float:
+    """Return the bytes that this machine copies each second."""
+    source, target = np.zeros(SAMPLE_BYTES, np.uint8), np.ones(SAMPLE_BYTES, np.uint8)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append(time.perf_counter() - start)
+    return SAMPLE_BYTES / min(times)
+
+
+def validate_link(link: str | EmulatedLink | None) -> EmulatedLink | None:
+    """Return the link that a communicator emulates, or None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no link, or faster than this machine could emulate.
+    """
+    if link is None:
+        return None
+    if isinstance(link, str):
+        try:
+            link = EmulatedLink.parse(link)
+        except ValueError as error:
+            raise ValueError(f"link={error}") from None
+    if not isinstance(link, EmulatedLink):
+        raise TypeError(f"link={link!r}: pass a text such as '100mbit' or '1gbit,50us'")
+    most = FASTEST * copied_bytes_per_s()
+    if link.bytes_per_s > most:
+        raise ValueError(
+            f"link: {link.rate} is faster than messages are copied here ({most * 8e-9:.3g} Gbit/s can be emulated): "
+            "take a slower link, or leave out link"
+        )
+    return link
+
+
+class SlowLink:
+    """The link of one rank, which all of its communicators share.
+
+    Parameters
+    ----------
+    link : EmulatedLink
+    """
+
+    def __init__(self, link: EmulatedLink) -> None:
+        self.link, self._seconds_a_byte = link, 1 / link.bytes_per_s
+        self._out_free = self._in_free = 0.0  # times from which the link is free, of `time.perf_counter`
+        self._held: deque[HeldSend] = deque()  # not given to MPI yet, in the order of posting
+        self._releases: list[float] = []  # of messages that have come, and are held back
+        self._lock = threading.Lock()  # a progress thread and the calling one use the link
+
+    def seconds(self, nbytes: int) -> float:
+        """Return the time for which a message occupies a link."""
+        return (nbytes + HEADER_BYTES * max(1, math.ceil(nbytes / SEGMENT_BYTES))) * self._seconds_a_byte
+
+    def post(self, send: HeldSend) -> None:
+        """Let a message leave once those before it have left."""
+        with self._lock:
+            self._out_free = max(time.perf_counter(), self._out_free) + self.seconds(send.nbytes)
+            send.due = self._out_free + self.link.latency_s
+            self._held.append(send)
+
+    def pump(self) -> None:
+        """Give the messages to MPI that have left."""
+        if self._held:
+            with self._lock:
+                now = time.perf_counter()
+                while self._held and self._held[0].due <= now:
+                    self._held.popleft().launch()  # in the order of posting, by which MPI matches messages
+
+    def arrive(self, nbytes: int) -> float:
+        """Return the time until which a message that MPI has delivered is held back."""
+        with self._lock:
+            now = time.perf_counter()
+            release = self._in_free = max(now, self._in_free + self.seconds(nbytes))
+            if release > now:
+                self._releases.append(release)
+            return release
+
+    def rest_s(self, longest: float) -> float:
+        """Return the seconds until a held message moves on, at most `longest`."""
+        with self._lock:
+            now = time.perf_counter()
+            self._releases = [at for at in self._releases if at > now]
+            first = min(self._releases, default=math.inf)
+            if self._held:
+                first = min(first, self._held[0].due)
+        return min(longest, max(0.0, first - now))
+
+
+class HeldSend(Testable):
+    """Send that is given to MPI once it has left. `start` starts it there and returns the request."""
+
+    __slots__ = ("_error", "_link", "_request", "_start", "due", "nbytes")
+
+    def __init__(self, link: SlowLink, nbytes: int, start: Callable[[], Any], request: Any = None) -> None:
+        self._link, self.nbytes, self._start, self._request = link, nbytes, start, request
+        self.due = math.inf
+        self._error: Exception | None = None
+
+    def Start(self) -> None:
+        """Post the message, of a persistent request."""
+        self.due = math.inf
+        self._link.post(self)
+
+    def launch(self) -> None:
+        """Give the message to MPI. An error is raised by `Test`: another message's request may have got here."""
+        self.due = -math.inf
+        try:
+            self._request = self._start() or self._request
+        except Exception as error:  # noqa: BLE001 - of a communicator that has ended, as a rule
+            self._error = error
+
+    @override
+    def Test(self) -> bool:
+        self._link.pump()
+        if self._error is not None:
+            raise self._error
+        return self.due == -math.inf and bool(self._request.Test())
+
+    def Free(self) -> None:
+        """Free the persistent request."""
+        self._request.Free()
+
+
+class HeldReceive(Testable):
+    """Request that is over some time after MPI's own; `hold(status)` returns the time."""
+
+    __slots__ = ("_hold", "_link", "_release", "_request", "_status")
+
+    def __init__(self, link: SlowLink, request: Any, hold: Callable[[MPI.Status], float]) -> None:
+        self._link, self._request, self._hold, self._release = link, request, hold, math.inf
+        self._status = MPI.Status()
+
+    def Start(self) -> None:
+        """Start the persistent request."""
+        self._release = math.inf
+        self._request.Start()
+
+    @override
+    def Test(self) -> bool:
+        self._link.pump()
+        if self._release == math.inf:
+            if not self._request.Test(self._status):
+                return False
+            self._release = self._hold(self._status)
+        return time.perf_counter() >= self._release
+
+    def Free(self) -> None:
+        """Free the persistent request."""
+        self._request.Free()
+
+
+class SlowComm:
+    """Communicator of mpi4py, or of `collectives.threads`, whose messages a `SlowLink` holds back."""
+
+    def __init__(self, comm: Any, link: SlowLink) -> None:
+        self._comm, self._link, self.rank, self.size = comm, link, comm.rank, comm.size
+
+    @property
+    def emulated_link(self) -> EmulatedLink:
+        """The link that messages are held back by."""
+        return self._link.link
+
+    @property
+    def native(self) -> Any:
+        """The communicator that carries the messages."""
+        return self._comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_comm"], name)
+
+    def Dup(self) -> SlowComm:
+        """Return a duplicate, over the same link."""
+        return SlowComm(self._comm.Dup(), self._link)
+
+    def Split(self, color: int = 0, key: int = 0) -> SlowComm:
+        """Return the communicator of the ranks of one color, over the same link."""
+        return SlowComm(self._comm.Split(color, key), self._link)
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def Isend(self, buffer: Any, dest: int, tag: int) -> HeldSend:
+        """Post a message."""
+        send = HeldSend(self._link, _nbytes(buffer), lambda: self._comm.Isend(buffer, dest, tag))
+        send.Start()
+        return send
+
+    def Send_init(self, buffer: Any, dest: int, tag: int) -> HeldSend:
+        """Make a persistent send."""
+        request = self._comm.Send_init(buffer, dest, tag)
+        return HeldSend(self._link, _nbytes(buffer), request.Start, request)
+
+    def Irecv(self, buffer: Any, source: int, tag: int) -> HeldReceive:
+        """Receive a message."""
+        return HeldReceive(self._link, self._comm.Irecv(buffer, source, tag), self._arrived)
+
+    def Recv_init(self, buffer: Any, source: int, tag: int) -> HeldReceive:
+        """Make a persistent receive."""
+        return HeldReceive(self._link, self._comm.Recv_init(buffer, source, tag), self._arrived)
+
+    def _arrived(self, status: MPI.Status) -> float:
+        return self._link.arrive(status.Get_count(MPI.BYTE))
+
+    def Iprobe(self, source: int, tag: int, status: MPI.Status | None = None) -> bool:
+        """Return True if a message has come."""
+        self._link.pump()
+        return bool(self._comm.Iprobe(source, tag, status))
+
+    # Collectives of MPI ----------------------------------------------------------------------------------------------
+
+    def _after(self, request: Any, nbytes: float, hops: int = 1) -> HeldReceive:
+        seconds = self._link.seconds(int(nbytes)) + hops * self._link.link.latency_s if self.size > 1 else 0.0
+        return HeldReceive(self._link, request, lambda status: time.perf_counter() + seconds)
+
+    def Ibarrier(self) -> HeldReceive:
+        """Wait for all ranks."""
+        return self._after(self._comm.Ibarrier(), 0)
+
+    def Ibcast(self, buffer: Any, root: int) -> HeldReceive:
+        """Send the root's buffer to all ranks."""
+        return self._after(self._comm.Ibcast(buffer, root), _nbytes(buffer))
+
+    def Iallgather(self, source: Any, landing: Any) -> HeldReceive:
+        """Gather the buffers of all ranks."""
+        return self._after(self._comm.Iallgather(source, landing), _nbytes(landing) - _nbytes(source), self.size - 1)
+
+    def Iallgatherv(self, source: Any, landing: Any) -> HeldReceive:
+        """Gather buffers of different lengths."""
+        return self._after(self._comm.Iallgatherv(source, landing), _nbytes(landing) - _nbytes(source), self.size - 1)
+
+    def Ialltoallv(self, source: Any, landing: Any) -> HeldReceive:
+        """Send a part of the buffer to each rank."""
+        return self._after(self._comm.Ialltoallv(source, landing), _nbytes(landing))
+
+    def Iallreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> HeldReceive:
+        """Sum the buffers of all ranks."""
+        nbytes = 2 * _nbytes(landing) * (self.size - 1) / self.size
+        return self._after(self._comm.Iallreduce(source, landing, op), nbytes, 2 * (self.size - 1))
+
+    def Allreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> None:
+        """Sum the buffers of all ranks, and wait."""
+        request = self.Iallreduce(source, landing, op)
+        while not request.Test():
+            time.sleep(0)
+
+
+def slow_down(comm: Any, link: EmulatedLink) -> Any:
+    """Return a communicator whose messages are held back by a link."""
+    slow = SlowLink(link)
+    if hasattr(comm, "limit_rest"):  # ranks are threads, which sleep until a message has come
+        comm.limit_rest(slow.rest_s)
+    return SlowComm(comm, slow)
+
+
+def link_of(comm: Any) -> EmulatedLink | None:
+    """Return the link that holds back a communicator's messages, or None."""
+    return comm.emulated_link if isinstance(comm, SlowComm) else None
+
+
+def _nbytes(buffer: Any) -> int:
+    """Return the bytes of a buffer as mpi4py takes it: an array, or a list of an array, a count and perhaps a type."""
+    if isinstance(buffer, np.ndarray):
+        return buffer.nbytes
+    itemsize = buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize
+    return int(np.sum(buffer[1])) * int(itemsize)

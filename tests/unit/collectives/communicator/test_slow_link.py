@@ -1,0 +1,168 @@
+"""Emulated links: messages take at least the time of the link, and results stay the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import CollectiveMismatch, Communicator, Ring, Star
+from collectives.communicator import slow_link
+from collectives.communicator.slow_link import HeldSend, SlowLink
+from collectives.cost.rate import EmulatedLink
+from collectives.threads.run_local import run_local
+from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
+
+RATE = 12.5e6  # bytes a second of 100 Mbit/s
+
+
+class Request:
+    """Request that MPI ends at once."""
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        return True
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, which the link sees."""
+    clock = [100.0]
+    monkeypatch.setattr(slow_link.time, "perf_counter", lambda: clock[0])
+    return clock
+
+
+def test_messages_leave_one_after_another_and_arrive_a_latency_later(now: list[float]) -> None:
+    link, started = SlowLink(EmulatedLink.parse("100mbit,1ms")), []
+
+    def post(name: str, nbytes: int) -> HeldSend:
+        send = HeldSend(link, nbytes, lambda: started.append(name) or Request())
+        send.Start()
+        return send
+
+    first, second = post("first", 125_000), post("second", 12_500)
+    each = [link.seconds(nbytes) for nbytes in (125_000, 12_500)]
+    assert each[0] == pytest.approx(0.01 * (1 + 66 / 1448), rel=1e-3)
+    now[0] += each[0] + 0.0009
+    assert not second.Test()
+    assert not started
+    now[0] += 0.0002
+    assert not second.Test()  # which gives the first one to MPI
+    assert started == ["first"]
+    assert first.Test()
+    now[0] += each[1]
+    assert second.Test()
+    assert started == ["first", "second"]
+    now[0] += 1
+    post("third", 12_500)
+    assert link.rest_s(10) == pytest.approx(each[1] + 0.001)  # the link was free meanwhile
+
+
+def test_an_error_of_mpi_is_raised_where_the_message_is_awaited(now: list[float]) -> None:
+    def fail() -> None:
+        raise RuntimeError("the communicator has ended")
+
+    link = SlowLink(EmulatedLink.parse("100mbit"))
+    lost, other = HeldSend(link, 1000, fail), HeldSend(link, 1000, Request)
+    for send in (lost, other):
+        send.Start()
+    now[0] += 1
+    assert other.Test()
+    with pytest.raises(RuntimeError, match="has ended"):
+        lost.Test()
+
+
+def test_messages_of_several_senders_share_the_receivers_link(now: list[float]) -> None:
+    link = SlowLink(EmulatedLink.parse("100mbit"))
+    each = link.seconds(125_000)
+    assert [link.arrive(125_000) - 100 for _ in range(3)] == pytest.approx([0, each, 2 * each])
+    now[0] += 10
+    assert link.arrive(125_000) == now[0]
+
+
+WORK: dict[str, Callable[[Communicator], Any]] = {
+    "sum": lambda comm: comm.allreduce(np.arange(5000.0) * comm.rank),
+    "in flight": lambda comm: [
+        call.wait() for call in [comm.iallreduce(np.full(3000, comm.rank + k, np.float32)) for k in range(4)]
+    ],
+    "number": lambda comm: comm.allreduce(float(comm.rank), "max"),
+    "objects": lambda comm: comm.allgather_object({"rank": comm.rank}),
+    "rows": lambda comm: comm.allgather(np.full((2, 3), comm.rank)),
+    "broadcast": lambda comm: comm.broadcast(np.full(3000, comm.rank), root=comm.size - 1),
+    "group": lambda comm: comm.split(comm.rank % 2).allreduce(np.full(1000, comm.rank, np.float32)),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("work", WORK)
+def test_results_are_those_without_a_link(work: str, ranks: int) -> None:
+    expected, found = (run_local(ranks, WORK[work], link=link) for link in (None, "1gbit,10us"))
+    np.testing.assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("topology", ["ring", "star", "torus", "double-tree"])
+@pytest.mark.parametrize("method", [Dense(), Marsit(full_precision_every=3), DoubleSqueeze(), ScaleCom(10)], ids=repr)
+def test_methods_have_the_same_results(method: Any, topology: str) -> None:
+    def work(comm: Communicator) -> list[Any]:
+        aggregator, x = method.start(comm, 3000), np.random.default_rng(comm.rank).standard_normal(3000, np.float32)
+        return [aggregator.aggregate(x) for _ in range(4)]
+
+    expected, found = (run_local(4, work, topology, link=link) for link in (None, "1gbit"))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("topology", "of_link"), [(Ring(), 4 / 3), (Star(), 2.0)], ids=repr)
+def test_a_sum_takes_at_least_the_time_of_its_bytes(topology: Any, of_link: float) -> None:
+    """A rank of a ring of 3 sends 4/3 of a vector; a server receives and sends two."""
+    n = 60_000
+
+    def work(comm: Communicator) -> float:
+        x = np.ones(n, np.float32)
+        comm.allreduce(x)
+        comm.barrier()
+        start = time.perf_counter()
+        comm.allreduce(x)
+        comm.barrier()
+        return time.perf_counter() - start
+
+    assert min(run_local(3, work, topology, link="100mbit")) > 4 * n * of_link / RATE
+
+
+def test_ranks_with_different_links_are_refused() -> None:
+    def work(comm: Communicator) -> None:
+        with Communicator(comm.mpi_comm, link=("1gbit", "100mbit")[comm.rank]) as slow:
+            slow.allreduce(np.ones(3))
+
+    with pytest.raises(CollectiveMismatch, match="emulated link of"):
+        run_local(2, work)
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("fast", "link='fast' is no link: write a rate"),
+        (100, "link=100: pass a text such as '100mbit'"),
+        ("1000gbit", r"link: 1000 Gbit/s is faster than messages are copied here \(.* can be emulated\)"),
+    ],
+)
+def test_what_is_no_link_is_refused_with_the_cure(link: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"rank 0 of 1: {message}"):
+        Communicator(link=link)
+
+
+def test_a_communicator_has_one_link() -> None:
+    with Communicator(link="1gbit") as comm:
+        assert repr(comm) == "<Communicator rank 0 of 1, auto, emulated link of 1 Gbit/s>"
+        assert not comm.one_node
+        with pytest.raises(ValueError, match="has an emulated link of 1 Gbit/s already: leave out link"):
+            Communicator(comm.mpi_comm, link="1gbit")
+
+
+def test_a_trace_names_the_link(tmp_path: Path) -> None:
+    with Communicator(link="1gbit,50us", trace=tmp_path) as comm:
+        comm.allreduce(np.ones(3))
+    assert json.loads((tmp_path / "rank-0.json").read_text())["otherData"]["link"] == "1 Gbit/s, 50 us"
