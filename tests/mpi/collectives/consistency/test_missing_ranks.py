@@ -18,7 +18,7 @@ from collectives.execution.handle import Call
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
 pytestmark = pytest.mark.mpi(min_size=2)
-SHORT_S = 0.3
+SHORT_S = 0.5
 patient = pytest.mark.communicator(timeout=SHORT_S, arrival_timeout=TIMEOUT_S)
 
 
