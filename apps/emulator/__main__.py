@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
+        require_mpirun(options.mpi)
         if os.geteuid():
             become_root_of_a_namespace(sys.argv[1:] if argv is None else argv)
         exit_on_signals()
-        require_mpirun(options.mpi)
         with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as folder, Network(layout) as network:
             if not options.no_check:
                 for link in measure(network):

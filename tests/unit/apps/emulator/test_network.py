@@ -134,10 +134,38 @@ def test_options_of_one_mpi_do_not_go_to_the_launcher_of_another(
     launcher.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{told}'\n")
     launcher.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    monkeypatch.setattr("os.geteuid", lambda: 1000)  # it ends there in any case
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))  # it ends for lack of unshare in any case
     assert main(["--mpi", mpi, "--", "true"]) == 1
     refused = f"error: {launcher} is not the launcher of --mpi {mpi}: it calls itself '{told.splitlines()[0]}'; choose "
     assert capsys.readouterr().err.startswith(refused) == (mpi != whose)
+
+
+@pytest.mark.parametrize(
+    ("unshare", "problem"),
+    [
+        (None, "No such file or directory"),
+        ("echo 'unshare failed: No space left on device' >&2; exit 1", "No space left"),
+    ],
+)
+def test_a_user_without_namespaces_gets_the_cure(
+    unshare: str | None,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if unshare is not None:
+        (tmp_path / "unshare").write_text(f"#!/bin/sh\n{unshare}\n")
+        (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setattr("apps.emulator.__main__.require_mpirun", lambda mpi: None)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--", "true"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: emulated hosts need root, and this kernel gives users no namespaces (")
+    assert problem in told
+    assert told.endswith("): use sudo\n")
 
 
 def test_delay_and_loss_are_netems_and_the_rate_is_beneath_them(commands: list[tuple[str, ...]]) -> None:
