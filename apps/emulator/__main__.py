@@ -56,7 +56,7 @@ def become_root_of_a_namespace(arguments: Sequence[str]) -> NoReturn:
     ClusterError
         The kernel gives users no namespaces.
     """
-    namespaces = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    namespaces = ["unshare", "-Urnm"]  # of users, whose root this process becomes, of networks, and of mounts
     try:
         tried = subprocess.run([*namespaces, "true"], capture_output=True, text=True, check=False)
         problem = tried.stderr.strip() if tried.returncode else ""
