@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.emulator.__main__ import main
-from apps.emulator.network import CONGESTION_CONTROLS, NAMESPACES, PREFIX, Layout, Network
+from apps.emulator.network import CONGESTION_CONTROLS, NAMESPACES, PREFIX, ClusterError, Layout, Network
 from apps.emulator.network import run as run_command
 from collectives.cost.rate import Rate
 
@@ -236,10 +235,10 @@ def test_what_cannot_be_built_is_refused(arguments: list[str], told: str) -> Non
     assert told in errors
 
 
-def test_without_root_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_without_root_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert main(["--nodes", "2", "--", "true"]) == 1
-    assert capsys.readouterr().err.strip() == "error: network namespaces need root: run this with sudo"
+    with pytest.raises(ClusterError, match="need root: run this with sudo"):
+        Network(Layout((Rate(), Rate()))).__enter__()
 
 
 @pytest.mark.parametrize(("option", "chosen"), [("--delay-ms", "delay 5"), ("--loss-percent", "loss 5%")])
