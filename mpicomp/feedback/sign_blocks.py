@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Testable
+from collectives.annotations import AnyArray, Array, Doubles, Testable
 from collectives.arrays import Device
+from mpicomp.feedback.in_place_residual import InPlaceResidual
 from mpicomp.feedback.mirror import Mirror, Packed
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.step_size import StepSize
@@ -94,6 +95,8 @@ class SignBlocks:
         The reducer's signs, in the host's memory or on the device.
     second : int64 tensor, optional
         Second votes.
+    size : StepSize
+    residual : InPlaceResidual or None
     sums : bool
         False: one-bit steps report 0 in place of sums, or NaN where a value is not finite.
     """
@@ -105,9 +108,13 @@ class SignBlocks:
         pieces: Sequence[range],
         bits: Array,
         second: Array | None,
+        size: StepSize,
+        residual: InPlaceResidual | None,
         sums: bool,
     ) -> None:
         self._device, self._sign, self._second = device, of("cuda").sign, second
+        self._size, self._residual = size, residual
+        self._is_lazy = residual is not None and residual.lazy
         self._blocks = blocks = BlockTable(groups, pieces)
         self._reports = Mirror(device, device.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
         self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
@@ -122,25 +129,25 @@ class SignBlocks:
         self._seen = list[AnyArray]()  # reports of the last pass over the vector, in the host's memory
         self._gain, self._gain_of_signs = 1.0, float(sums)
 
-    def send_scales(self, size: StepSize, pending: FloatArray) -> None:
-        """Copy the scales of a step to the device. Earlier copies must have ended, or have had the same numbers.
+    def begin(self, out: Array) -> None:
+        """Start another step."""
 
-        pending : s of each tensor's result that is not yet subtracted.
-        """
-        rows = self._scales.here.reshape(-1, N_SCALES)
+    def send_scales(self) -> None:
+        """Copy the scales of a step to the device. Earlier copies must have ended, or have had the same numbers."""
+        size, rows = self._size, self._scales.here.reshape(-1, N_SCALES)
+        pending = np.zeros_like(size.steps) if self._residual is None else self._residual.pending
         for column, scales in enumerate((size.steps, size.limits, -size.limits, pending)):
             rows[:, column] = scales.view(f"i{scales.itemsize}")
         for column, words in enumerate((size.positive, size.negative), 4):
             rows[:, column] = words.view(f"i{words.itemsize}")
         self._scales.deliver()
 
-    def encode(
-        self, piece: int, vector: Array, residual: Array | None, lazy: bool, odd_positive: bool
-    ) -> Testable | None:
+    def encode(self, piece: int, vector: Array, odd_positive: bool, tensors: object = None) -> Testable | None:
         """Encode a piece; returns a handle of its signs and reports on the host."""
         reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
         rows, scales = self._blocks.of_piece(piece), self._scales.there
-        terms = vector, residual, self._bits, rows, scales, lazy, odd_positive, reports
+        residual = None if self._residual is None else self._residual.vector
+        terms = vector, residual, self._bits, rows, scales, self._is_lazy, odd_positive, reports
         self._device.run(partial(self._sign.encode_blocks, *terms))
         self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
         self._gain = self._gain_of_signs
@@ -154,11 +161,17 @@ class SignBlocks:
         self._device.run(partial(self._sign.unpack_blocks, *terms))
         return self._device.done()
 
-    def add_and_clear(self, vector: Array, residual: Array | None, lazy: bool, total: Array | None) -> Testable | None:
-        """Overwrite `total` with vector + residual, and clear the residual; returns a handle of the reports.
+    def add_and_clear(self, vector: Array, total: Array) -> Testable | None:
+        """Overwrite `total` with vector + residual, and clear the residual; returns a handle of the reports."""
+        if self._is_lazy:
+            self.send_scales()
+        return self._sum_up(vector, None if self._residual is None else self._residual.vector, self._is_lazy, total)
 
-        Without a residual and `total` the magnitudes alone are summed.
-        """
+    def measure(self, vector: Array) -> Testable | None:
+        """Sum the magnitudes of a vector; returns a handle of the reports."""
+        return self._sum_up(vector, None, False, None)
+
+    def _sum_up(self, vector: Array, residual: Array | None, lazy: bool, total: Array | None) -> Testable | None:
         terms = vector, residual, self._bits, self._blocks.all, self._scales.there, lazy, total, self._reports.there
         self._device.run(partial(self._sign.add_and_clear_blocks, *terms))
         self._seen, self._gain = [self._reports.here], 1.0
@@ -166,6 +179,7 @@ class SignBlocks:
 
     def subtract_pending(self, residual: Array) -> None:
         """Subtract the results that are pending from a residual."""
+        self.send_scales()
         terms = residual, self._bits, self._blocks.all, self._scales.there
         self._device.run(partial(self._sign.subtract_blocks, *terms))
 

@@ -30,7 +30,7 @@ from collectives.execution.program import Message
 from collectives.progress.polling import rest_by
 from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
 from mpicomp.codecs.sign import Sign
-from mpicomp.feedback.sign_residual import STREAMING_ELEMENTS
+from mpicomp.feedback.host_signs import STREAMING_ELEMENTS
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.sign_merge import SignMerge, SignPayload

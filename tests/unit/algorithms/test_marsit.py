@@ -97,7 +97,7 @@ def test_a_long_vector_is_written_past_the_caches_with_the_same_values(
 ) -> None:
     plain = Marsit(None).start(comm, N)
     want = [plain.aggregate(u) for u in updates()]
-    monkeypatch.setattr("mpicomp.feedback.sign_residual.STREAMING_ELEMENTS", 1)
+    monkeypatch.setattr("mpicomp.feedback.host_signs.STREAMING_ELEMENTS", 1)
     streaming = Marsit(None).start(comm, N)
     memory = np.zeros(N + 16, np.float32)
     aligned = -memory.ctypes.data % 32 // 4
