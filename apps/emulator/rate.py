@@ -1,4 +1,4 @@
-"""How a link is held to a rate."""
+"""Token buckets, which hold links to a rate."""
 
 from __future__ import annotations
 

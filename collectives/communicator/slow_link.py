@@ -79,7 +79,7 @@ class SlowLink:
         self.link, self._seconds_a_byte = link, 1 / link.bytes_per_s
         self._out_free = self._in_free = 0.0  # times from which the link is free, of `time.perf_counter`
         self._held: deque[HeldSend] = deque()  # not given to MPI yet, in the order of posting
-        self._releases: list[float] = []  # of messages that have come, and are held back
+        self._releases: deque[float] = deque()  # of messages that have come, and are held back; they only rise
         self._lock = threading.Lock()  # a progress thread and the calling one use the link
 
     def seconds(self, nbytes: int) -> float:
@@ -106,16 +106,21 @@ class SlowLink:
         with self._lock:
             now = time.perf_counter()
             release = self._in_free = max(now, self._in_free + self.seconds(nbytes))
+            self._forget_releases(now)
             if release > now:
                 self._releases.append(release)
             return release
+
+    def _forget_releases(self, now: float) -> None:
+        while self._releases and self._releases[0] <= now:
+            self._releases.popleft()
 
     def rest_s(self, longest: float) -> float:
         """Return the seconds until a held message moves on, at most `longest`."""
         with self._lock:
             now = time.perf_counter()
-            self._releases = [at for at in self._releases if at > now]
-            first = min(self._releases, default=math.inf)
+            self._forget_releases(now)
+            first = self._releases[0] if self._releases else math.inf
             if self._held:
                 first = min(first, self._held[0].due)
         return min(longest, max(0.0, first - now))

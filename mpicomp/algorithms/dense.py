@@ -90,7 +90,7 @@ class Dense(Algorithm):
             return Parts(NoFeedback(), FullPrecision(spec.dtype), mean, mean)
         codec = Rounded(self.wire)
         parts = two_pass(comm, spec, codec, codec, None, None)
-        parts.feedback.residuals.clear()  # rounding errors are lost, so states have none
+        parts.feedback.residuals.clear()  # rounding errors are lost, so states have no residuals
         return parts
 
     @override

@@ -49,7 +49,7 @@ class GatheringMethod(Algorithm):
         """Error rule x codec x all-gather."""
         lengths = padded_lengths(spec.tensor_lengths, spec.n)[0] if spec.n else ()
         codec = self.codec_for(spec.dtype, tuple(map(int, lengths)))
-        seed = getattr(self, "seed", 0)  # methods whose codes are not random have none
+        seed = getattr(self, "seed", 0)  # methods whose codes are not random have no seed
         return all_gather(comm, spec, codec, self.error_rule, seed, scales=self.shared_scales)
 
     @override

@@ -11,6 +11,8 @@ from collectives.annotations import AnyArray, Array
 from collectives.arrays import Device
 from mpicomp.feedback.base import copy_to_host, overwrite
 
+Subtract = Callable[[Array], None]
+
 
 class InPlaceResidual:
     """Residual of one vector. A step that fails spoils it, unless a copy was kept before.
@@ -33,11 +35,7 @@ class InPlaceResidual:
         Factor of each tensor's signs that are not subtracted yet.
     spoiled : bool
         A failed step has overwritten a part.
-    subtract_pending : callable
-        Subtracts the pending results from a vector of n elements; set by the owner of the signs.
     """
-
-    subtract_pending: Callable[[Array], None]
 
     def __init__(self, device: Device, n: int, dtype: DTypeLike, tensors: int, *, lazy: bool, keeps: bool) -> None:
         self._device, self._on_host, self._dtype = device, device.name == "cpu", np.dtype(dtype)
@@ -45,12 +43,15 @@ class InPlaceResidual:
         self.lazy, self.pending, self.spoiled = lazy, np.zeros(tensors, dtype), False
         self._spare = device.zeros(n, self._dtype.name) if keeps and not self._on_host else None
 
-    def settled(self) -> AnyArray:
+    # The signs subtract pending results. They are arguments: kept here, they would form a cycle, which frees a device's
+    # memory late.
+
+    def settled(self, subtract_pending: Subtract) -> AnyArray:
         """Return a copy, on the host, with no result left to be subtracted."""
-        found = self.copied()
+        found = self.copied(subtract_pending)
         return found if self._on_host else copy_to_host(self._device, found)
 
-    def copied(self, into: Array | None = None) -> Array:
+    def copied(self, subtract_pending: Subtract, into: Array | None = None) -> Array:
         """Return such a copy where vectors are; on a device `into` is overwritten with it, if it is given."""
         if self._on_host:
             found = np.array(self.vector)
@@ -58,12 +59,12 @@ class InPlaceResidual:
             found = self._device.zeros(len(self.vector), self._dtype.name) if into is None else into
             overwrite(self._device, found, self.vector)
         if self.lazy:
-            self.subtract_pending(found)
+            subtract_pending(found)
         return found
 
-    def kept(self) -> Array:
+    def kept(self, subtract_pending: Subtract) -> Array:
         """Return a copy for `restore`, in the memory that was allocated for it."""
-        return self.copied(self._spare)
+        return self.copied(subtract_pending, self._spare)
 
     def restore(self, vector: Array) -> None:
         """Overwrite the residual by a settled one, of the host or the device."""

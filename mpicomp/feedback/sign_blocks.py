@@ -115,6 +115,7 @@ class SignBlocks:
         self._device, self._sign, self._second = device, of("cuda").sign, second
         self._size, self._residual = size, residual
         self._is_lazy = residual is not None and residual.lazy
+        self._pending = np.zeros_like(size.steps) if residual is None else residual.pending
         self._blocks = blocks = BlockTable(groups, pieces)
         self._reports = Mirror(device, device.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
         self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
@@ -135,8 +136,7 @@ class SignBlocks:
     def send_scales(self) -> None:
         """Copy the scales of a step to the device. Earlier copies must have ended, or have had the same numbers."""
         size, rows = self._size, self._scales.here.reshape(-1, N_SCALES)
-        pending = np.zeros_like(size.steps) if self._residual is None else self._residual.pending
-        for column, scales in enumerate((size.steps, size.limits, -size.limits, pending)):
+        for column, scales in enumerate((size.steps, size.limits, -size.limits, self._pending)):
             rows[:, column] = scales.view(f"i{scales.itemsize}")
         for column, words in enumerate((size.positive, size.negative), 4):
             rows[:, column] = words.view(f"i{words.itemsize}")

@@ -116,8 +116,6 @@ class SignResidual(Feedback):
             self._signs = HostSigns(groups, pieces, lengths, bits, second, *scales)
         else:
             self._signs = SignBlocks(device, groups, pieces, bits, second, *scales)
-        if residual is not None:
-            residual.subtract_pending = self._signs.subtract_pending
         self.end()
 
     # One step --------------------------------------------------------------------------------------------------------
@@ -142,10 +140,10 @@ class SignResidual(Feedback):
         self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
         self._signs.begin(self._out)
         if self._tensors is None:
-            self._vector()  # before several threads ask for it
+            self._vector()  # before several threads need it
         self._kept = None  # before another copy is made
         if self.rule.transactional or call.compare is not None:
-            kept = None if self.in_place is None else self.in_place.kept()
+            kept = None if self.in_place is None else self.in_place.kept(self._signs.subtract_pending)
             self._before = Snapshot(kept, self.size.magnitudes.copy(), self.size.gamma)
 
     @override
@@ -304,7 +302,7 @@ class SignResidual(Feedback):
 
     def settled_residual(self) -> AnyArray | None:
         """Return a copy, on the host, of the residual with no result left to be subtracted."""
-        return None if self.in_place is None else self.in_place.settled()
+        return None if self.in_place is None else self.in_place.settled(self._signs.subtract_pending)
 
     @property
     @override

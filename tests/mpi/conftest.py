@@ -104,7 +104,7 @@ def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Co
         return
     with made:
         yield made
-        # closing is no part of the test: on a busy machine ranks come to it a while apart
+        # closing is no part of the test: on a busy machine ranks come to it at different times
         made.timeout, made.arrival_timeout = max(made.timeout, TIMEOUT_S), max(made.arrival_timeout, TIMEOUT_S)
 
 

@@ -187,7 +187,7 @@ def test_sums_are_those_of_traffic(
     off = sum(reading["round_trip"] for reading in trace["otherData"]["clock"]) / 2 + 1e-6
     for kind, count in slowed.items():
         assert calls * count * SLOW_S - off <= found[kind] <= told[kind] + off, kind
-    # a rank may lose its core between the two readings of a time: the trace has that in what surrounds the span
+    # a rank may lose its core between the two readings of a time: the trace counts that for the spans around
     around = mine.seconds["call"] + mine.seconds["check"] + sum(s["dur"] for s in prepared if lies_in(s, checks)) * 1e-6
     for kind, seconds in told.items():
         assert 0.95 * found[kind] - off <= seconds <= found[kind] + around + off, kind

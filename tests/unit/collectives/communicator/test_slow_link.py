@@ -82,6 +82,7 @@ def test_messages_of_several_senders_share_the_receivers_link(now: list[float]) 
     assert [link.arrive(125_000) - 100 for _ in range(3)] == pytest.approx([0, each, 2 * each])
     now[0] += 10
     assert link.arrive(125_000) == now[0]
+    assert not link._releases  # those of before are forgotten
 
 
 WORK: dict[str, Callable[[Communicator], Any]] = {

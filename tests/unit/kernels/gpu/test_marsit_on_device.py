@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -165,3 +167,20 @@ def test_vectors_elsewhere_are_refused_on_all_ranks(made: dict[int, FakeDevice])
             aggregator.aggregate(FakeArray(x, index=1))
 
     run_local(2, take)
+
+
+@pytest.mark.parametrize("residual", ["own", "paper"])
+def test_memory_of_a_device_is_freed_without_the_garbage_collector(residual: Any) -> None:
+    with Communicator() as comm:
+        aggregator = start(comm, Marsit(residual=residual, full_precision_every=2), 300, "float32", True)
+        for step in range(3):
+            aggregator.aggregate(given(vector(0, step, 300), "float32", 0))
+        aggregator.state_dict()
+        gc.collect()
+        gc.disable()
+        try:
+            kept = weakref.ref(aggregator.feedback.in_place)
+            del aggregator
+            assert kept() is None
+        finally:
+            gc.enable()
