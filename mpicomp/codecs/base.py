@@ -173,6 +173,29 @@ class SummingCodec(Codec, Protocol):
         ...
 
 
+class AveragingCodec(Codec, Protocol):
+    """A codec that decodes the payloads of all ranks and averages their values in one pass, on a device."""
+
+    __slots__ = ()
+
+    def mean(self, payloads: Array, mean: Array) -> Finite:
+        """Overwrite `mean` with the decoded values' sum, added up in the order of ranks, over the number of ranks.
+
+        Parameters
+        ----------
+        payloads : uint8[ranks, nbytes], on the device of `mean`
+            Only rows need be contiguous; they begin at multiples of 8 bytes.
+        mean : vector[n]
+            float32 or float64.
+
+        Returns
+        -------
+        bool[]
+            Whether the mean is finite.
+        """
+        ...
+
+
 class SpreadingCodec(SummingCodec):
     """Base of codecs that decode, and decode and add, by one method."""
 
@@ -219,6 +242,11 @@ def redraws(codec: Codec) -> TypeGuard[RedrawingCodec]:
 def adds_decoded(codec: Codec) -> TypeGuard[SummingCodec]:
     """Return whether the codec has `add`."""
     return hasattr(codec, "add")
+
+
+def averages(codec: Codec) -> TypeGuard[AveragingCodec]:
+    """Return whether the codec has `mean`."""
+    return hasattr(codec, "mean")
 
 
 def sent_bytes(codec: Codec, payload: Bytes, n: int) -> int:

@@ -130,11 +130,19 @@ class Bucketed(Codec):
         numbers = view(payload[:end], "float32").reshape(self.numbers, buckets)
         return numbers, view(payload[start:], "uint64").reshape(self.bits, words)
 
+    def _read_all(self, payloads: Array, n: int) -> tuple[Array, Array]:
+        """Return the views of `_read` of several payloads: [payloads, kinds, buckets] and [payloads, bits, words]."""
+        check_size(self, payloads[0], n, 1)
+        view, (buckets, end, start, words) = kernels.beside(payloads).arrays.view, self._layout(n)
+        numbers, planes = view(payloads[:, :end], "float32"), view(payloads[:, start:], "uint64")
+        return numbers.reshape(len(payloads), self.numbers, buckets), planes.reshape(len(payloads), self.bits, words)
+
     def _write(self, payload: Bytes, n: int) -> tuple[Array, Array]:
         """Clear the gap behind the numbers, and return the views of `_read` to write to."""
         numbers, planes = self._read(payload, n, 1)
         _, end, start, _ = self._layout(n)
-        payload[end:start] = 0
+        if end < start:
+            payload[end:start] = 0
         return numbers, planes
 
     def _layout(self, n: int) -> tuple[int, int, int, int]:

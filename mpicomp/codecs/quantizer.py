@@ -26,7 +26,16 @@ import numpy as np
 from collectives.annotations import Array, Bytes, Words, override
 from mpicomp import kernels
 from mpicomp.codecs import rans
-from mpicomp.codecs.base import Draw, EchoCodec, Finite, SpreadingCodec, VariableCodec, check_size, checked
+from mpicomp.codecs.base import (
+    AveragingCodec,
+    Draw,
+    EchoCodec,
+    Finite,
+    SpreadingCodec,
+    VariableCodec,
+    check_size,
+    checked,
+)
 from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, integer
 from mpicomp.kernels.cpu.quantizer import POWERS
@@ -35,7 +44,7 @@ MOST_LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec):
+class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCodec):
     """Randomized quantization of float32 or float64 values.
 
     Parameters
@@ -165,6 +174,12 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec):
         kernel = kernels.beside(out).quantizer
         work = np.empty(kernel.WORDS, np.uint64)
         kernel.decode(planes, self.bucket, scales, self.levels, self._negative, work, out, adding)
+
+    @override
+    def mean(self, payloads: Array, mean: Array) -> Finite:
+        numbers, planes = self._read_all(payloads, len(mean))
+        average = kernels.beside(mean).quantizer.mean
+        return average(planes, self.bucket, numbers[:, 0], self.levels, self._negative, mean)
 
     def to_fixed(self, payload: Bytes, n: int, fixed: Bytes) -> None:
         """Recode a payload of `n` elements on the host: overwrite `fixed`, a payload of fixed codes."""

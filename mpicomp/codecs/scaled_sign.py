@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Draw, Finite, ResidualCodec, SpreadingCodec, checked
+from mpicomp.codecs.base import AveragingCodec, Draw, Finite, ResidualCodec, SpreadingCodec, checked
 from mpicomp.codecs.bucketed import Bucketed, count, kind_of, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
@@ -27,7 +27,7 @@ _ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))} 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides(Bucketed, ResidualCodec, SpreadingCodec):
+class _Sides(Bucketed, ResidualCodec, SpreadingCodec, AveragingCodec):
     """Base of codecs that send, for each bucket, the value of its upper and of its lower side."""
 
     @abstractmethod
@@ -54,6 +54,11 @@ class _Sides(Bucketed, ResidualCodec, SpreadingCodec):
     def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         numbers, planes = self._read(payload, len(out), weight)
         kernels.beside(out).bucketed.spread(planes[0], numbers, self.bucket, out, adding)
+
+    @override
+    def mean(self, payloads: Array, mean: Array) -> Finite:
+        numbers, planes = self._read_all(payloads, len(mean))
+        return kernels.beside(mean).bucketed.mean_of_sides(planes[:, 0], numbers, self.bucket, mean)
 
 
 @dataclass(frozen=True, slots=True)

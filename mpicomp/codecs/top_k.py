@@ -25,6 +25,7 @@ from collectives.annotations import AnyArray, Array, Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import (
+    AveragingCodec,
     Draw,
     EchoCodec,
     Finite,
@@ -47,6 +48,9 @@ _FLOATS = {4: np.float32, 8: np.float64}
 _INFINITY = {4: 0x7F800000, 8: 0x7FF0000000000000}
 _POWERS = powers_of_two(32, np.uint32)
 _HEADER = 32
+# Elements of a chunk up to which a device encodes by one kernel, and up to which it decodes and averages by one kernel
+# if at most so many of each are kept: other shapes are faster in several passes.
+_ENCODED_AT_ONCE, _AVERAGED_AT_ONCE, _KEPT_AT_ONCE = 128, 2048, 4
 
 
 def kept(n: int, chunk: int, keep: int) -> int:
@@ -157,7 +161,7 @@ def unpack_indices(planes: Array, indices: Array) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(ResidualCodec, SpreadingCodec):
+class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
     """Sends the largest magnitudes of each chunk; all other elements decode to 0. For float32 and float64 values.
 
     Parameters
@@ -224,15 +228,28 @@ class TopK(ResidualCodec, SpreadingCodec):
 
     @override
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
+        if self._encodes_at_once(values):
+            return self._encode_at_once(values, None, payload, None)
         return self._encode(values, None, payload, None)[1]
 
     @override
     def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
+        if self._encodes_at_once(values):
+            return self._encode_at_once(values, residual, payload, left)
         indices, finite = self._encode(values, residual, payload, left)
         on, sent = kernels.beside(values), self._parts(payload, len(values), 1)[0]
         taken = on.arrays.convert(-sent, left.dtype)
         on.sparse.spread_chunks(taken, indices, self.elements, self.keep, left, True)
         return finite
+
+    def _encodes_at_once(self, values: Array) -> bool:
+        """Return whether a device selects, packs and subtracts in one launch."""
+        return not isinstance(values, np.ndarray) and self.keep == 1 and self.elements <= _ENCODED_AT_ONCE
+
+    def _encode_at_once(self, values: Array, residual: Array | None, payload: Bytes, left: Array | None) -> Finite:
+        """Encode p = values + residual on a device; `left`, if given, is overwritten with p less the values sent."""
+        parts = self._parts(payload, len(values), 1)
+        return kernels.beside(values).top_k.encode(values, residual, left, self.elements, *parts)
 
     def _encode(
         self, values: Array, residual: Array | None, payload: Bytes, left: Array | None
@@ -263,6 +280,20 @@ class TopK(ResidualCodec, SpreadingCodec):
             chosen = on.arrays.xp.nan_to_num(chosen, nan=0, posinf=0, neginf=0)
             chosen = on.arrays.convert(on.arrays.xp.clip(chosen, -FLOAT32_MAX, FLOAT32_MAX), out.dtype)
         on.sparse.spread_chunks(chosen, indices, self.elements, self.keep, out, adding)
+
+    @override
+    def mean(self, payloads: Array, mean: Array) -> Finite:
+        on, n = kernels.beside(mean), len(mean)
+        if self.keep > _KEPT_AT_ONCE or self.elements > _AVERAGED_AT_ONCE or self.double != (mean.itemsize == 8):
+            for rank, payload in enumerate(payloads):
+                self._spread(payload, mean, 1, adding=rank > 0)
+            on.arrays.divide(mean, len(payloads))
+            return on.sign.all_finite(mean)
+        check_size(self, payloads[0], n, 1)
+        end, start, bits, words = self._layout(n)
+        chosen = on.arrays.view(payloads[:, :end], "float64" if self.double else "float32")
+        planes = on.arrays.view(payloads[:, start:], "uint64").reshape(len(payloads), bits, words)
+        return on.top_k.mean(chosen, planes, self.elements, self.keep, mean)
 
     def _parts(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
         """Return views of the values and of the planes."""

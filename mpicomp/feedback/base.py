@@ -355,7 +355,12 @@ class FiniteFlag:
             self._is_known = False
 
     def clear_unless(self, finite: Any) -> None:
-        """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels."""
+        """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels.
+
+        finite : None where the caller does not know it.
+        """
+        if finite is None:
+            return
         if isinstance(finite, bool):
             if not finite:  # only ever cleared: other threads do the same
                 self._is_set = False

@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, Doubles, Testable, override
 from collectives.arrays import Device, after_copy
-from mpicomp.codecs.base import Codec, out_of_range, redraws
+from mpicomp.codecs.base import Codec, Finite, averages, out_of_range, redraws
 from mpicomp.codecs.bucketed import count
 from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
@@ -191,9 +191,11 @@ class GatheredCodes(Codes):
 
     @override
     def decode(self, piece: int) -> Testable | None:
-        payloads = self._payloads
-        of_all_ranks = payloads.there[piece :: len(self._cuts)]
-        return self._results.write(self._cuts[piece], partial(take_mean, payloads.codec, of_all_ranks))
+        payloads, codec, of_rank = self._payloads, self._payloads.codec, len(self._cuts)
+        if averages(codec) and not self.on_host:
+            rows = payloads.rows(piece, of_rank)
+            return self._results.write(self._cuts[piece], lambda mean, _: codec.mean(rows, mean))
+        return self._results.write(self._cuts[piece], partial(take_mean, codec, payloads.there[piece::of_rank]))
 
 
 class OwnedCodes(Codes):
@@ -253,9 +255,11 @@ class OwnedCodes(Codes):
     @override
     def decode(self, piece: int) -> Testable | None:
         cut, codec, payload = self._cuts[piece], self._means.codec, self._means.there[piece]
-        decode = partial(codec.decode, payload, weight=self._ranks)
+        decode: Callable[[Array], Finite] = partial(codec.decode, payload, weight=self._ranks)
         if redraws(codec):
             decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(cut))
+        elif averages(codec) and not self.on_host:
+            decode = partial(codec.mean, payload.view(1, -1))  # which also looks for values that are not finite
         self._means.deliver(piece)
         return self._results.write(cut, lambda out, _: decode(out))
 

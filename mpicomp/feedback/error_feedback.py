@@ -229,13 +229,17 @@ class FeedbackEncoder:
 
 
 @QUIET
-def take_mean(codec: Codec, payloads: Sequence[Array], mean: Array, decoded: Array) -> None:
-    """Overwrite `mean` with the mean of decoded payloads, added up in their order; `decoded` is overwritten too."""
+def take_mean(codec: Codec, payloads: Sequence[Array], mean: Array, decoded: Array | None) -> None:
+    """Overwrite `mean` with the mean of decoded payloads, added up in their order.
+
+    decoded : like mean, overwritten too; None on a device, where memory is allocated as it is needed.
+    """
     codec.decode(payloads[0], mean, weight=1)
     if adds_decoded(codec):  # in one pass, or touching few elements
         for payload in payloads[1:]:
             codec.add(payload, mean)
     else:
+        decoded = mean.new_empty(len(mean)) if decoded is None else decoded
         for payload in payloads[1:]:
             codec.decode(payload, decoded, weight=1)
             mean += decoded

@@ -13,7 +13,7 @@ from collectives.annotations import Array, Bytes, Testable
 from collectives.arrays import Device, after_copy
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec
+from mpicomp.codecs.base import Codec, Finite
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.feedback.base import FiniteFlag, compute_type, narrow_into, words_of
 from mpicomp.feedback.mirror import Mirror
@@ -22,8 +22,10 @@ QUIET = np.errstate(over="ignore", invalid="ignore")
 """NumPy does not warn of values that are not finite: the ranks look for them and report them."""
 FLAG_BYTES = 16  # in front of a payload on a device: copies begin at multiples of 16
 ALIGNMENT = 64  # bytes that each payload begins at a multiple of
-Decode = Callable[[Array, Array], object]
-"""Overwrites a piece of the result, float32 or float64, and as many elements of scratch."""
+Decode = Callable[[Array, Array], Finite]
+"""Overwrites a piece of the result, float32 or float64, and on the host as many elements of scratch.
+
+It returns whether the result is finite, or None where it does not know."""
 
 
 def buffers(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Bytes]:
@@ -85,6 +87,16 @@ class Payloads:
         self._recoder: Array = None if self.codec is codec else codec
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
+
+    def rows(self, piece: int, of_rank: int) -> Array:
+        """Return the payloads of a piece of all ranks on a device as rows: uint8[ranks, nbytes].
+
+        piece : number of the first rank's. of_rank : pieces of each rank, as long as those of the first.
+        """
+        spans = self._spans[piece::of_rank]
+        first, last = spans[0], spans[-1]
+        step = spans[1].start - first.start if len(spans) > 1 else ALIGNMENT
+        return self._mirror.there[first.start : last.stop].unfold(0, first.stop - first.start, step)
 
     def fetch(self, piece: int) -> Testable | None:
         """Copy a payload and its flag to `host`; returns a handle, or None where they are there."""
@@ -163,10 +175,9 @@ class Results:
         if self._on_host:
             part, decoded = self.scratch.mean[:n] if self._narrow else out, self.scratch.decoded[:n]
         else:
-            part = out.new_empty(n, dtype=self._wide) if self._narrow else out
-            decoded = part.new_empty(n)
-        decode(part, decoded)
+            part, decoded = out.new_empty(n, dtype=self._wide) if self._narrow else out, None
+        finite = self.finite.check(decode, part, decoded)
         if self._narrow:
             self.finite.check(narrow_into, part, self._dtype, words_of(self._device, out))
-        else:
+        elif finite is None:
             self.finite.check(kernels.beside(out).sign.all_finite, out)

@@ -133,6 +133,23 @@ def write(pointer, start, n, values, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def mean_of(total, ranks):
+    """Sums divided by the number of ranks, rounded once."""
+    if total.dtype == tl.float64:
+        return total / tl.cast(ranks, tl.float64)
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return tl.div_rn(total, tl.cast(ranks, tl.float32))
+
+
+@triton.jit
+def keep_mean(total, ranks, mean, start, n, finite, WIDTH: tl.constexpr):
+    """Overwrite WIDTH elements of a mean, given sums; finite : 0 is written where not all of it is."""
+    value = mean_of(total, ranks)
+    write(mean, start, n, value, WIDTH)
+    tl.store(finite, 0, mask=tl.max((value - value != 0).to(tl.int32)) > 0)
+
+
+@triton.jit
 def read_bits(words, start, n, WIDTH: tl.constexpr):
     """Bits of WIDTH elements from `start` on, a multiple of 64, as bool; false from element n on, up to its word."""
     word = start // 64 + tl.arange(0, WIDTH // 64)

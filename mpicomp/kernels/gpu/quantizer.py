@@ -15,36 +15,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpicomp.kernels.cpu.quantizer import WORDS
-from mpicomp.kernels.gpu.bucketed import L2, as_float32, bucket_of, norms
-from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, read, to_words, write
+from mpicomp.kernels.gpu.bucketed import (
+    LINF,
+    as_float32,
+    buckets_of_rows,
+    magnitudes,
+    norms,
+    of_elements,
+    of_magnitude,
+    rows_of_program,
+    warps_of,
+)
+from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, keep_mean, read, to_words, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
 from mpicomp.kernels.gpu.planes import read_planes
+from mpicomp.kernels.gpu.sums import SQUARES, sums_of_buckets, total_at
 
-__all__ = ["WORDS", "decode", "dequantize", "encode", "quantize"]
+__all__ = ["WORDS", "decode", "dequantize", "encode", "mean", "quantize"]
 
 WIDTH = 1024  # elements of a program
 ONE_OF_2_32 = tl.constexpr(2.0**-32)
 
 
 @triton.jit
-def _scales_kernel(found, buckets, scales, finite, SQUARED: tl.constexpr, WIDTH: tl.constexpr):
-    """Norms as scales; finite : 0 is written where one is not."""
-    bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    norm = tl.load(found + bucket, mask=bucket < buckets, other=0)
-    if SQUARED:
-        norm = tl.sqrt(norm)
-    tl.store(scales + bucket, as_float32(norm), mask=bucket < buckets)
-    tl.store(finite, 0, mask=tl.max((norm - norm != 0).to(tl.int32)) > 0)
-
-
-@triton.jit
-def _ratios_kernel(scales, levels, buckets, ratios, WIDTH: tl.constexpr):
-    """Levels in one unit of each bucket."""
-    bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    scale = tl.load(scales + bucket, mask=bucket < buckets, other=0).to(tl.float64)
+def _ratio_of(scale, levels):
+    """Levels in one unit of a bucket's scale."""
     positive = scale > 0
-    ratio = tl.cast(levels, tl.float64) / tl.where(positive, scale, 1)
-    tl.store(ratios + bucket, tl.where(positive, ratio, 0), mask=bucket < buckets)
+    ratio = tl.cast(levels, tl.float64) / tl.where(positive, scale, 1).to(tl.float64)
+    return tl.where(positive, ratio, 0)
 
 
 @triton.jit
@@ -55,10 +53,9 @@ def _unit_of(scale, levels):
 
 
 @triton.jit
-def _units_kernel(scales, levels, buckets, units, WIDTH: tl.constexpr):
-    bucket = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    scale = tl.load(scales + bucket, mask=bucket < buckets, other=0)
-    tl.store(units + bucket, _unit_of(scale, levels), mask=bucket < buckets)
+def _scales_at(scales, start, n, bucket, LONG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    number, inside, _ = buckets_of_rows(start, n, bucket, LONG, ROWS, WIDTH)
+    return tl.load(scales + number, mask=inside, other=0)
 
 
 @triton.jit
@@ -79,31 +76,45 @@ def _value_of(code, unit, levels, negative):
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
 def _quantize_kernel(
-    key, first, step, source, x, n, bucket, ratios, levels, negative, codes, LONG: tl.constexpr, WIDTH: tl.constexpr
-):
+    key, first, step, source, x, n, bucket, scales, levels, negative, codes, LONG: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    place = tl.arange(0, WIDTH)
-    at = start + place
     v = read(x, start, n, WIDTH)
-    ratio = tl.load(ratios + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
+    ratio = of_elements(_ratio_of(_scales_at(scales, start, n, bucket, LONG, ROWS, WIDTH), levels), WIDTH)
     uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH)
     write(codes, start, n, _drawn_code(v, ratio, uniform, levels, negative).to(tl.uint8), WIDTH)
 
 
-@triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
+@triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative", "mask"])
 def _encode_kernel(
-    key, first, step, source, x, n, bucket, ratios, units, levels, negative, sent, bits, words, planes,
-    LONG: tl.constexpr, WIDTH: tl.constexpr,
+    key, first, step, source, x, n, bucket, mask, sums, blocks, buckets, scales, levels, negative, sent, bits, words,
+    planes, finite, NORM: tl.constexpr, LONG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """Codes of elements, drawn by the scales of their buckets.
+
+    NORM : None where `scales` are given; else they are overwritten. sums : of the buckets' blocks, or their largest
+    magnitudes; None where a program has whole buckets, whose largest magnitudes it finds.
+    """
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    place = tl.arange(0, WIDTH)
-    at = start + place
-    inside = at < n
+    inside = start + tl.arange(0, WIDTH) < n
     v = read(x, start, n, WIDTH)
-    b = bucket_of(start, place, bucket, LONG)
-    ratio = tl.load(ratios + b, mask=inside, other=0)
+    if NORM is None:
+        scale = _scales_at(scales, start, n, bucket, LONG, ROWS, WIDTH)
+    else:
+        number, _, begins = buckets_of_rows(start, n, bucket, LONG, ROWS, WIDTH)
+        if sums is None:
+            norm = of_magnitude(tl.max(tl.reshape(magnitudes(v, mask), [ROWS, WIDTH // ROWS]), axis=1))
+        else:
+            norm = total_at(sums, blocks, number, buckets)
+        if NORM == SQUARES:
+            norm = tl.sqrt(norm)
+        scale = as_float32(norm)
+        tl.store(scales + number, scale, mask=begins)
+        tl.store(finite, 0, mask=tl.max((norm - norm != 0).to(tl.int32)) > 0)
     uniform = uniforms(key, tl.cast(first, tl.int64) + start, step, source, WIDTH)
-    code = tl.where(inside, _drawn_code(v, ratio, uniform, levels, negative), 0)
+    code = _drawn_code(v, of_elements(_ratio_of(scale, levels), WIDTH), uniform, levels, negative)
+    code = tl.where(inside, code, 0)
     word = start // 64 + tl.arange(0, WIDTH // 64)
     to = planes + word
     rows = tl.reshape(code, [WIDTH // 64, 64])
@@ -111,8 +122,8 @@ def _encode_kernel(
         tl.store(to, to_words(((rows >> j) & 1) != 0), mask=word < words)
         to += words
     if sent is not None:
-        unit = tl.load(units + b, mask=inside, other=0)
-        write(sent, start, n, _value_of(code, unit, levels, negative).to(sent.dtype.element_ty), WIDTH)
+        value = _value_of(code, of_elements(_unit_of(scale, levels), WIDTH), levels, negative)
+        write(sent, start, n, value.to(sent.dtype.element_ty), WIDTH)
 
 
 @triton.jit
@@ -125,35 +136,43 @@ def _write(values, out, start, n, ADDING: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["levels", "negative"])
 def _dequantize_kernel(
-    codes, n, bucket, units, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr, WIDTH: tl.constexpr
-):
-    start = tl.program_id(0).to(tl.int64) * WIDTH
-    place = tl.arange(0, WIDTH)
-    at = start + place
-    code = read(codes, start, n, WIDTH).to(tl.int32)
-    unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
-    _write(_value_of(code, unit, levels, negative), out, start, n, ADDING, WIDTH)
-
-
-@triton.jit(do_not_specialize=["levels", "negative"])
-def _decode_kernel(
-    planes, bits, words, n, bucket, units, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr,
+    codes, n, bucket, scales, levels, negative, out, ADDING: tl.constexpr, LONG: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    place = tl.arange(0, WIDTH)
-    at = start + place
-    code = read_planes(planes, bits, words, start, n, WIDTH)
-    unit = tl.load(units + bucket_of(start, place, bucket, LONG), mask=at < n, other=0)
+    code = read(codes, start, n, WIDTH).to(tl.int32)
+    unit = of_elements(_unit_of(_scales_at(scales, start, n, bucket, LONG, ROWS, WIDTH), levels), WIDTH)
     _write(_value_of(code, unit, levels, negative), out, start, n, ADDING, WIDTH)
 
 
-def _of_buckets(kernel: Any, scales: Tensor, levels: int) -> Tensor:
-    """Run a kernel that computes a float64 number of each scale."""
-    buckets = scales.numel()
-    made = torch.empty(buckets, dtype=torch.float64, device=scales.device)
-    kernel[(triton.cdiv(buckets, WIDTH),)](scales, int(levels), buckets, made, WIDTH, **APART)
-    return made
+@triton.jit
+def _decoded(
+    planes, bits, words, start, n, bucket, scales, levels, negative, LONG: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    code = read_planes(planes, bits, words, start, n, WIDTH)
+    unit = of_elements(_unit_of(_scales_at(scales, start, n, bucket, LONG, ROWS, WIDTH), levels), WIDTH)
+    return _value_of(code, unit, levels, negative)
+
+
+@triton.jit(do_not_specialize=["levels", "negative", "ranks"])
+def _decode_kernel(
+    planes, bits, words, n, bucket, scales, levels, negative, ranks, words_of_rank, scales_of_rank, out, finite,
+    ADDING: tl.constexpr, LONG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """finite : see `keep_mean`; None: there is one rank, whose values are written or added."""
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    value = _decoded(planes, bits, words, start, n, bucket, scales, levels, negative, LONG, ROWS, WIDTH)
+    if finite is not None:
+        total = value.to(out.dtype.element_ty)
+        for _ in range(1, ranks):
+            planes += words_of_rank
+            scales += scales_of_rank
+            value = _decoded(planes, bits, words, start, n, bucket, scales, levels, negative, LONG, ROWS, WIDTH)
+            total += value.to(out.dtype.element_ty)
+        keep_mean(total, ranks, out, start, n, finite, WIDTH)
+    else:
+        _write(value, out, start, n, ADDING, WIDTH)
 
 
 def quantize(
@@ -161,11 +180,22 @@ def quantize(
     levels: int, negative: int, work: Any, codes: Tensor,
 ) -> None:  # fmt: skip
     if n := x.numel():
-        bucket, ratios = min(int(bucket), n), _of_buckets(_ratios_kernel, scales, levels)
+        bucket = min(int(bucket), n)
         _quantize_kernel[(triton.cdiv(n, WIDTH),)](
-            key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios,
-            int(levels), int(negative), codes, bucket >= WIDTH, WIDTH, **APART,
+            key_of(schedule), int(first), int(step), int(source), x, n, bucket, scales, int(levels), int(negative),
+            codes, bucket >= WIDTH, rows_of_program(bucket, scales.numel()), WIDTH, **APART,
         )  # fmt: skip
+
+
+def _norms_of(x: Tensor, bucket: int, buckets: int, norm: int | None, rows: int) -> tuple[Tensor | None, int]:
+    """Return what the norms of buckets follow from, a few numbers of each, and how many; None: a program finds them."""
+    if norm is None or (norm == LINF and rows * bucket <= WIDTH):
+        return None, 1
+    if norm != LINF:
+        return sums_of_buckets(x, None, bucket, buckets, norm, rows)
+    found = torch.empty(buckets, dtype=torch.float64, device=x.device)
+    norms(x, bucket, norm, found)
+    return found, 1
 
 
 def encode(
@@ -175,15 +205,13 @@ def encode(
     finite = finite_flag(x)
     if n := x.numel():
         bucket, buckets = min(int(bucket), n), scales.numel()
-        if norm is not None:
-            found = torch.empty(buckets, dtype=torch.float64, device=x.device)
-            norms(x, bucket, norm, found)
-            _scales_kernel[(triton.cdiv(buckets, WIDTH),)](found, buckets, scales, finite, norm == L2, WIDTH, **APART)
-        ratios = _of_buckets(_ratios_kernel, scales, levels)
-        units = None if sent is None else _of_buckets(_units_kernel, scales, levels)
+        rows = rows_of_program(bucket, buckets)
+        sums, blocks = _norms_of(x, bucket, buckets, norm, rows)
+        mask = torch.iinfo(torch.int32 if x.element_size() == 4 else torch.int64).max
         _encode_kernel[(triton.cdiv(n, WIDTH),)](
-            key_of(schedule), int(first), int(step), int(source), x, n, bucket, ratios,
-            units, int(levels), int(negative), sent, *planes.shape, planes, bucket >= WIDTH, WIDTH, **APART,
+            key_of(schedule), int(first), int(step), int(source), x, n, bucket, mask, sums, blocks, buckets, scales,
+            int(levels), int(negative), sent, *planes.shape, planes, finite, norm, bucket >= WIDTH, rows, WIDTH,
+            num_warps=warps_of(rows), **APART,
         )  # fmt: skip
     return is_set(finite)
 
@@ -192,18 +220,36 @@ def dequantize(
     codes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, out: Tensor, adding: bool
 ) -> None:
     if n := out.numel():
-        bucket, units = min(int(bucket), n), _of_buckets(_units_kernel, scales, levels)
+        bucket = min(int(bucket), n)
         _dequantize_kernel[(triton.cdiv(n, WIDTH),)](
-            codes, n, bucket, units, int(levels), int(negative), out, bool(adding), bucket >= WIDTH, WIDTH, **APART
-        )
+            codes, n, bucket, scales, int(levels), int(negative), out, bool(adding), bucket >= WIDTH,
+            rows_of_program(bucket, scales.numel()), WIDTH, **APART,
+        )  # fmt: skip
+
+
+def _decode(
+    planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, ranks: tuple[int, int, int], out: Tensor,
+    finite: Tensor | None, adding: bool,
+) -> None:  # fmt: skip
+    if n := out.numel():
+        bucket = min(int(bucket), n)
+        _decode_kernel[(triton.cdiv(n, WIDTH),)](
+            planes, *planes.shape[-2:], n, bucket, scales, int(levels), int(negative), *ranks, out, finite, adding,
+            bucket >= WIDTH, rows_of_program(bucket, scales.shape[-1]), WIDTH, **APART,
+        )  # fmt: skip
 
 
 def decode(
     planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, work: Any, out: Tensor, adding: bool
 ) -> None:
-    if n := out.numel():
-        bucket, units = min(int(bucket), n), _of_buckets(_units_kernel, scales, levels)
-        _decode_kernel[(triton.cdiv(n, WIDTH),)](
-            planes, *planes.shape, n, bucket, units, int(levels), int(negative), out, bool(adding), bucket >= WIDTH,
-            WIDTH, **APART,
-        )  # fmt: skip
+    _decode(planes, bucket, scales, levels, negative, (1, 0, 0), out, None, bool(adding))
+
+
+def mean(planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, out: Tensor) -> Tensor:
+    """Write the mean of what `decode` writes for each rank, added up in their order; returns whether it is finite.
+
+    planes : int64[ranks, bits, words]. scales : float32[ranks, buckets]. Only their rows need be contiguous.
+    """
+    finite, ranks = finite_flag(out), (len(planes), planes.stride(0), scales.stride(0))
+    _decode(planes, bucket, scales, levels, negative, ranks, out, finite, False)
+    return is_set(finite)

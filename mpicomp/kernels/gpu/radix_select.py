@@ -55,15 +55,26 @@ def load_rows(x, residual, left, start, column, length, n, ALIGNED: tl.constexpr
         start, length = start // 4 * 4, length // 4 * 4  # as they are: so the compiler knows
     at = start[:, None] + column
     inside = column < length
-    if tl.max(start) + length <= n:
+    if tl.max(start) + length <= n:  # noqa: SIM108 - both sides of an expression would be computed
         v = load(x, residual, at, inside)
-        if left is not None:
-            tl.store(left + at, v, mask=inside)
     else:
         v = load(x, residual, at, inside & (at < n))
-        if left is not None:
-            tl.store(left + at, v, mask=inside & (at < n))
+    if left is not None:
+        keep_rows(left, v, start, column, length, n, ALIGNED)
     return v
+
+
+@triton.jit
+def keep_rows(out, v, start, column, length, n, ALIGNED: tl.constexpr):
+    """Overwrite rows, `length` elements each from `start` on; parameters as in `load_rows`."""
+    if ALIGNED:
+        start, length = start // 4 * 4, length // 4 * 4
+    at = start[:, None] + column
+    inside = column < length
+    if tl.max(start) + length <= n:
+        tl.store(out + at, v, mask=inside)
+    else:
+        tl.store(out + at, v, mask=inside & (at < n))
 
 
 # Long chunks ----------------------------------------------------------------------------------------------------------

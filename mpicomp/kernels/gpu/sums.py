@@ -6,10 +6,12 @@ and so are sums of blocks.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L2
 from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, number
 
@@ -20,6 +22,7 @@ TURN = tl.constexpr(256)
 STAGES = tl.constexpr(4)  # turns under way
 SHORT = 512  # elements of a bucket of which several share a program
 TOTALS = 32  # stretches of a program that adds up sums of blocks
+FEW = 64  # sums of a bucket's blocks that whatever needs their total adds up itself
 
 
 @triton.jit
@@ -135,3 +138,36 @@ def add_blocks(sums: Tensor, blocks: int, totals: Tensor) -> None:
     """Add up the sums of each bucket's blocks. sums : float64[buckets * blocks]; totals : float64, overwritten."""
     buckets = totals.numel()
     _totals_kernel[(triton.cdiv(buckets, TOTALS),)](sums, blocks, buckets, totals, TOTALS, num_warps=1, **APART)
+
+
+def few_sums(sums: Tensor, blocks: int, rows: int) -> tuple[Tensor, int]:
+    """Add up the sums of each bucket's blocks, unless programs with `rows` totals do; returns sums, those of a bucket.
+
+    sums : float64[buckets * blocks].
+    """
+    if blocks == 1 or (blocks <= FEW and rows == 1):
+        return sums, blocks
+    totals = torch.empty(sums.numel() // blocks, dtype=torch.float64, device=sums.device)
+    add_blocks(sums, blocks, totals)
+    return totals, 1
+
+
+def sums_of_buckets(
+    x: Tensor, other: Tensor | None, bucket: int, buckets: int, kind: int, rows: int
+) -> tuple[Tensor, int]:
+    """Return sums of squares or magnitudes of x + other for `total_at`: a few of each bucket, and how many of each."""
+    blocks = -(-bucket // streams.BLOCK)
+    sums = torch.empty(buckets * blocks, dtype=torch.float64, device=x.device)
+    block_sums(x, other, bucket, blocks, kind, sums)
+    return few_sums(sums, blocks, rows)
+
+
+@triton.jit
+def total_at(sums, blocks, number, buckets):
+    """Total of each bucket, [rows], given the sums that `few_sums` returns; of one row several sums."""
+    if number.shape[0] == 1:
+        first = tl.minimum(number, buckets) * blocks
+        return total_of(sums, first, tl.minimum(number + 1, buckets) * blocks)
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        # -0 becomes 0, as by adding to 0
+        return tl.load(sums + number, mask=number < buckets, other=0) + 0.0

@@ -18,13 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from mpicomp.kernels.gpu.arrays import compensate
-from mpicomp.kernels.gpu.common import APART
-from mpicomp.kernels.gpu.radix_select import largest_of_long, load, load_rows, sizes
+from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, mean_of
+from mpicomp.kernels.gpu.radix_select import keep_rows, largest_of_long, load, load_rows, sizes
 
 LONGEST = 32768  # bytes of a chunk that one program holds
 TILE = 8192  # bytes of several chunks that one program holds: more take more than 100 registers
 WARPS = 8
 PIECES = 1024  # of a long chunk that one program compares at a time
+FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 @triton.jit
@@ -176,3 +177,111 @@ def several(
         num_warps=warps, **APART,
     )  # fmt: skip
     return most
+
+
+# Payloads in one launch: short chunks of which few elements are kept --------------------------------------------------
+
+
+@triton.jit
+def _encode_kernel(
+    x, residual, left, n, chunk, mask, infinity, most, values, bits, words, planes, k, finite, LIMITED: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """The first of the largest magnitudes of each chunk, 64 of them, ROWS at a time: a word of each plane of places.
+
+    left : overwritten with x + residual without the values sent, or None. LIMITED : whether values are rounded to
+    float32, which `most` bounds. A float32 behind an odd number of values becomes 0.
+    """
+    word = tl.program_id(0).to(tl.int64)
+    column, plane = tl.arange(0, WIDTH)[None, :], tl.arange(0, 8)
+    packed = tl.zeros([8], tl.int64)
+    for turn in range(0, 64, ROWS):
+        of_word = turn + tl.arange(0, ROWS).to(tl.int64)
+        row = word * 64 + of_word
+        start = row * chunk
+        length = tl.maximum(tl.minimum(chunk, n - start), 0)
+        v = load_rows(x, residual, None, start, column, chunk, n, ALIGNED)
+        size = sizes(v, column < length.to(tl.int32)[:, None], mask)
+        top = tl.max(size, axis=1)
+        tl.store(finite, 0, mask=tl.max(top) >= infinity)
+        at = tl.min(tl.where(size == top[:, None], column, WIDTH), axis=1)
+        some = start < n
+        sent = load(x, residual, start + at, some)
+        if LIMITED:
+            sent = tl.where(sent > most, most, tl.where(sent < -most, -most, sent)).to(tl.float32)
+        tl.store(values + row, sent, mask=some)
+        if left is not None:
+            taken = (column == at[:, None]) & (sent - sent == 0)[:, None]
+            rest = v + (sent * -1).to(v.dtype)[:, None]
+            keep_rows(left, tl.where(taken, rest, v), start, column, chunk, n, ALIGNED)
+        marked = ((at[None, :] >> plane[:, None]) & 1) & some[None, :].to(tl.int32)
+        packed += tl.sum(marked.to(tl.int64) << of_word[None, :], axis=1)
+    tl.store(planes + plane * words + word, packed, mask=plane < bits)
+    if values.dtype.element_ty == tl.float32:
+        tl.store(values + k, 0.0, mask=(k % 2 == 1) & (word == words - 1))
+
+
+def encode(x: Tensor, residual: Tensor | None, left: Tensor | None, chunk: int, values: Tensor, planes: Tensor) -> Any:
+    """Overwrite the values and the planes of a payload that keeps one element of each chunk, of at most 128.
+
+    x, residual, left, chunk : as in `largest`; but `left` lacks the values sent. values : float32[chunks] or, for
+    float64, float64[chunks]; what fills the payload up to the planes is cleared. planes : int64[bits, words]. Returns
+    whether all of x + residual is finite.
+    """
+    finite = finite_flag(x)
+    if n := x.numel():
+        mask, infinity = (0x7FFFFFFF, 0x7F800000) if x.element_size() == 4 else (2**63 - 1, 0x7FF0000000000000)
+        width, (bits, words) = triton.next_power_of_2(chunk), planes.shape
+        rows = min(64, max(1, TILE // (width * x.element_size())))
+        _encode_kernel[(words,)](
+            x, residual, left, n, chunk, mask, infinity, FLOAT32_MAX, values, bits, words, planes, values.numel(),
+            finite, x.element_size() > values.element_size(), rows, width, chunk % 4 == 0, num_warps=WARPS, **APART,
+        )  # fmt: skip
+    return is_set(finite)
+
+
+@triton.jit(do_not_specialize=["ranks"])
+def _mean_kernel(
+    values, planes, values_of_rank, words_of_rank, ranks, bits, words, k, chunk, keep, n, mean, finite,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """The mean of the ranks' elements, which they keep `keep` of in each chunk; ROWS chunks."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start = row * chunk
+    length = tl.maximum(tl.minimum(chunk, n - start), 1)
+    column = tl.arange(0, WIDTH)[None, :]
+    total = tl.zeros([ROWS, WIDTH], mean.dtype.element_ty)
+    for rank in range(0, ranks):
+        for e in range(0, keep):
+            j = row * keep + e
+            inside = (j < k) & (start < n)
+            place = tl.zeros([ROWS], tl.int64)
+            plane = planes + (j >> 6)
+            for b in range(bits):
+                place |= ((tl.load(plane, mask=inside, other=0) >> (j & 63)) & 1) << b
+                plane += words
+            v = tl.load(values + j, mask=inside, other=0)
+            here = (column == tl.minimum(place, length - 1)[:, None]) & (inside & (v - v == 0))[:, None]
+            # the first rank's value is written, and not added to 0, which would change the sign of a zero
+            total = tl.where(here, tl.where(rank > 0, total + v[:, None], v[:, None]), total)
+        values += values_of_rank
+        planes += words_of_rank
+    value = mean_of(total, ranks)
+    keep_rows(mean, value, start, column, chunk, n, ALIGNED)
+    tl.store(finite, 0, mask=tl.max(tl.max((value - value != 0).to(tl.int32), axis=1)) > 0)
+
+
+def mean(values: Tensor, planes: Tensor, chunk: int, keep: int, out: Tensor) -> Tensor:
+    """Write the mean of what `sparse.spread_chunks` writes for each rank, added up in their order.
+
+    values : like out, [ranks, k]. planes : int64[ranks, bits, words], of places within chunks. Only their rows need be
+    contiguous. Returns whether the mean is finite.
+    """
+    finite, (ranks, bits, words) = finite_flag(out), planes.shape
+    if n := out.numel():
+        rows, width, warps = _tile(out, chunk)
+        _mean_kernel[(triton.cdiv(-(-n // chunk), rows),)](
+            values, planes, values.stride(0), planes.stride(0), ranks, bits, words, values.shape[1], chunk, keep, n,
+            out, finite, rows, width, chunk % 4 == 0, num_warps=warps, **APART,
+        )  # fmt: skip
+    return is_set(finite)

@@ -36,18 +36,21 @@ BUDGETS: dict[Any, tuple[int, int, int]] = {
     # norms are exchanged before signs are drawn; factors of signs and of the result
     mpicomp.SSDM(): (3, 2, 3),
     mpicomp.SSDM(momentum=0.9): (3, 2, 3),
-    # scales take a pass of their own, every rank's codes are decoded and added; whether the result is finite crosses
-    mpicomp.QSGD(bucket=64): (13, 2, 1),
-    mpicomp.QSGD(bucket=64, coding="entropy"): (13, 2, 1),
-    mpicomp.ECQSGD(alpha=0.1, bucket=64): (14, 2, 1),
-    OneBitSGD(): (8, 2, 1),
-    mpicomp.TopKSGD(rate=10): (14, 2, 1),
-    mpicomp.LocalTopK(rate=10): (16, 2, 1),
-    # and scales are exchanged first
-    TernGrad(): (16, 3, 2),
-    # owners' codes are decoded
-    DoubleSqueeze(): (6, 2, 1),
-    mpicomp.MemSGD(): (6, 2, 1),
+    # buckets longer than a program, and sums of squares or sides, take a pass of their own before the codes
+    mpicomp.QSGD(bucket=64): (2, 2, 1),
+    mpicomp.QSGD(bucket=64, coding="entropy"): (2, 2, 1),
+    OneBitSGD(): (3, 2, 1),
+    mpicomp.TopKSGD(rate=10): (2, 2, 1),
+    mpicomp.LocalTopK(rate=10): (2, 2, 1),
+    # chunks of more than 128 elements: places are selected, packed, and subtracted
+    mpicomp.LocalTopK(rate=10, chunk=200): (25, 2, 1),
+    # the residual is added before, and taken up after the codes
+    mpicomp.ECQSGD(alpha=0.1, bucket=64): (5, 2, 1),
+    # scales are exchanged before, and an odd number of them is padded
+    TernGrad(): (8, 3, 2),
+    # an odd number of scales is padded; owners' codes are decoded
+    DoubleSqueeze(): (4, 2, 1),
+    mpicomp.MemSGD(): (5, 2, 1),
     # places are drawn or cross; values are picked and put, zeros and the residual are written
     RandomK(10): (8, 1, 1),
     ScaleCom(10): (8, 1, 2),
@@ -61,6 +64,10 @@ ONE_OF_EACH = (
     mpicomp.LocalTopK(rate=10), DoubleSqueeze(), ScaleCom(10, beta=0.5), mpicomp.TrueTopK(10), RandomK(10),
     Dense(wire="bfloat16"),
 )  # fmt: skip
+
+
+# Methods whose ranks' codes are gathered: one kernel decodes and averages all of them.
+GATHERED = (mpicomp.QSGD(bucket=64), OneBitSGD(), mpicomp.LocalTopK(rate=10), TernGrad())
 
 
 def steps(comm: Communicator, method: Any, made: dict[int, FakeDevice], count: int) -> tuple[Any, ...]:
@@ -86,6 +93,13 @@ def test_kernels_and_copies_of_a_step_are_within_the_budget(method: Any, made: d
     assert len(launches) <= most[0], launches
     assert to_host <= most[1]
     assert to_device <= most[2]
+
+
+@pytest.mark.parametrize("method", GATHERED, ids=lambda method: str(method)[:60])
+def test_more_ranks_need_no_more_kernels(method: Any, made: dict[int, FakeDevice]) -> None:
+    device_at(CUDA, 1)
+    of_two, of_five = (run_local(ranks, lambda comm: steps(comm, method, made, 2), Ring())[1][1] for ranks in (2, 5))
+    assert len(of_five) == len(of_two)
 
 
 @pytest.mark.parametrize("method", ONE_OF_EACH, ids=lambda method: str(method)[:60])

@@ -72,6 +72,11 @@ def test_three_ranks_have_the_mean_of_the_cpu(method: Any) -> None:
     assert_same_as_on_cpu(method, 1300, "float32", ranks=3)
 
 
+@pytest.mark.parametrize("method", [QSGD(bucket=64), OneBitSGD(bucket=64), LocalTopK(10), DoubleSqueeze()], ids=str)
+def test_a_rank_alone_averages_nothing_but_its_own_code_of_each_piece(method: Any) -> None:
+    assert_same_as_on_cpu(method, 4000, "float32", ranks=1)
+
+
 @pytest.mark.parametrize("method", [QSGD(bucket=64), LocalTopK(10), MemSGD("two-means:bucket=64")], ids=str)
 def test_servers_average_codes_of_devices(method: Any) -> None:
     """Rank 1 encodes on a device, and the server, rank 0, on the CPU; half way they change places."""
