@@ -41,8 +41,8 @@ from tests.documents import (
 )
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / "errors.md"
-MIGRATING = DOCS / "migrating.md"
+TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", sorted(DOCS.glob("errors*.md"))
+MIGRATING, HOROVOD = DOCS / "migrating.md", DOCS / "migrating-horovod.md"
 
 # How a command names a program, and the file that declares its options.
 SOURCED = "source slurm/env.sh"
@@ -136,13 +136,15 @@ def test_commands_of_the_readme_that_start_ranks_come_after_the_environment_that
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("document", "name"), [(README, "loop.py"), (MIGRATING, "train.py")], ids=["readme", "migrating"]
+    ("document", "page", "name"),
+    [(README, README, "loop.py"), (MIGRATING, HOROVOD, "train.py")],
+    ids=["readme", "migrating"],
 )
 def test_the_first_program_of_a_page_starts_on_a_machine_with_two_cores(
-    document: Path, name: str, tmp_path: Path
+    document: Path, page: Path, name: str, tmp_path: Path
 ) -> None:
     (start,) = (block for block in blocks(document, "sh") if name in block)
-    program = next(piece for piece in pieces(document) if isinstance(piece, str))
+    program = next(piece for piece in pieces(page) if isinstance(piece, str))
     (tmp_path / name).write_text(program)
     (tmp_path / "slurm").symlink_to(PROJECT / "slurm")
     settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of the shell that runs this test
@@ -265,8 +267,10 @@ def test_the_page_of_one_bit_adam_has_its_options_and_defaults() -> None:
 
 
 def test_error_messages_are_those_of_the_code() -> None:
-    texts, found = literals(), tables(ERRORS)
-    cells = "\n".join(row[0] for head in ("error", "message", "warning") for row in found[head])
+    texts, found = literals(), [tables(page) for page in ERRORS]
+    cells = "\n".join(
+        row[0] for page in found for head in ("error", "message", "warning") for row in page.get(head, ())
+    )
     messages = inline_code(cells)
     assert len(messages) > 50
     for message in messages:
@@ -280,7 +284,7 @@ def test_error_messages_are_those_of_the_code() -> None:
 def test_every_error_of_collectives_is_described() -> None:
     kinds = {name: getattr(collectives, name) for name in collectives.__all__}
     errors = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert errors <= set(inline_code(prose(ERRORS)))
+    assert errors <= {code for page in ERRORS for code in inline_code(prose(page))}
 
 
 @pytest.mark.timeout(240)
