@@ -42,6 +42,7 @@ from tests.documents import (
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", sorted(DOCS.glob("errors*.md"))
+BENCH, TOPOLOGIES, RECORDS = DOCS / "bench.md", DOCS / "topologies.md", DOCS / "records.md"
 MIGRATING, HOROVOD = DOCS / "migrating.md", DOCS / "migrating-horovod.md"
 
 # How a command names a program, and the file that declares its options.
@@ -177,7 +178,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "document"),
     [
-        ("mpicomp bench", CHOOSING),
+        ("mpicomp bench", BENCH),
         ("mpicomp doctor", DOCS / "quickstart.md"),
         ("mpicomp trace", DOCS / "traces.md"),
         ("python -m apps.train", TRAINING),
@@ -197,7 +198,7 @@ def test_defaults_of_the_command_lines_are_as_described() -> None:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     for document, program, defaults in (
-        (CHOOSING, "mpicomp bench", parser.parse_args([])),
+        (BENCH, "mpicomp bench", parser.parse_args([])),
         (TRAINING, "python -m apps.train", train_options.parse([])),
     ):
         cells = {row[0].strip("`"): row[1].strip("`") for row in rows(document) if row[1].startswith("`")}
@@ -230,14 +231,14 @@ def test_the_page_of_gpus_names_the_methods_that_do_not_encode_there() -> None:
 
 
 def test_all_topologies_are_named() -> None:
-    cells = [row[0] for row in rows(CHOOSING)]
+    cells = [row[0] for row in rows(TOPOLOGIES)]
     for name in (*collectives.TOPOLOGIES, "auto", "mpi"):
         assert f"`{name}`" in cells
         assert f"`{name}`" in README.read_text()
 
 
 def test_thresholds_of_auto_are_those_of_the_code() -> None:
-    limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(CHOOSING)["payload"]}
+    limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(TOPOLOGIES)["payload"]}
     within, between = call_check.MOST_BYTES_IN_A_NODE >> 10, call_check.MOST_BYTES_BETWEEN_NODES >> 10
     assert [f"{within} KiB", f"{between} KiB"] in limits.values()
     a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
@@ -289,14 +290,14 @@ def test_every_error_of_collectives_is_described() -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("document", "command"),
+    ("part", "command"),
     [
-        (CHOOSING, ("mpicomp.cli.main", "bench", "--count", "100", "--repeats", "1")),
-        (TRAINING, ("apps.train", "--epochs", "1", "--hidden", "4")),
+        ("`mpicomp bench`", ("mpicomp.cli.main", "bench", "--count", "100", "--repeats", "1")),
+        ("`apps.train`", ("apps.train", "--epochs", "1", "--hidden", "4")),
     ],
     ids=["bench", "train"],
 )
-def test_every_field_of_the_json_lines_is_described(document: Path, command: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_field_of_the_json_lines_is_described(part: str, command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     done = subprocess.run(
         [sys.executable, "-m", *command, "--json", str(path)],
@@ -304,4 +305,5 @@ def test_every_field_of_the_json_lines_is_described(document: Path, command: tup
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     fields = {field for line in path.read_text().splitlines() for field in json.loads(line)}
-    assert fields <= set(inline_code(prose(document)))
+    described = prose(RECORDS).partition(f"## {part}\n")[2].partition("\n## ")[0]
+    assert fields <= set(inline_code(described))
