@@ -76,6 +76,11 @@ FOREIGN = {
     "--signal",
 }  # fmt: skip
 
+# Most words of a page that people read from top to bottom, and the pages that are looked up or for developers.
+MOST_WORDS = 1500
+LONG = {"performance-tables.md", "reproduce.md", "architecture.md"}
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if page.name not in LONG]
+
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
@@ -117,6 +122,12 @@ def test_commands_use_options_that_exist_and_can_be_parsed(document: Path) -> No
             train_options.parse(arguments)
         elif PROGRAMS[program] == PROGRAMS["mpicomp bench"]:
             BenchRequest.parse(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+def test_pages_of_the_docs_are_read_in_a_few_minutes(document: Path) -> None:
+    words = [word for word in prose(document).split() if re.search(r"\w", word)]  # without code and borders of tables
+    assert len(words) <= MOST_WORDS, f"{document.name} has {len(words)} words: shorten or split it"
 
 
 def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:
