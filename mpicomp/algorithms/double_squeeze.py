@@ -5,8 +5,8 @@
     result:   Q(v)
 
 The owner is a parameter server (topology "star") or, elsewhere, each rank for its part of the vector. MEM-SGD sends the
-mean itself on the second pass. Q may be biased, but must be a contraction (docs/compressors.md): the error of a step is
-added to the next step's input.
+mean itself on the second pass. Q may be biased, but must be a contraction (docs/error-feedback.md): the error of a step
+is added to the next step's input.
 
 References: Tang, Yu, Lian, Zhang, Liu, "DoubleSqueeze: parallel stochastic gradient descent with double-pass
 error-compensated compression", ICML 2019; Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.

@@ -1,4 +1,4 @@
-"""The code of the page for users of Horovod, DeepSpeed and DDP's hooks has the described results, row by row."""
+"""The code of the pages for users of Horovod, DeepSpeed and DDP's hooks has the described results, row by row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.mpi.examples import Names, run
 # On eight ranks that share two cores, loading torch's compiler takes most of a minute.
 pytestmark = pytest.mark.timeout(300)
 
-PAGE = PROJECT / "docs" / "migrating.md"
+PAGES = sorted((PROJECT / "docs").glob("migrating-*.md"))
 STEPS = 3
 
-# Expected results of a row's code, in the names of the page; `it` is its value, and x is rank + 1 everywhere.
+# Expected results of a row's code, in the names of its page; `it` is its value, and x is rank + 1 everywhere.
 MEANING = {
     "(cross.rank, cross.size)": "it == (comm.rank // comm.local_size, comm.size // comm.local_size)",
     "len(set(comm.allgather_object(comm.local_size))) == 1": "it is True",
@@ -97,14 +97,15 @@ def try_out(code: str, value: Any, names: Names) -> None:
 
 
 @pytest.mark.mpi(max_size=4)
-def test_every_row_of_the_page_runs_and_does_what_it_says(mpi_comm: MPI.Intracomm) -> None:
+def test_every_row_of_the_pages_runs_and_does_what_it_says(mpi_comm: MPI.Intracomm) -> None:
     tried = []
 
     def look(code: str, value: Any, names: Names) -> None:
         try_out(code, value, names)
         tried.append(code)
 
-    run(PAGE, look)
+    for page in PAGES:
+        run(page, look)
     assert MEANING.keys() <= set(tried)
     assert len(tried) > 70
 

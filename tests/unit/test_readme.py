@@ -41,8 +41,9 @@ from tests.documents import (
 )
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", DOCS / "errors.md"
-MIGRATING = DOCS / "migrating.md"
+TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", sorted(DOCS.glob("errors*.md"))
+BENCH, TOPOLOGIES, RECORDS = DOCS / "bench.md", DOCS / "topologies.md", DOCS / "records.md"
+MIGRATING, HOROVOD = DOCS / "migrating.md", DOCS / "migrating-horovod.md"
 
 # How a command names a program, and the file that declares its options.
 SOURCED = "source slurm/env.sh"
@@ -74,6 +75,11 @@ FOREIGN = {
     "--allow-run-as-root", "--batch", "--bind-to", "--mca", "--ntasks-per-node", "--oversubscribe", "--shm-size",
     "--signal",
 }  # fmt: skip
+
+# Most words of a page that people read from top to bottom, and the pages that are looked up or for developers.
+MOST_WORDS = 1500
+LONG = {"performance-tables.md", "reproduce.md", "architecture.md"}
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if page.name not in LONG]
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
@@ -118,6 +124,12 @@ def test_commands_use_options_that_exist_and_can_be_parsed(document: Path) -> No
             BenchRequest.parse(parser.parse_args(arguments))
 
 
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+def test_pages_of_the_docs_are_read_in_a_few_minutes(document: Path) -> None:
+    words = [word for word in prose(document).split() if re.search(r"\w", word)]  # without code and borders of tables
+    assert len(words) <= MOST_WORDS, f"{document.name} has {len(words)} words: shorten or split it"
+
+
 def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:
     pictures = [link for link in links(README) if link.endswith(".png")]
     assert pictures[0].startswith("docs/figures/cluster-")
@@ -136,13 +148,15 @@ def test_commands_of_the_readme_that_start_ranks_come_after_the_environment_that
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("document", "name"), [(README, "loop.py"), (MIGRATING, "train.py")], ids=["readme", "migrating"]
+    ("document", "page", "name"),
+    [(README, README, "loop.py"), (MIGRATING, HOROVOD, "train.py")],
+    ids=["readme", "migrating"],
 )
 def test_the_first_program_of_a_page_starts_on_a_machine_with_two_cores(
-    document: Path, name: str, tmp_path: Path
+    document: Path, page: Path, name: str, tmp_path: Path
 ) -> None:
     (start,) = (block for block in blocks(document, "sh") if name in block)
-    program = next(piece for piece in pieces(document) if isinstance(piece, str))
+    program = next(piece for piece in pieces(page) if isinstance(piece, str))
     (tmp_path / name).write_text(program)
     (tmp_path / "slurm").symlink_to(PROJECT / "slurm")
     settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of the shell that runs this test
@@ -175,7 +189,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "document"),
     [
-        ("mpicomp bench", CHOOSING),
+        ("mpicomp bench", BENCH),
         ("mpicomp doctor", DOCS / "quickstart.md"),
         ("mpicomp trace", DOCS / "traces.md"),
         ("python -m apps.train", TRAINING),
@@ -195,7 +209,7 @@ def test_defaults_of_the_command_lines_are_as_described() -> None:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     for document, program, defaults in (
-        (CHOOSING, "mpicomp bench", parser.parse_args([])),
+        (BENCH, "mpicomp bench", parser.parse_args([])),
         (TRAINING, "python -m apps.train", train_options.parse([])),
     ):
         cells = {row[0].strip("`"): row[1].strip("`") for row in rows(document) if row[1].startswith("`")}
@@ -228,14 +242,14 @@ def test_the_page_of_gpus_names_the_methods_that_do_not_encode_there() -> None:
 
 
 def test_all_topologies_are_named() -> None:
-    cells = [row[0] for row in rows(CHOOSING)]
+    cells = [row[0] for row in rows(TOPOLOGIES)]
     for name in (*collectives.TOPOLOGIES, "auto", "mpi"):
         assert f"`{name}`" in cells
         assert f"`{name}`" in README.read_text()
 
 
 def test_thresholds_of_auto_are_those_of_the_code() -> None:
-    limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(CHOOSING)["payload"]}
+    limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(TOPOLOGIES)["payload"]}
     within, between = call_check.MOST_BYTES_IN_A_NODE >> 10, call_check.MOST_BYTES_BETWEEN_NODES >> 10
     assert [f"{within} KiB", f"{between} KiB"] in limits.values()
     a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
@@ -265,8 +279,10 @@ def test_the_page_of_one_bit_adam_has_its_options_and_defaults() -> None:
 
 
 def test_error_messages_are_those_of_the_code() -> None:
-    texts, found = literals(), tables(ERRORS)
-    cells = "\n".join(row[0] for head in ("error", "message", "warning") for row in found[head])
+    texts, found = literals(), [tables(page) for page in ERRORS]
+    cells = "\n".join(
+        row[0] for page in found for head in ("error", "message", "warning") for row in page.get(head, ())
+    )
     messages = inline_code(cells)
     assert len(messages) > 50
     for message in messages:
@@ -280,19 +296,19 @@ def test_error_messages_are_those_of_the_code() -> None:
 def test_every_error_of_collectives_is_described() -> None:
     kinds = {name: getattr(collectives, name) for name in collectives.__all__}
     errors = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert errors <= set(inline_code(prose(ERRORS)))
+    assert errors <= {code for page in ERRORS for code in inline_code(prose(page))}
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("document", "command"),
+    ("part", "command"),
     [
-        (CHOOSING, ("mpicomp.cli.main", "bench", "--count", "100", "--repeats", "1")),
-        (TRAINING, ("apps.train", "--epochs", "1", "--hidden", "4")),
+        ("`mpicomp bench`", ("mpicomp.cli.main", "bench", "--count", "100", "--repeats", "1")),
+        ("`apps.train`", ("apps.train", "--epochs", "1", "--hidden", "4")),
     ],
     ids=["bench", "train"],
 )
-def test_every_field_of_the_json_lines_is_described(document: Path, command: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_field_of_the_json_lines_is_described(part: str, command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     done = subprocess.run(
         [sys.executable, "-m", *command, "--json", str(path)],
@@ -300,4 +316,5 @@ def test_every_field_of_the_json_lines_is_described(document: Path, command: tup
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     fields = {field for line in path.read_text().splitlines() for field in json.loads(line)}
-    assert fields <= set(inline_code(prose(document)))
+    described = prose(RECORDS).partition(f"## {part}\n")[2].partition("\n## ")[0]
+    assert fields <= set(inline_code(described))
