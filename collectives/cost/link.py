@@ -44,6 +44,21 @@ class LinkModel:
     ------
     ValueError
         A time is negative, a bandwidth or the group size not positive, or a number not finite.
+
+    Examples
+    --------
+    Four ranks, two on each node; the nodes are 50 us apart and share links of 10 Gbit/s:
+
+    >>> import mpicomp
+    >>> import numpy as np
+    >>> network = LinkModel(1e-6, 20e9, group_size=2, between_latency_s=50e-6, uplink_bytes_s=1.25e9)
+    >>> network.group(np.arange(4))
+    array([0, 0, 1, 1])
+    >>> network.latencies(np.array([0, 1]), np.array([1, 2]))
+    array([1.e-06, 5.e-05])
+    >>> comms = mpicomp.run_local(4, lambda comm: str(comm.select(payload_bytes=1_000_000).name), network=network)
+    >>> len(set(comms))  # all ranks select the same topology
+    1
     """
 
     latency_s: float
@@ -67,21 +82,31 @@ class LinkModel:
             raise ValueError(f"group_size must be an integer of at most 64 bits, not {shown(self.group_size)}")
 
     def group(self, ranks: Indices) -> Indices:
-        """Return the group of each rank."""
+        """Return the number of the group of each of `ranks`, from 0 on."""
         return ranks // self.group_size if self.group_size else np.zeros_like(ranks)
 
     def latencies(self, sources: Indices, destinations: Indices) -> Doubles:
-        """Return the latency of each message."""
+        """Return the latency in seconds of each message from `sources` to `destinations`, two arrays of ranks."""
         between = self.latency_s if self.between_latency_s is None else self.between_latency_s
         return np.where(self.group(sources) == self.group(destinations), self.latency_s, between)
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON."""
+        """Write the numbers as JSON to the file `path`, which is overwritten.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> LinkModel:
-        """Read a file that `save` has written.
+        """Return the network in a file that `save` or ``mpicomp advise --save`` has written.
+
+        Parameters
+        ----------
+        path : str or Path
 
         Raises
         ------
@@ -89,6 +114,15 @@ class LinkModel:
             The file cannot be read.
         ValueError
             The file does not hold a network; the message has the file, the cause and the cure in one line.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     LinkModel(5e-5, 1.25e9).save(Path(folder, "network.json"))
+        ...     LinkModel.load(Path(folder, "network.json")).bandwidth_bytes_s
+        1250000000.0
         """
         found = read_json(path, CURE, most_bytes=MOST_BYTES)
         names = sorted(field.name for field in fields(cls))

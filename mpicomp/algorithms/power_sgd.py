@@ -7,9 +7,6 @@
 
 M is a tensor as a matrix of shape (first, rest). Vectors and small matrices are averaged as they are. Both means are
 sums in full precision, so the traffic does not grow with the ranks.
-
-Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
-NeurIPS 2019, arXiv 1905.13727.
 """
 
 from __future__ import annotations
@@ -59,6 +56,11 @@ class PowerSGD(Algorithm):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
+    NeurIPS 2019 (arXiv 1905.13727).
 
     Examples
     --------

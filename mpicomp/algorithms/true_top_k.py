@@ -37,6 +37,17 @@ class TrueTopK(SharedIndices):
     ------
     ValueError
         An option is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     top_k = mpicomp.TrueTopK(rate=2, exact=True).start(comm, 4)
+    ...     gradient = [4.0, 1.0, -3.0, 0.0] if comm.rank == 0 else [2.0, 9.0, -1.0, 0.0]
+    ...     return top_k.aggregate(np.array(gradient, np.float32))
+    >>> mpicomp.run_local(2, step)[0]
+    array([3., 5., 0., 0.], dtype=float32)
     """
 
     chunk: int | None = None
