@@ -25,6 +25,7 @@ COMPRESSORS: Mapping[str, Callable[..., Codec]] = MappingProxyType(
         "random-sparsification": RandomSparsification,
     }
 )
+"""Maker of each codec for error feedback, by its name."""
 
 
 def compressor(name_or_instance: str | Codec) -> Codec:
@@ -32,6 +33,14 @@ def compressor(name_or_instance: str | Codec) -> Codec:
 
     Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``. Integers, numbers, True, False and
     None are recognized; other values are text.
+
+    Parameters
+    ----------
+    name_or_instance : str or Codec
+
+    Returns
+    -------
+    Codec
 
     Raises
     ------
@@ -42,6 +51,8 @@ def compressor(name_or_instance: str | Codec) -> Codec:
     --------
     >>> compressor("top-k:rate=50")
     TopK(rate=50, chunk=None, double=False)
+    >>> sorted(COMPRESSORS)[:3]
+    ['clip', 'one-bit', 'quantize']
     """
     if not isinstance(name_or_instance, str):
         fits = isinstance(name_or_instance, Codec) and not isinstance(name_or_instance, type)

@@ -7,8 +7,6 @@ A step of a client passes two cuts forward, and the same two back::
 
 Clients take turns, and each goes on from the weights of the one before. Activations can travel as differences to the
 last message of the same example (AQ-SGD), gradients in few bits of their largest elements alone.
-
-Reference: AQ-SGD (Wang et al., NeurIPS 2022), appendix H.6.
 """
 
 from __future__ import annotations
