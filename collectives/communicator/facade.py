@@ -398,7 +398,14 @@ class Communicator:
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
     def select(self, payload_bytes: int) -> Topology:
-        """Return the topology for a payload of this size."""
+        """Return the topology for a payload of `payload_bytes`.
+
+        Examples
+        --------
+        >>> import mpicomp
+        >>> mpicomp.run_local(4, lambda comm: comm.select(100_000_000).name, topology="torus")[0]
+        'torus'
+        """
         return self._routes.select(payload_bytes)
 
     def gathers(self, payload_bytes: int) -> bool:

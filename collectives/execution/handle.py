@@ -239,6 +239,11 @@ class Handle:
     thread. A call makes progress in these two alone, so that a rank that computes for long keeps the others waiting.
     Calls of a communicator with a progress thread advance by themselves.
 
+    Parameters
+    ----------
+    call : Call
+        The call, which the communicator or an aggregator has begun.
+
     Examples
     --------
     >>> import numpy as np
@@ -259,7 +264,12 @@ class Handle:
 
     @keep_uncompiled
     def poll(self) -> bool:
-        """Advance all calls of the thread without waiting; return True once the result is there.
+        """Advance all calls of the thread without waiting.
+
+        Returns
+        -------
+        bool
+            True once the result is there.
 
         Raises
         ------
@@ -283,7 +293,18 @@ class Handle:
 
     @keep_uncompiled
     def wait(self) -> Any:
-        """Wait for the end of the call and return its result; raises the same errors as `poll`."""
+        """Wait for the end of the call.
+
+        Returns
+        -------
+        object
+            The result of the call, such as an array.
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed, NonFiniteGradient
+            As of `poll`.
+        """
         call = self._call
         try:
             if call.group.trace is not None and not call.done and call.wait_name is not None:
@@ -410,7 +431,7 @@ class Traffic:
         self.started = self.ended = 0.0
 
     def add(self, other: Traffic) -> None:
-        """Add the cost of another call."""
+        """Add the cost of the calls that `other` counts."""
         self.calls += other.calls
         self.bytes_sent += other.bytes_sent
         self.messages += other.messages

@@ -23,7 +23,7 @@ Work = Callable[[int], Testable | None]
 class MessageModel:
     """Sizes and route of the messages that a method sends for a vector.
 
-    Attributes
+    Parameters
     ----------
     nbytes : callable
         ``nbytes(n_elements, weight)``: bytes of a message of that many elements, which combines `weight` ranks.
@@ -35,6 +35,13 @@ class MessageModel:
         Route of the payload over any topology except a star; None: the communicator's topology.
     decoded_once : bool
         The payloads that an all-gather brings are parts of one vector, which is decoded once; False: each is a vector.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> model = mpicomp.Marsit().message_model(1_000_000, "float32", ranks=4, piece_bytes=65_536)
+    >>> model.nbytes(4096, 2)  # of 4096 elements from 2 ranks
+    512
     """
 
     nbytes: Callable[[int, int], int]

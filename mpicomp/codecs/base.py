@@ -351,7 +351,26 @@ def checked(finite: Finite) -> Finite:
 
 
 def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
-    """Raise ValueError unless the payload has the size that `n` elements need."""
+    """Raise ValueError unless the payload has the size that `n` elements need.
+
+    Parameters
+    ----------
+    codec : Codec
+    payload : uint8
+    n : int
+        Number of elements.
+    weight : int
+        Number of ranks that contributed.
+
+    Examples
+    --------
+    >>> from mpicomp.codecs import Sign
+    >>> check_size(Sign(), np.zeros(16, np.uint8), n=100, weight=1)
+    >>> check_size(Sign(), np.zeros(16, np.uint8), n=10, weight=1)
+    Traceback (most recent call last):
+        ...
+    ValueError: Sign(): a payload of 10 elements has 8 bytes, this one 16: it is damaged
+    """
     expected, found = codec.nbytes(n, weight), len(payload)
     if found != expected:
         raise ValueError(f"{codec}: a payload of {n} elements has {expected} bytes, this one {found}: it is damaged")

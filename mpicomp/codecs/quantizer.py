@@ -271,8 +271,10 @@ class Ternary(Quantizer):
     ----------
     bucket, coding
         As in `Quantizer`.
-    levels, norm
-        1 and "linf".
+    levels : int
+        Always 1.
+    norm : str
+        Always "linf".
 
     Raises
     ------

@@ -64,7 +64,7 @@ class StepInput(Protocol):
 class Problem(NamedTuple):
     """Reason why a step fails on all ranks.
 
-    Attributes
+    Parameters
     ----------
     ranks : tuple of int
         Ranks whose numbers are not finite; empty: a sum or scale has overflowed.
@@ -72,6 +72,11 @@ class Problem(NamedTuple):
         Name of the quantity that overflowed, such as "the scale"; empty: the vector itself.
     out_of_range : str
         End of the sentence about finite numbers that the codec cannot represent; empty: not the reason.
+
+    Examples
+    --------
+    >>> Problem(ranks=(1,))
+    Problem(ranks=(1,), quantity='', out_of_range='')
     """
 
     ranks: tuple[int, ...] = ()
@@ -92,6 +97,17 @@ class Residual:
     dtype : dtype
     kind : "mean" or "owner"
         The pending error is the mean of the ranks' vectors, or each element is pending on the rank that owns it.
+
+    Examples
+    --------
+    >>> residual = Residual(HOST_DEVICE, n=2, dtype=np.float32)
+    >>> residual.following[:] = 0.5
+    >>> residual.commit()
+    >>> residual.saved().tolist()
+    [0.5, 0.5]
+    >>> residual.undo()
+    >>> residual.current.tolist()
+    [0.0, 0.0]
     """
 
     def __init__(self, device: Device, n: int, dtype: DTypeLike, kind: StateKind = "mean") -> None:
@@ -431,12 +447,28 @@ def narrow_into(values: Array, dtype: str, out: Array) -> Any:
 
 
 def bad_ranks(marks: Any) -> tuple[int, ...]:
-    """Return the ranks whose mark, in bool[ranks], is set."""
+    """Return the ranks whose mark is set.
+
+    Parameters
+    ----------
+    marks : bool[ranks]
+
+    Examples
+    --------
+    >>> bad_ranks(np.array([False, True, True]))
+    (1, 2)
+    """
     return tuple(int(rank) for rank in np.flatnonzero(marks))
 
 
 def compute_type(dtype: str) -> type[np.floating]:
-    """Return the type in which vectors of a type are computed."""
+    """Return the type in which vectors are computed: float32, but float64 for `dtype` "float64".
+
+    Examples
+    --------
+    >>> compute_type("bfloat16").__name__
+    'float32'
+    """
     return np.float64 if dtype == "float64" else np.float32
 
 

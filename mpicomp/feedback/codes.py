@@ -176,9 +176,14 @@ class Codes(Feedback):
 
 
 class GatheredCodes(Codes):
-    """Codes of all ranks are gathered, and decoded in rank order; parameters as in `Codes`.
+    """Codes of all ranks are gathered, and decoded in rank order.
 
-    Payloads are those of all ranks, rank by rank, each with all of its pieces.
+    Parameters
+    ----------
+    device, encoders, cuts, results
+        As in `Codes`.
+    payloads : Payloads
+        Payloads of all ranks, rank by rank, each with all of its pieces.
     """
 
     reports_when = "beside"  # only the encoding of this rank's own vector can fail

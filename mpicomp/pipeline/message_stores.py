@@ -230,7 +230,7 @@ class FileMessageStore(Store):
         self._background.sum = 0
 
     def state_dict(self) -> State:
-        """Flush, and return the stamps of all rows. The rows are in the file, which belongs to the checkpoint.
+        """Return the stamps of all rows, after `flush`. The rows are in the file, which belongs to the checkpoint.
 
         Raises
         ------

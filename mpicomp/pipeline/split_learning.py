@@ -253,7 +253,7 @@ class SplitServer(Party[Downstream, Upstream]):
         super().__init__(comm, clients, (middle,), (forward or Direct(), backward or Direct()), seed, fault)
 
     def serve(self) -> bool:
-        """Take part in the client's next step.
+        """Take part in the client's next step; `SplitClient` has an example.
 
         Batches that the client evaluates are served in between.
 

@@ -47,7 +47,23 @@ def all_gather(
 
     A method with a `feedback` class of its own is gathered round the ring over a star, too.
 
-    scales : scales of buckets that the ranks agree on before they encode.
+    Parameters
+    ----------
+    comm : Communicator
+    spec : VectorSpec
+    codec : Codec
+    rule : ErrorRule, optional
+        None: errors are lost.
+    seed : int
+        Seed of the codec's random words.
+    feedback : callable
+        Maker of the feedback; its arguments are those of `GatheredCodes`.
+    scales : SharedScales, optional
+        Scales of buckets that the ranks agree on before they encode.
+
+    Returns
+    -------
+    Parts
     """
     stream = Stream(seed, spec.vector_id, "code")
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:

@@ -150,9 +150,10 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     ...         optimizer.step()
     ...     require_same(model, comm)
     ...     assert optimizer.param_groups is sgd.param_groups and not optimizer.models_differ
-    ...     return optimizer.mode, optimizer.synchronizations, sorted(optimizer.buckets[0])
+    ...     steps = [aggregator.step for aggregator in optimizer.aggregators]
+    ...     return optimizer.mode, optimizer.synchronizations, steps, sorted(optimizer.buckets[0])
     >>> mpicomp.run_local(2, train)[0]
-    ('updates', 3, ['bias', 'weight'])
+    ('updates', 3, [3], ['bias', 'weight'])
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate: gradients that backward brings in this block are added to those that come after it.
+        """Return a context manager in which gradients accumulate: they are added to those that backward brings later.
 
         Call all ``backward()`` but the last before a step in it, on all ranks.
 
@@ -293,9 +294,10 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Step with the gradients as :meth:`synchronize` and the caller have left them, as loops for Horovod do.
+        """Return a context manager for a step with the gradients as :meth:`synchronize` and the caller have left them.
 
-        A step after :meth:`synchronize` averages nothing in any case: this block only checks that it was called.
+        Loops for Horovod step in such a block. A step after :meth:`synchronize` averages nothing in any case: this
+        block only checks that it was called.
 
         Raises
         ------
