@@ -139,7 +139,7 @@ def source_of(function: Any) -> str:
 
 
 def problems(function: Callable[..., Any], doc: str, is_method: bool) -> Iterator[str]:
-    """Give the faults of the docstring of a function or method, apart from its example."""
+    """Give the faults of the docstring of a function or method, without its example."""
     parts = sections(doc)
     expected, found = parameters_of(function), documented(parts.get("Parameters", ""))
     if "Parameters" in parts or not is_method:
