@@ -56,7 +56,7 @@ class Communicator:
     verify : bool
         Check before each collective that all ranks make the same call (a few microseconds).
     piece_bytes : int, optional
-        Longest message; None: by transport. Equal on all ranks.
+        Bytes of the longest message; None: by transport. Equal on all ranks.
     network : LinkModel, str or Path, optional
         Model of the ranks' network, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
         topology that the model of time finds fastest. The same on all ranks.

@@ -27,18 +27,18 @@ class LinkModel:
     Parameters
     ----------
     latency_s : float
-        Time from sending a byte to receiving it; messages in flight overlap.
+        Seconds from sending a byte to receiving it; messages in flight overlap.
     bandwidth_bytes_s : float
-        Bandwidth of each rank's link, in each direction.
+        Bytes per second of each rank's link, in each direction.
     overhead_s : float
-        Time per message in which the link carries nothing else.
+        Seconds per message in which the link carries nothing else.
     group_size : int or None
         Ranks 0 to group_size - 1 form the first group, and so on; None puts all ranks in one group.
     between_latency_s : float or None
-        Latency of messages between groups; None: `latency_s`.
+        Latency of messages between groups, in seconds; None: `latency_s`.
     uplink_bytes_s : float or None
-        Bandwidth that the ranks of a group share for messages to other groups, and again for messages from them; None:
-        only their own links limit them.
+        Bytes per second that the ranks of a group share for messages to other groups, and again for messages from
+        them; None: only their own links limit them.
 
     Raises
     ------
@@ -47,7 +47,7 @@ class LinkModel:
 
     Examples
     --------
-    Four ranks, two on each node; the nodes are 50 us apart and share links of 10 Gbit/s:
+    Four ranks, two on each node, which share a link of 10 Gbit/s with 50 us:
 
     >>> import mpicomp
     >>> import numpy as np

@@ -304,6 +304,8 @@ class Handle:
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed, NonFiniteGradient
             As of `poll`.
+        RuntimeError
+            The call would wait for itself, such as in a callback of the progress thread.
         """
         call = self._call
         try:

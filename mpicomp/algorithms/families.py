@@ -63,12 +63,8 @@ class SharedIndices(Algorithm):
 
     Parameters
     ----------
-    rate : int
-        Number of the vector's elements per element that is sent.
-    beta : float
-        Fraction of this step's unsent part that goes into the residual, in (0, 1]; below 1 it is a low-pass filter.
-    warmup_steps : int
-        Number of steps at the beginning that are dense and leave no residual.
+    rate, beta, warmup_steps
+        As in `mpicomp.ScaleCom`.
 
     Raises
     ------

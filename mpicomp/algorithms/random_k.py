@@ -30,7 +30,7 @@ class RandomK(SharedIndices):
     Parameters
     ----------
     rate, beta, warmup_steps
-        As in `SharedIndices`.
+        As in `ScaleCom`.
     seed : int
         Seed of the indices; equal on all ranks.
 

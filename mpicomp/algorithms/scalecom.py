@@ -34,8 +34,13 @@ class ScaleCom(SharedIndices):
 
     Parameters
     ----------
-    rate, beta, warmup_steps
-        As in `SharedIndices`. beta: 1, or 0.1 to 0.3 for large batches with scaled learning rates.
+    rate : int
+        Number of the vector's elements per element that is sent.
+    beta : float
+        Fraction of this step's unsent part that goes into the residual, in (0, 1]; below 1 it is a low-pass filter. Use
+        1, or 0.1 to 0.3 for large batches with scaled learning rates.
+    warmup_steps : int
+        Number of steps at the beginning that are dense and leave no residual.
     chunk : int, optional
         Number of elements of which the chunk / rate largest are sent: a multiple of `rate` (of all `rates`). None:
         equal to the rate, so that one element of each chunk is sent.

@@ -28,9 +28,7 @@ class TrueTopK(SharedIndices):
 
     Parameters
     ----------
-    rate, beta, warmup_steps
-        As in `SharedIndices`.
-    chunk, exact
+    rate, beta, warmup_steps, chunk, exact
         As in `ScaleCom`.
 
     Raises

@@ -28,7 +28,7 @@ class MessageStore(Store):
     examples, row_shape, variants, codec
         As of `Store`.
     most_bytes : int, optional
-        The most that all rows may take; None: the machine's memory. A store that is larger is refused at the start, not
+        The most bytes that all rows may take; None: the machine's memory. A larger store is refused at the start, not
         when memory has run out.
 
     Raises
@@ -143,7 +143,7 @@ class FileMessageStore(Store):
     fingerprint : str
         Identifies this run and model, such as a hash of its options: a file of another one is refused.
     buffer_bytes : int
-        The most memory for rows that were read ahead, and again for those that wait to be written.
+        The most bytes for rows that were read ahead, and again for those that wait to be written.
 
     Attributes
     ----------

@@ -33,7 +33,8 @@ State: TypeAlias = dict[str, Any]
 class Store(ABC):
     """Base of stores; one thread of one process uses a store.
 
-    All methods raise ValueError for ids that are out of range, are no integers, or occur twice.
+    All methods raise ValueError for ids that are out of range, are no integers, or occur twice, and RuntimeError once
+    the store is closed, or in a process that was forked from its own.
 
     Parameters
     ----------

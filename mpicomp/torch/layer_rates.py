@@ -30,10 +30,8 @@ def flops_to_gradient(model: nn.Module, inputs: Sequence[object]) -> dict[str, f
 
     Parameters
     ----------
-    model : Module
-        Is called once, without gradients, in the mode that it is in.
-    inputs : sequence
-        Arguments of the model: a rank's mini-batch of the size that it will be trained with.
+    model, inputs
+        As in `compression_rates`.
 
     Returns
     -------
@@ -70,8 +68,10 @@ def compression_rates(model: nn.Module, inputs: Sequence[object]) -> dict[str, i
 
     Parameters
     ----------
-    model, inputs
-        As in `flops_to_gradient`.
+    model : Module
+        Called once, without gradients, in its current mode.
+    inputs : sequence
+        Arguments of the model: a rank's mini-batch of the size that it will be trained with.
 
     Returns
     -------

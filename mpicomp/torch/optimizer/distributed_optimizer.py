@@ -372,8 +372,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
         Raises
         ------
-        RuntimeError
-            A GradScaler is used in the loop.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+            Another rank has broken off its loop.
 
         Examples
         --------
