@@ -131,3 +131,4 @@ class HostDevice(Device):
 
 
 HOST_DEVICE = HostDevice()
+"""The host as a device, which all code shares."""

@@ -62,6 +62,16 @@ class Reducer(Protocol):
         There is so little to decode that nothing is gained by doing it while messages travel.
     at_once : bool
         The reports and payloads of all ranks travel in the single exchange of `side_channel`.
+
+    Examples
+    --------
+    docs/extending.md has a complete one. That of a method:
+
+    >>> import mpicomp
+    >>> with mpicomp.Communicator() as comm:
+    ...     reducer = mpicomp.QSGD().start(comm, 4).reducer
+    >>> type(reducer).__name__, reducer.brief
+    ('AllGatherReducer', True)
     """
 
     side_channel: SideChannel | None = None
@@ -159,6 +169,14 @@ class Parts(NamedTuple):
     dense : DenseMean or None
         A `mpicomp.reducers.full_precision_mean.FullPrecisionMean`, which averages the vectors of steps in full
         precision, see `Algorithm.is_dense`; None: there are no such steps.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> with mpicomp.Communicator() as comm:
+    ...     parts = mpicomp.QSGD(levels=7).parts(comm, VectorSpec(4, "float32"))
+    >>> parts.codec, parts.dense
+    (Quantizer(bucket=512, levels=7, norm='linf', coding='fixed'), None)
     """
 
     feedback: Feedback

@@ -25,7 +25,22 @@ from mpicomp.reducers.shared_indices import SharedIndexMean, shared_model
 
 @dataclass(frozen=True)
 class GatheringMethod(Algorithm):
-    """Options of methods that gather the codes of all ranks: error rule x codec x all-gather."""
+    """Options of methods that gather the codes of all ranks: error rule x codec x all-gather.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> from mpicomp.codecs import Clipping
+    >>> @dataclass(frozen=True)
+    ... class UpperHalves(GatheringMethod):
+    ...     def codec_for(self, dtype, lengths):
+    ...         return Clipping(bits=16)
+    >>> def average(comm):
+    ...     return UpperHalves().start(comm, 2).aggregate(np.array([1.0, 0.5 * comm.rank], np.float32)).tolist()
+    >>> mpicomp.run_local(2, average)[0]
+    [1.0, 0.25]
+    """
 
     @abstractmethod
     def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:

@@ -64,7 +64,7 @@ class StepInput(Protocol):
 class Problem(NamedTuple):
     """Reason why a step fails on all ranks.
 
-    Parameters
+    Attributes
     ----------
     ranks : tuple of int
         Ranks whose numbers are not finite; empty: a sum or scale has overflowed.
@@ -163,6 +163,16 @@ class Feedback(ABC):
         `decode` needs the reports of all ranks.
     state_nan : str
         Key of the entry that may hold NaN.
+
+    Examples
+    --------
+    docs/extending.md has complete ones. That of a method:
+
+    >>> import mpicomp
+    >>> with mpicomp.Communicator() as comm:
+    ...     feedback = mpicomp.LocalTopK(rate=2).start(comm, 4).feedback
+    >>> isinstance(feedback, Feedback), list(feedback.residuals), feedback.n_reports, feedback.reports_when
+    (True, ['residual'], 1, 'beside')
     """
 
     n_reports: int = 0
@@ -453,6 +463,10 @@ def bad_ranks(marks: Any) -> tuple[int, ...]:
     ----------
     marks : bool[ranks]
 
+    Returns
+    -------
+    tuple of int
+
     Examples
     --------
     >>> bad_ranks(np.array([False, True, True]))
@@ -462,7 +476,17 @@ def bad_ranks(marks: Any) -> tuple[int, ...]:
 
 
 def compute_type(dtype: str) -> type[np.floating]:
-    """Return the type in which vectors are computed: float32, but float64 for `dtype` "float64".
+    """Return the type in which vectors are computed.
+
+    Parameters
+    ----------
+    dtype : str
+        "float16", "bfloat16", "float32" or "float64".
+
+    Returns
+    -------
+    type
+        float64 for "float64", else float32.
 
     Examples
     --------

@@ -64,6 +64,16 @@ def all_gather(
     Returns
     -------
     Parts
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> from mpicomp.codecs import OneBit
+    >>> from mpicomp.feedback.error_feedback import ErrorFeedback
+    >>> with mpicomp.Communicator() as comm:
+    ...     parts = all_gather(comm, VectorSpec(100, "float32"), OneBit(), ErrorFeedback())
+    >>> parts.codec, list(parts.feedback.residuals)
+    (OneBit(bucket=4096, scale='l2'), ['residual'])
     """
     stream = Stream(seed, spec.vector_id, "code")
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +26,6 @@ PACKAGES = (
 )
 # Names of classes that users get without importing them.
 RETURNED = {"collectives.communicator.splitting": ("Grid",)}
-# Complete examples of methods, feedback and reducers, which the parts of these need not repeat.
-EXTENDING = PROJECT / "docs" / "extending.md"
 # Methods and properties that programs use. The others of public classes are for other parts of the library, or for
 # methods of the user's own.
 USED = {
@@ -86,8 +85,17 @@ def names() -> list[tuple[str, str]]:
     return sorted(found.union(*map(imported, DOCUMENTS)))
 
 
-PUBLIC = names()
-PARTS = {one for one in imported(EXTENDING) if one[0] not in PACKAGES}
+def constants() -> Iterator[str]:
+    """Give the names of constants and aliases that a docstring follows."""
+    for package in ("collectives", "mpicomp"):
+        for path in (PROJECT / package).rglob("*.py"):
+            body = ast.parse(path.read_text()).body
+            for before, after in pairwise(body):
+                if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+                    yield ast.unparse(before.target if isinstance(before, ast.AnnAssign) else before.targets[0])
+
+
+PUBLIC, CONSTANTS = names(), set(constants())
 
 
 def sections(doc: str) -> dict[str, str]:
@@ -168,14 +176,14 @@ def test_a_public_name_has_parameters_results_errors_and_an_example(package: str
         assert f"{package}.{name}" in PACKAGES
         return
     if not (inspect.isclass(one) or inspect.isroutine(one)):
-        return  # a constant or an alias, which has no docstring at run time
+        assert name in CONSTANTS  # or an alias: these have no docstring at run time
+        return
     doc = docstring(one)
     assert doc
     assert not doc.startswith(VAGUE)
-    if (package, name) not in PARTS:
-        assert ">>> " in sections(doc).get("Examples", "")
+    assert ">>> " in sections(doc).get("Examples", "")
     if not inspect.isclass(one):
-        assert list(problems(one, doc, is_method=(package, name) in PARTS)) == []
+        assert list(problems(one, doc, is_method=False)) == []
         return
     made = [vars(one)[method] for method in ("__init__", "__post_init__") if inspect.isfunction(vars(one).get(method))]
     assert not {error for method in made for error in errors_of(method)} - set(re.findall(r"\w+", doc))
