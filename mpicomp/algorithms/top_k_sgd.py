@@ -77,8 +77,8 @@ class LocalTopK(TopKSGD):
 
     References
     ----------
-    Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017 (arXiv 1704.05021); Chen et al.,
-    "ScaleCom", NeurIPS 2020 (arXiv 2104.11125), which has the name.
+    Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017 (arXiv 1704.05021); the name is
+    that of Chen et al., "ScaleCom", NeurIPS 2020 (arXiv 2104.11125).
 
     Examples
     --------

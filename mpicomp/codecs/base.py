@@ -170,7 +170,7 @@ class Mergeable(Codec, Protocol):
         Parameters
         ----------
         held, incoming : uint8
-            Payloads of `n` elements, of which `held_weight` and `incoming_weight` ranks contributed to.
+            Payloads of `n` elements, to which `held_weight` and `incoming_weight` ranks contributed.
         n : int
         held_weight, incoming_weight : int
         draw : Draw

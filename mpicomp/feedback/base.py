@@ -166,7 +166,7 @@ class Feedback(ABC):
 
     Examples
     --------
-    docs/extending.md has complete ones. That of a method:
+    docs/extending.md has complete ones. This is the feedback of a method:
 
     >>> import mpicomp
     >>> with mpicomp.Communicator() as comm:
