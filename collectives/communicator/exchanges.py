@@ -131,13 +131,13 @@ def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception
 
 @keep_uncompiled
 def broadcast(comm: Communicator, x: Array, root: int = 0) -> Array:
-    """Overwrite an array with rank `root`'s.
+    """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 
     Parameters
     ----------
     x : array
-        NumPy or DLPack, contiguous, of one shape and dtype on all ranks: a dtype of `allreduce`, bool, or an integer
-        of 8 or 16 bits. Overwritten except on `root`.
+        NumPy or DLPack, contiguous, of a dtype of `allreduce`, of bool, or of integers of 8 or 16 bits. Overwritten
+        except on `root`.
     root : int
 
     Returns
