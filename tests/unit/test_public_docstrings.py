@@ -180,10 +180,11 @@ def load(module: str, name: str = "") -> Any:
     try:
         found = import_module(module)
         return getattr(found, name) if name else found
-    except ModuleNotFoundError as error:
-        if OURS.match(error.name or ""):
+    except ImportError as error:
+        cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or OURS.match(cause.name or ""):
             raise
-        pytest.skip(f"{error.name} is not installed")
+        pytest.skip(f"{cause.name} is not installed")
 
 
 @pytest.mark.parametrize(("package", "name"), PUBLIC)
