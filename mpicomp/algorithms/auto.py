@@ -32,7 +32,7 @@ _MARSIT = Marsit()
 
 @dataclass(frozen=True)
 class Auto(Algorithm):
-    """Options of the choice.
+    """Options of the choice between dense and compressed communication, by measured times of training steps.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from mpicomp.reducers.cascade import Cascade
 
 @dataclass(frozen=True)
 class CascadingSSDM(Algorithm):
-    """Options of cascading compression.
+    """Options of cascading compression: each hop compresses again. A published failure, kept to show it.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ class _TwoPassMethod(Algorithm):
 
 @dataclass(frozen=True)
 class DoubleSqueeze(_TwoPassMethod):
-    """Options of DoubleSqueeze.
+    """Options of DoubleSqueeze: compression with error feedback on the way to the owners and on the way back.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class DoubleSqueeze(_TwoPassMethod):
 
 @dataclass(frozen=True)
 class MemSGD(_TwoPassMethod):
-    """Options of MEM-SGD.
+    """Options of MEM-SGD: compression with error feedback to the owners, and the mean in full precision back.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ from mpicomp.reducers.vote_count import VoteCount, counts_model
 
 @dataclass(frozen=True)
 class EFSignSGD(Algorithm):
-    """Options of EF-signSGD.
+    """Options of EF-signSGD: counted signs, a scale that all ranks share, and a residual of their error.
 
     Parameters
     ----------

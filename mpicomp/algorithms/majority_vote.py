@@ -23,7 +23,7 @@ from mpicomp.reducers.vote_count import VoteCount, counts_model
 
 @dataclass(frozen=True)
 class MajorityVote(Algorithm):
-    """Options of the majority vote.
+    """Options of the majority vote: each result is the sign that most ranks have, without a residual.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ MOST_COPIED = 1 << 14  # elements of a residual whose copy takes less time than 
 
 @dataclass(frozen=True)
 class Marsit(Algorithm):
-    """Options of Marsit.
+    """Options of Marsit: one bit per element on every hop, a residual, and steps in full precision now and then.
 
     Parameters
     ----------

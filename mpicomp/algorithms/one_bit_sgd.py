@@ -20,7 +20,7 @@ from mpicomp.feedback.error_feedback import ErrorFeedback
 
 @dataclass(frozen=True)
 class OneBitSGD(GatheringMethod):
-    """Options of 1-bit SGD.
+    """Options of 1-bit SGD: signs and two means per bucket from each rank, and a residual of their error.
 
     Parameters
     ----------

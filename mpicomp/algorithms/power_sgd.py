@@ -37,7 +37,7 @@ USUAL_SIDE = 1024  # rows and columns of the matrices that `message_model` assum
 
 @dataclass(frozen=True)
 class PowerSGD(Algorithm):
-    """Options of PowerSGD.
+    """Options of PowerSGD: two thin factors of each matrix of gradients are averaged instead of the matrix.
 
     It needs the tensors' shapes, which the optimizer and the DDP hook of `mpicomp.torch` pass; your own code passes
     ``tensor_shapes`` to `start`. Tensors without a shape count as matrices as near to a square as possible.

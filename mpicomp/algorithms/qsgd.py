@@ -21,7 +21,7 @@ from mpicomp.feedback.error_feedback import ErrorAccumulation
 
 @dataclass(frozen=True)
 class QSGD(GatheringMethod):
-    """Options of QSGD.
+    """Options of QSGD: random quantization to a few levels, unbiased and without a residual.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class QSGD(GatheringMethod):
 
 @dataclass(frozen=True)
 class ECQSGD(GatheringMethod):
-    """Options of ECQ-SGD.
+    """Options of ECQ-SGD: QSGD of the gradient plus a fraction of the accumulated error.
 
     Parameters
     ----------

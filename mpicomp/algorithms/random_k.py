@@ -25,7 +25,7 @@ from mpicomp.reducers.choosers import Chooser, DrawnPlaces
 
 @dataclass(frozen=True)
 class RandomK(SharedIndices):
-    """Options of random-k.
+    """Options of random-k: all ranks draw the same elements, and send only their values.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ Rates = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ScaleCom(SharedIndices):
-    """Options of ScaleCom.
+    """Options of ScaleCom: the ranks take turns to choose the elements that all of them send.
 
     Parameters
     ----------

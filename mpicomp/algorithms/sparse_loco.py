@@ -27,7 +27,7 @@ from mpicomp.feedback.error_feedback import ErrorFeedback
 
 @dataclass(frozen=True)
 class SparseLoCo(GatheringMethod):
-    """Options of SparseLoCo.
+    """Options of SparseLoCo: the largest elements of each chunk in two bits, and a residual that decays.
 
     Parameters
     ----------

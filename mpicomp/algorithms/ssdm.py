@@ -30,7 +30,7 @@ from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
 
 @dataclass(frozen=True)
 class SSDM(Algorithm):
-    """Options of SSDM.
+    """Options of SSDM: counts of random signs, with optional momentum.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from mpicomp.feedback.codes import SharedScales
 
 @dataclass(frozen=True)
 class TernGrad(GatheringMethod):
-    """Options of TernGrad.
+    """Options of TernGrad: random codes of -1, 0 or +1, times a scale that all ranks share.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from mpicomp.feedback.error_feedback import ErrorFeedback
 
 @dataclass(frozen=True)
 class TopKSGD(GatheringMethod):
-    """Options of top-k SGD.
+    """Options of top-k SGD: each rank sends its own largest elements; the others are lost.
 
     Parameters
     ----------
