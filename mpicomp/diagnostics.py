@@ -33,7 +33,9 @@ def gather_rows(comm: Communicator, vector: AnyArray) -> AnyArray:
 
     Examples
     --------
+    >>> import numpy as np
     >>> import mpicomp
+    >>> from mpicomp.diagnostics import gather_rows
     >>> mpicomp.run_local(2, lambda comm: gather_rows(comm, np.array([comm.rank, 5])).tolist())[0]
     [[0, 5], [1, 5]]
     """
@@ -57,6 +59,8 @@ def cosine_distances(rows: AnyArray) -> Doubles:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import cosine_distances
     >>> cosine_distances(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])).tolist()
     [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]
     """
@@ -81,6 +85,8 @@ def mean_cosine_distance(rows: AnyArray) -> float:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import mean_cosine_distance
     >>> mean_cosine_distance(np.array([[1.0, 0.0], [0.0, 2.0]]))
     1.0
     """
@@ -110,6 +116,8 @@ def top_k(vector: AnyArray, k: int) -> Indices:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import top_k
     >>> top_k(np.array([1.0, -5.0, 3.0, 0.0]), k=2)
     array([1, 2])
     """
@@ -141,6 +149,8 @@ def missed(chosen: Indices, true: Indices) -> float:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import missed
     >>> missed(np.array([0, 1, 2, 3]), true=np.array([1, 2, 3, 4]))
     0.25
     """
@@ -167,6 +177,8 @@ def contraction(vector: AnyArray, places: Indices) -> float:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import contraction
     >>> contraction(np.array([2.0, 0.0, 2.0, 2.0, 2.0]), places=np.array([0]))
     0.75
     """
@@ -199,6 +211,7 @@ def contraction_bound(missed_part: float, gamma_0: float) -> float:
 
     Examples
     --------
+    >>> from mpicomp.diagnostics import contraction_bound
     >>> contraction_bound(missed_part=0.5, gamma_0=0.5)
     0.75
     """
@@ -222,6 +235,8 @@ def matching_rate(result: AnyArray, exact: AnyArray) -> float:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import matching_rate
     >>> matching_rate(np.array([1.0, -1.0, 1.0, 1.0]), exact=np.array([0.5, -3.0, -0.1, 0.0]))
     0.75
     """

@@ -87,6 +87,7 @@ class HostDevice(Device):
 
     Examples
     --------
+    >>> from collectives.arrays import HostDevice
     >>> host = HostDevice()
     >>> vector = host.zeros(3, "float32")
     >>> host.run(lambda: vector.fill(2))

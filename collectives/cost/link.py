@@ -49,8 +49,9 @@ class LinkModel:
     --------
     Four ranks, two on each node, which share a link of 10 Gbit/s with 50 us:
 
-    >>> import mpicomp
     >>> import numpy as np
+    >>> import mpicomp
+    >>> from collectives import LinkModel
     >>> network = LinkModel(1e-6, 20e9, group_size=2, between_latency_s=50e-6, uplink_bytes_s=1.25e9)
     >>> network.group(np.arange(4))
     array([0, 0, 1, 1])
@@ -119,6 +120,7 @@ class LinkModel:
         --------
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
+        >>> from collectives import LinkModel
         >>> with TemporaryDirectory() as folder:
         ...     LinkModel(5e-5, 1.25e9).save(Path(folder, "network.json"))
         ...     LinkModel.load(Path(folder, "network.json")).bandwidth_bytes_s

@@ -407,6 +407,7 @@ class Traffic:
     --------
     >>> import numpy as np
     >>> import mpicomp
+    >>> from collectives import Traffic
     >>> def count(comm):
     ...     comm.allreduce(np.ones(1_000_000, np.float32))
     ...     return comm.traffic

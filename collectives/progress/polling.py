@@ -294,6 +294,7 @@ def done(backoff: Backoff, request: Testable | None) -> Iterator[bool]:
 
     Examples
     --------
+    >>> from collectives.progress.polling import done
     >>> list(done(None, None))
     []
     """

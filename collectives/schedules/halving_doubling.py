@@ -47,6 +47,7 @@ class HalvingDoubling:
 
     Examples
     --------
+    >>> from collectives import HalvingDoubling
     >>> from collectives.schedules.verify import all_plans, prove
     >>> [prove(all_plans(HalvingDoubling(), size)).rounds for size in (4, 8, 16)]
     [4, 6, 8]

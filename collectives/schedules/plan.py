@@ -46,7 +46,7 @@ class PlanError(ValueError):
 
     Examples
     --------
-    >>> from collectives import Ring
+    >>> from collectives import Plan, Ring
     >>> from collectives.schedules.verify import all_plans, prove
     >>> plans = all_plans(Ring(), 4)
     >>> prove([*plans[:3], Plan(3, 4, 4, plans[3].steps[:-1])])
@@ -80,6 +80,7 @@ class Transfer:
     --------
     Chunk 2 with the sum of three ranks, to be added to the receiver's own contribution:
 
+    >>> from collectives import Transfer
     >>> Transfer(peer=1, chunks=range(2, 3), weight=3, held_weight=1)
     Transfer(peer=1, chunks=range(2, 3), weight=3, held_weight=1)
     """
@@ -202,7 +203,7 @@ class Topology(Protocol):
 
     Examples
     --------
-    >>> from collectives import Ring
+    >>> from collectives import Ring, Topology
     >>> ring = Ring()
     >>> isinstance(ring, Topology), ring.name, ring.plan(rank=0, size=4).n_chunks
     (True, 'ring', 4)
@@ -257,6 +258,8 @@ def steps_by_time(sends: Iterable[tuple[int, Transfer]], recvs: Iterable[tuple[i
     --------
     Rank 1 of 3 adds the vector of rank 2, sends the sum to rank 0, and passes the result on:
 
+    >>> from collectives import Transfer
+    >>> from collectives.schedules.plan import steps_by_time
     >>> chunk = range(1)
     >>> sends = [(1, Transfer(0, chunk, 2)), (3, Transfer(2, chunk, 3))]
     >>> recvs = [(0, Transfer(2, chunk, 1, held_weight=1)), (2, Transfer(0, chunk, 3))]

@@ -53,6 +53,7 @@ def topology(name_or_instance: str | Topology, also: Iterable[str] = ()) -> Topo
 
     Examples
     --------
+    >>> from collectives import TOPOLOGIES, topology
     >>> topology("torus:2x4")
     Torus(rows=2, cols=4)
     >>> topology("rings")

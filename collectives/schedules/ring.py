@@ -103,6 +103,7 @@ class Ring:
     Examples
     --------
     >>> import mpicomp
+    >>> from collectives import Ring
     >>> mpicomp.run_local(4, lambda comm: comm.allreduce(1.5), topology=Ring(segments=2))
     [6.0, 6.0, 6.0, 6.0]
     >>> len(Ring().plan(rank=0, size=4).steps)

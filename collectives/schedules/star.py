@@ -48,6 +48,7 @@ class Star:
 
     Examples
     --------
+    >>> from collectives import Star
     >>> from collectives.schedules.verify import all_plans, prove
     >>> prove(all_plans(Star(root=1, segments=1), 4)).messages
     (1, 3, 1, 1)
@@ -106,6 +107,7 @@ class Direct:
 
     Examples
     --------
+    >>> from collectives import Direct
     >>> from collectives.schedules.verify import all_plans, prove
     >>> prove(all_plans(Direct(segments=1), 4)).messages
     (6, 6, 6, 6)

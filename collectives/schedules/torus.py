@@ -39,6 +39,7 @@ class Torus:
     Examples
     --------
     >>> import mpicomp
+    >>> from collectives import Torus
     >>> Torus(rows=2).shape(8)
     (2, 4)
     >>> mpicomp.run_local(4, lambda comm: comm.allreduce(1.5), topology=Torus())

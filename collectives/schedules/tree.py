@@ -54,6 +54,7 @@ class Tree:
 
     Examples
     --------
+    >>> from collectives import Tree
     >>> from collectives.schedules.verify import all_plans, prove
     >>> prove(all_plans(Tree(segments=1), 8)).rounds
     6
@@ -149,6 +150,7 @@ class DoubleTree:
 
     Examples
     --------
+    >>> from collectives import DoubleTree
     >>> from collectives.schedules.verify import all_plans, prove
     >>> cost = prove(all_plans(DoubleTree(), 8))
     >>> max(cost.chunks_sent) / DoubleTree().plan(rank=0, size=8).n_chunks  # vectors that a rank sends

@@ -55,6 +55,7 @@ def all_plans(topology: Topology, size: int) -> list[Plan]:
     Examples
     --------
     >>> from collectives import Ring
+    >>> from collectives.schedules.verify import all_plans
     >>> len(all_plans(Ring(), 5))
     5
     """
@@ -157,6 +158,7 @@ def prove(plans: Sequence[Plan]) -> ScheduleCost:
     Examples
     --------
     >>> from collectives import Ring
+    >>> from collectives.schedules.verify import all_plans, prove
     >>> prove(all_plans(Ring(), 4))
     ScheduleCost(rounds=6, messages=(6, 6, 6, 6), chunks_sent=(6, 6, 6, 6))
     """

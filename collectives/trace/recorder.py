@@ -312,6 +312,7 @@ def flush() -> None:
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> import mpicomp
+    >>> from collectives.trace import flush
     >>> with TemporaryDirectory() as folder:
     ...     comm = mpicomp.Communicator(trace=folder)
     ...     comm.barrier()

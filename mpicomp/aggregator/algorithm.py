@@ -72,6 +72,7 @@ class Algorithm(ABC):
     --------
     >>> import numpy as np
     >>> import mpicomp
+    >>> from mpicomp.algorithms import Algorithm
     >>> method = mpicomp.algorithm("marsit", seed=1)
     >>> isinstance(method, Algorithm), method.synchronize
     (True, 'updates')

@@ -173,6 +173,7 @@ class Parts(NamedTuple):
     Examples
     --------
     >>> import mpicomp
+    >>> from mpicomp.aggregator.algorithm import VectorSpec
     >>> with mpicomp.Communicator() as comm:
     ...     parts = mpicomp.QSGD(levels=7).parts(comm, VectorSpec(4, "float32"))
     >>> parts.codec, parts.dense

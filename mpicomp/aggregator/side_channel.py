@@ -55,6 +55,7 @@ class SideChannel:
     In the steps of a call; a single rank has nothing to wait for:
 
     >>> import mpicomp
+    >>> from mpicomp.aggregator.side_channel import SideChannel
     >>> with mpicomp.Communicator() as comm:
     ...     channel = SideChannel(comm, count=2)
     ...     channel.mine[:] = 0.5, 1.0

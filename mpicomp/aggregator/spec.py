@@ -36,6 +36,7 @@ class VectorSpec:
 
     Examples
     --------
+    >>> from mpicomp.aggregator.algorithm import VectorSpec
     >>> spec = VectorSpec(1000, "bfloat16")
     >>> spec.sixteen_bit, str(spec.compute), str(spec.stored)
     (True, 'float32', 'uint16')

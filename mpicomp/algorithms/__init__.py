@@ -52,6 +52,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
 
     Examples
     --------
+    >>> from mpicomp.algorithms import ALGORITHMS, NAMES, algorithm
     >>> algorithm("qsgd", levels=7)
     QSGD(levels=7, bucket=512, norm='linf', seed=0, coding='fixed')
     >>> algorithm("marsitt")

@@ -29,8 +29,10 @@ class GatheringMethod(Algorithm):
 
     Examples
     --------
+    >>> from dataclasses import dataclass
     >>> import numpy as np
     >>> import mpicomp
+    >>> from mpicomp.algorithms.families import GatheringMethod
     >>> from mpicomp.codecs import Clipping
     >>> @dataclass(frozen=True)
     ... class UpperHalves(GatheringMethod):

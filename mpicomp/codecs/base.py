@@ -38,6 +38,7 @@ class Draw:
 
     Examples
     --------
+    >>> from mpicomp.codecs import Draw
     >>> from mpicomp.kernels.streams import Stream
     >>> stream = Stream(0, 0, "example")  # seed, vector, purpose
     >>> draws = [Draw(stream, step=step, rank=1) for step in range(3)]
@@ -364,7 +365,9 @@ def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from mpicomp.codecs import Sign
+    >>> from mpicomp.codecs.base import check_size
     >>> check_size(Sign(), np.zeros(16, np.uint8), n=100, weight=1)
     >>> check_size(Sign(), np.zeros(16, np.uint8), n=10, weight=1)
     Traceback (most recent call last):

@@ -88,6 +88,7 @@ class Elias(Codec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Elias
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = Elias(), np.array([3.0, -1.0, 2.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

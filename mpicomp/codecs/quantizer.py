@@ -67,6 +67,7 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Quantizer
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = Quantizer(levels=2), np.array([4.0, -2.0, 1.0, 0.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
@@ -288,6 +289,7 @@ class Ternary(Quantizer):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Ternary
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = Ternary(), np.array([2.0, -2.0, 0.0, 0.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

@@ -49,6 +49,7 @@ def compressor(name_or_instance: str | Codec) -> Codec:
 
     Examples
     --------
+    >>> from mpicomp.codecs import COMPRESSORS, compressor
     >>> compressor("top-k:rate=50")
     TopK(rate=50, chunk=None, double=False)
     >>> sorted(COMPRESSORS)[:3]

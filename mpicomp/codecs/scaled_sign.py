@@ -80,6 +80,7 @@ class OneBit(_Sides):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, OneBit
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = OneBit(scale="l1"), np.array([4.0, -2.0, 1.0, -1.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
@@ -134,6 +135,7 @@ class TwoMeans(_Sides):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, TwoMeans
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = TwoMeans(), np.array([4.0, 0.0, -1.0, -3.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

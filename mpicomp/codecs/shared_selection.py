@@ -50,6 +50,7 @@ class SharedSelection:
     `Marsit` uses it with ``winners=1`` or 2. Four ranks send a quarter of the signs each:
 
     >>> import numpy as np
+    >>> from mpicomp.codecs import SharedSelection
     >>> from mpicomp.kernels.streams import Stream
     >>> codec = SharedSelection(ranks=4)
     >>> codec.alignment, codec.votes, codec.nbytes(4096), codec.words(4096)

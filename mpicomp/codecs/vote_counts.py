@@ -81,6 +81,7 @@ class Counts(Mergeable):
     The counts of a sum may take more bits, so `merge` takes the held ones at the beginning of a longer payload:
 
     >>> import numpy as np
+    >>> from mpicomp.codecs import Counts, Draw
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, draw = Counts(), Draw(Stream(0, 0, "example"), step=0, rank=0)
     >>> incoming, held = np.empty(codec.nbytes(3), np.uint8), np.empty(codec.nbytes(3, weight=2), np.uint8)

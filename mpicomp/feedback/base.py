@@ -75,6 +75,7 @@ class Problem(NamedTuple):
 
     Examples
     --------
+    >>> from mpicomp.feedback.base import Problem
     >>> Problem(ranks=(1,))
     Problem(ranks=(1,), quantity='', out_of_range='')
     """
@@ -100,6 +101,9 @@ class Residual:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from collectives.arrays import HOST_DEVICE
+    >>> from mpicomp.feedback.base import Residual
     >>> residual = Residual(HOST_DEVICE, n=2, dtype=np.float32)
     >>> residual.following[:] = 0.5
     >>> residual.commit()
@@ -169,6 +173,7 @@ class Feedback(ABC):
     docs/extending.md has complete ones. This is the feedback of a method:
 
     >>> import mpicomp
+    >>> from mpicomp.feedback.base import Feedback
     >>> with mpicomp.Communicator() as comm:
     ...     feedback = mpicomp.LocalTopK(rate=2).start(comm, 4).feedback
     >>> isinstance(feedback, Feedback), list(feedback.residuals), feedback.n_reports, feedback.reports_when
@@ -469,6 +474,8 @@ def bad_ranks(marks: Any) -> tuple[int, ...]:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.feedback.base import bad_ranks
     >>> bad_ranks(np.array([False, True, True]))
     (1, 2)
     """
@@ -490,6 +497,7 @@ def compute_type(dtype: str) -> type[np.floating]:
 
     Examples
     --------
+    >>> from mpicomp.feedback.base import compute_type
     >>> compute_type("bfloat16").__name__
     'float32'
     """

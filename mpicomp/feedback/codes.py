@@ -190,6 +190,7 @@ class GatheredCodes(Codes):
     docs/extending.md has a subclass. `all_gather` makes one:
 
     >>> import mpicomp
+    >>> from mpicomp.feedback.codes import GatheredCodes
     >>> with mpicomp.Communicator() as comm:
     ...     codes = mpicomp.QSGD().start(comm, 4).feedback
     >>> isinstance(codes, GatheredCodes), codes.n_reports, codes.reports_when

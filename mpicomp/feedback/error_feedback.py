@@ -59,6 +59,8 @@ class ErrorFeedback(ErrorRule):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from mpicomp.feedback.error_feedback import ErrorFeedback
     >>> rule, gradient, residual = ErrorFeedback(), np.array([1.0, 4.0]), np.array([0.5, 0.0])
     >>> encoded, following = np.empty(2), np.empty(2)
     >>> rule.compensate(gradient, residual, encoded)

@@ -38,6 +38,7 @@ class Stream:
 
     Examples
     --------
+    >>> from mpicomp.kernels.streams import Stream
     >>> Stream(0, 0, "merge").key() == Stream(0, 0, "selection").key()
     False
     >>> Stream(0, 0, "merge").schedule().shape

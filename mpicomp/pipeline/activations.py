@@ -63,6 +63,7 @@ class Direct(Compression):
     `PipelineStage` and `SplitClient` take it as `forward` and `backward`:
 
     >>> from mpicomp.codecs import RowQuantizer
+    >>> from mpicomp.pipeline import Direct
     >>> Direct(RowQuantizer(bits=4)).codec.bits
     4
     """
@@ -114,6 +115,7 @@ class Deltas(Compression):
     `PipelineStage` has an example of a training step.
 
     >>> from mpicomp.codecs import RowQuantizer
+    >>> from mpicomp.pipeline import Deltas
     >>> deltas = Deltas(RowQuantizer(bits=3), examples=50_000, stored=RowQuantizer(bits=8))
     >>> deltas.check_every
     100

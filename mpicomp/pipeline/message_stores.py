@@ -41,6 +41,7 @@ class MessageStore(Store):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.pipeline import MessageStore
     >>> with MessageStore(examples=4, row_shape=2) as store:
     ...     store.write([0, 3], np.ones((2, 2), np.float32))
     ...     store.forget([3])
@@ -159,9 +160,10 @@ class FileMessageStore(Store):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> from mpicomp.pipeline import FileMessageStore
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "cut-0")
     ...     with FileMessageStore(file, examples=4, row_shape=2, fingerprint="run 1") as store:

@@ -41,6 +41,7 @@ class ScheduleError(ValueError):
 
     Examples
     --------
+    >>> from mpicomp.pipeline import gpipe
     >>> gpipe(stage=4, stages=4, micro_batches=8)
     Traceback (most recent call last):
         ...
@@ -81,6 +82,7 @@ class Forward(_OfMicroBatch):
 
     Examples
     --------
+    >>> from mpicomp.pipeline import Forward
     >>> action = Forward(micro_batch=2)
     >>> str(action), action.source(stage=0, stages=4), action.destination(stage=0, stages=4)
     ('F2', None, 1)
@@ -101,6 +103,7 @@ class Backward(_OfMicroBatch):
 
     Examples
     --------
+    >>> from mpicomp.pipeline import Backward
     >>> action = Backward(micro_batch=2)
     >>> str(action), action.source(stage=0, stages=4), action.destination(stage=0, stages=4)
     ('B2', 1, None)
@@ -142,6 +145,7 @@ def gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
 
     Examples
     --------
+    >>> from mpicomp.pipeline import gpipe
     >>> " ".join(map(str, gpipe(stage=0, stages=2, micro_batches=3)))
     'F0 F1 F2 B0 B1 B2'
     """
@@ -172,6 +176,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tup
 
     Examples
     --------
+    >>> from mpicomp.pipeline import one_forward_one_backward
     >>> " ".join(map(str, one_forward_one_backward(stage=0, stages=2, micro_batches=3)))
     'F0 F1 B0 F2 B1 B2'
     """

@@ -40,6 +40,7 @@ class Times:
 
     Examples
     --------
+    >>> from mpicomp.pipeline.simulate import Times
     >>> Times(forward=1.0, backward=2.0, forward_wire=0.5).backward_wire
     0.0
     """
@@ -85,6 +86,7 @@ def all_stages(schedule: Schedule, stages: int, micro_batches: int) -> list[tupl
     Examples
     --------
     >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import all_stages
     >>> [len(actions) for actions in all_stages(SCHEDULES["1f1b"], stages=3, micro_batches=4)]
     [8, 8, 8]
     """
@@ -117,6 +119,7 @@ def prove(stages: Sequence[Actions], micro_batches: int) -> ScheduleProof:
     Examples
     --------
     >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import all_stages, prove
     >>> [prove(all_stages(SCHEDULES[name], 3, 4), 4).alive for name in ("gpipe", "1f1b")]
     [(4, 4, 4), (3, 2, 1)]
     """
@@ -219,6 +222,7 @@ def simulate_time(stages: Sequence[Actions], times: Times) -> Timeline:
     Examples
     --------
     >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import Times, all_stages, simulate_time
     >>> timeline = simulate_time(all_stages(SCHEDULES["1f1b"], 4, 12), Times(forward=1.0, backward=2.0))
     >>> timeline.seconds, round(timeline.bubble, 3)
     (45.0, 0.2)
@@ -277,6 +281,7 @@ def draw(stages: Sequence[Actions]) -> str:
     Examples
     --------
     >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import all_stages, draw
     >>> print(draw(all_stages(SCHEDULES["1f1b"], 2, 3)))
     stage 0  F0 F1 .. B0 F2 B1 .. B2
     stage 1  .. F0 B0 F1 B1 F2 B2 ..

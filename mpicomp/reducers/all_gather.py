@@ -68,8 +68,10 @@ def all_gather(
     Examples
     --------
     >>> import mpicomp
+    >>> from mpicomp.aggregator.algorithm import VectorSpec
     >>> from mpicomp.codecs import OneBit
     >>> from mpicomp.feedback.error_feedback import ErrorFeedback
+    >>> from mpicomp.reducers.all_gather import all_gather
     >>> with mpicomp.Communicator() as comm:
     ...     parts = all_gather(comm, VectorSpec(100, "float32"), OneBit(), ErrorFeedback())
     >>> parts.codec, list(parts.feedback.residuals)

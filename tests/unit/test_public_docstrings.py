@@ -245,7 +245,7 @@ def test_examples_print_what_they_show(name: str) -> None:
         pytest.importorskip("torch")
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
     try:
-        for test in doctest.DocTestFinder().find(module, name):
+        for test in doctest.DocTestFinder().find(module, name, globs={}):  # which a reader can copy
             runner.run(test, out=output.append)
     finally:  # `register_backend` sets the variables of torchrun
         os.environ.clear()
