@@ -83,7 +83,8 @@ class Marsit(Algorithm):
 
     References
     ----------
-    "Marsit: sign compression for multi-hop all-reduce" (arXiv 2204.06787), Algorithm 1.
+    Wu, He, Guo, Qu, Wang, Zhuang, Zhang, "Sign bit is enough: a learning synchronization framework for multi-hop
+    all-reduce with ultimate compression", DAC 2022 (arXiv 2204.06787), Algorithm 1.
 
     Examples
     --------
