@@ -8,19 +8,69 @@ from contextlib import contextmanager
 
 
 class CollectiveError(RuntimeError):
-    """Base of all errors a collective raises."""
+    """Base of all errors a collective raises.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> def compare(comm):
+    ...     comm.broadcast_object("data", root=comm.rank)
+    >>> try:
+    ...     mpicomp.run_local(2, compare)
+    ... except mpicomp.CollectiveError as error:
+    ...     print(type(error).__name__)
+    CollectiveMismatch
+    """
 
 
 class CollectiveTimeout(CollectiveError):
-    """No message has moved for the communicator's timeout: a rank is stopped, dead, or never made this call."""
+    """No message has moved for the communicator's timeout: a rank is stopped, dead, or never made this call.
+
+    The communicator cannot be used afterwards.
+
+    Examples
+    --------
+    >>> import time
+    >>> import mpicomp
+    >>> def evaluate_on_rank_1(comm):
+    ...     if comm.rank == 1:
+    ...         time.sleep(0.3)
+    ...     comm.barrier()
+    >>> try:
+    ...     mpicomp.run_local(2, evaluate_on_rank_1, arrival_timeout=0.1)
+    ... except mpicomp.CollectiveTimeout:
+    ...     print("pass a longer arrival_timeout")
+    pass a longer arrival_timeout
+    """
 
 
 class LauncherMismatch(CollectiveError):
-    """A launcher started more processes than MPI has joined: each would train a model of its own."""
+    """A launcher started more processes than MPI has joined: each would train a model of its own.
+
+    `Communicator` raises it. The message names the launcher and the cure. A program that is meant to run once per
+    process passes ``alone=True``.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> with mpicomp.Communicator(alone=True) as comm:
+    ...     comm.size
+    1
+    """
 
 
 class NotARank(CollectiveError):
-    """A process that a rank started, such as a worker that loads data, is no rank and cannot use MPI."""
+    r"""A process that a rank started, such as a worker that loads data, is no rank and cannot use MPI.
+
+    `Communicator` and `run_local` raise it. A program of its own that a rank starts passes ``alone=True``.
+
+    Examples
+    --------
+    >>> import subprocess, sys
+    >>> program = "import mpicomp; print(mpicomp.Communicator(alone=True).size)"
+    >>> subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    '1\n'
+    """
 
 
 class CollectiveMismatch(CollectiveError):
@@ -30,6 +80,18 @@ class CollectiveMismatch(CollectiveError):
     ----------
     closes : bool
         The communicator cannot be used afterwards, as calls of a rank were in flight; the same on all ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def sum_different_lengths(comm):
+    ...     try:
+    ...         comm.allreduce(np.ones(3 + comm.rank))
+    ...     except mpicomp.CollectiveMismatch as error:
+    ...         return error.closes
+    >>> mpicomp.run_local(2, sum_different_lengths)
+    [False, False]
     """
 
     def __init__(self, message: str, closes: bool = False) -> None:
@@ -42,11 +104,37 @@ class OutOfMemory(CollectiveMismatch, MemoryError):
 
 
 class PeerFailure(CollectiveError):
-    """MPI reported that a message could not be sent or received."""
+    """MPI reported that a message could not be sent or received.
+
+    The communicator cannot be used afterwards.
+
+    Examples
+    --------
+    >>> from collectives import CollectiveTimeout, Communicator, PeerFailure
+    >>> comm = Communicator()
+    >>> try:
+    ...     ranks = comm.allreduce(1)
+    ... except (PeerFailure, CollectiveTimeout):
+    ...     raise SystemExit("a rank is lost: start again from the last checkpoint") from None
+    >>> ranks
+    1
+    >>> comm.close()
+    """
 
 
 class CommunicatorClosed(CollectiveError):
-    """The communicator was closed, or an earlier error left messages in flight."""
+    """The communicator was closed, or an earlier error left messages in flight.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> comm = mpicomp.Communicator()
+    >>> comm.close()
+    >>> comm.barrier()
+    Traceback (most recent call last):
+        ...
+    collectives.errors.CommunicatorClosed: rank 0 of 1: ...
+    """
 
 
 class NonFiniteGradient(CollectiveError):
@@ -55,7 +143,20 @@ class NonFiniteGradient(CollectiveError):
     Attributes
     ----------
     ranks : tuple of int
-        Ranks that contributed NaN or infinity.
+        Ranks that contributed NaN or infinity; empty if finite numbers overflowed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     marsit = mpicomp.Marsit().start(comm, 3, dtype="float64")
+    ...     try:
+    ...         marsit.aggregate(np.array([1.0, 2.0, np.nan if comm.rank == 1 else 3.0]))
+    ...     except mpicomp.NonFiniteGradient as error:
+    ...         return error.ranks
+    >>> mpicomp.run_local(2, step)
+    [(1,), (1,)]
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:

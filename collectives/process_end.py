@@ -54,6 +54,19 @@ def install_abort_hook() -> None:
 
     Of an error whose message names cause and cure, such as CollectiveMismatch, the traceback shows the caller's lines
     only; of any other error, and with ``MPICOMP_TRACEBACK=full``, it shows all.
+
+    Examples
+    --------
+    In a program, before the lines that may fail on one rank alone:
+
+    >>> import subprocess, sys
+    >>> program = '''
+    ... import mpicomp
+    ... mpicomp.install_abort_hook()
+    ... settings = open("settings-of-this-node.json")
+    ... '''
+    >>> subprocess.run([sys.executable, "-c", program], capture_output=True).returncode
+    1
     """
     global _installed
     if _installed:

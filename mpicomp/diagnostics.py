@@ -30,6 +30,14 @@ def gather_rows(comm: Communicator, vector: AnyArray) -> AnyArray:
     CollectiveMismatch
         The ranks' vectors differ in length or type.
     CollectiveTimeout, PeerFailure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> from mpicomp.diagnostics import gather_rows
+    >>> mpicomp.run_local(2, lambda comm: gather_rows(comm, np.array([comm.rank, 5])).tolist())[0]
+    [[0, 5], [1, 5]]
     """
     rows: AnyArray = comm.allgather(np.ascontiguousarray(vector).reshape(1, -1))
     return rows
@@ -48,6 +56,13 @@ def cosine_distances(rows: AnyArray) -> Doubles:
     -------
     float64[M, M]
         NaN where a row is all zeros.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import cosine_distances
+    >>> cosine_distances(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])).tolist()
+    [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]
     """
     wide = np.asarray(rows, np.float64)
     lengths = np.linalg.norm(wide, axis=1)
@@ -57,19 +72,54 @@ def cosine_distances(rows: AnyArray) -> Doubles:
 
 
 def mean_cosine_distance(rows: AnyArray) -> float:
-    """Return the mean distance of all pairs of different rows; NaN for a single row."""
+    """Return the mean distance of all pairs of different rows.
+
+    Parameters
+    ----------
+    rows : array[M, n]
+
+    Returns
+    -------
+    float
+        0 to 2, see `cosine_distances`; NaN for a single row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import mean_cosine_distance
+    >>> mean_cosine_distance(np.array([[1.0, 0.0], [0.0, 2.0]]))
+    1.0
+    """
     distances = cosine_distances(rows)
     pairs = distances[np.triu_indices(len(distances), 1)]
     return float(pairs.mean()) if pairs.size else float("nan")
 
 
 def top_k(vector: AnyArray, k: int) -> Indices:
-    """Return the indices of the `k` largest magnitudes, ascending; ties go to the lowest index.
+    """Return the indices of the largest magnitudes; ties go to the lowest index.
+
+    Parameters
+    ----------
+    vector : array[n]
+    k : int
+        Number of indices, 0 to n.
+
+    Returns
+    -------
+    int64[k]
+        Ascending.
 
     Raises
     ------
     ValueError
         The vector has fewer than `k` elements.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import top_k
+    >>> top_k(np.array([1.0, -5.0, 3.0, 0.0]), k=2)
+    array([1, 2])
     """
     if not 0 <= k <= vector.size:
         raise ValueError(f"k must lie in 0 .. {vector.size}, the elements there are, not {k}")
@@ -83,10 +133,26 @@ def missed(chosen: Indices, true: Indices) -> float:
     Figure 3 of ScaleCom shows it for a leader's choice and the largest elements of the exact mean: half the Hamming
     distance of both sets, divided by their size k.
 
+    Parameters
+    ----------
+    chosen, true : int[k]
+
+    Returns
+    -------
+    float
+        0 to 1.
+
     Raises
     ------
     ValueError
         `chosen` is empty.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import missed
+    >>> missed(np.array([0, 1, 2, 3]), true=np.array([1, 2, 3, 4]))
+    0.25
     """
     if not chosen.size:
         raise ValueError("chosen must have one index at least")
@@ -97,6 +163,24 @@ def contraction(vector: AnyArray, places: Indices) -> float:
     """Return gamma, the fraction of the squared length that is lost if only the elements at `places` remain.
 
     It is gamma_0 if the largest elements are kept, and 0 for a vector of zeros.
+
+    Parameters
+    ----------
+    vector : array[n]
+    places : int[k]
+        Indices of the elements that remain.
+
+    Returns
+    -------
+    float
+        0 to 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import contraction
+    >>> contraction(np.array([2.0, 0.0, 2.0, 2.0, 2.0]), places=np.array([0]))
+    0.75
     """
     wide = np.asarray(vector, np.float64)
     whole = float(wide @ wide)
@@ -108,10 +192,28 @@ def contraction_bound(missed_part: float, gamma_0: float) -> float:
 
     Lemma 1 of ScaleCom proves it.
 
+    Parameters
+    ----------
+    missed_part : float
+        d/k, see `missed`.
+    gamma_0 : float
+        See `contraction`.
+
+    Returns
+    -------
+    float
+        0 to 1.
+
     Raises
     ------
     ValueError
         An argument is not between 0 and 1.
+
+    Examples
+    --------
+    >>> from mpicomp.diagnostics import contraction_bound
+    >>> contraction_bound(missed_part=0.5, gamma_0=0.5)
+    0.75
     """
     for name, value in (("missed_part", missed_part), ("gamma_0", gamma_0)):
         if not 0 <= value <= 1:
@@ -120,5 +222,22 @@ def contraction_bound(missed_part: float, gamma_0: float) -> float:
 
 
 def matching_rate(result: AnyArray, exact: AnyArray) -> float:
-    """Return the fraction of elements that have the same sign in both; 0 counts as positive. NaN for empty vectors."""
+    """Return the fraction of elements that have the same sign in both vectors; 0 counts as positive.
+
+    Parameters
+    ----------
+    result, exact : array[n]
+
+    Returns
+    -------
+    float
+        0 to 1; NaN for empty vectors.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.diagnostics import matching_rate
+    >>> matching_rate(np.array([1.0, -1.0, 1.0, 1.0]), exact=np.array([0.5, -3.0, -0.1, 0.0]))
+    0.75
+    """
     return float(((result >= 0) == (exact >= 0)).mean()) if result.size else float("nan")

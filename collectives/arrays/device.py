@@ -87,6 +87,7 @@ class HostDevice(Device):
 
     Examples
     --------
+    >>> from collectives.arrays import HostDevice
     >>> host = HostDevice()
     >>> vector = host.zeros(3, "float32")
     >>> host.run(lambda: vector.fill(2))
@@ -131,3 +132,4 @@ class HostDevice(Device):
 
 
 HOST_DEVICE = HostDevice()
+"""The host as a device, which all code shares."""

@@ -133,7 +133,34 @@ def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception
 def broadcast(comm: Communicator, x: Array, root: int = 0) -> Array:
     """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 
-    Any dtype of `allreduce`, and bool and the other integers of 8 and 16 bits.
+    Parameters
+    ----------
+    x : array
+        NumPy or DLPack, contiguous, of a dtype of `allreduce`, of bool, or of integers of 8 or 16 bits. Overwritten
+        except on `root`.
+    root : int
+
+    Returns
+    -------
+    array
+        `x`.
+
+    Raises
+    ------
+    CollectiveMismatch, CollectiveTimeout, PeerFailure
+    TypeError, ValueError
+        This rank's array cannot be overwritten; the others then raise CollectiveMismatch.
+    ValueError
+        There is no rank `root`; on every rank that passes it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def start_from_rank_1(comm):
+    ...     return comm.broadcast(np.full(2, comm.rank), root=1).tolist()
+    >>> mpicomp.run_local(3, start_from_rank_1)
+    [[1, 1], [1, 1], [1, 1]]
     """
     name = f"broadcast(root={root})"
     vector = validate_array(comm, x, name, COPIED)
@@ -175,6 +202,13 @@ def allgather(comm: Communicator, x: Array) -> Array:
     TypeError, ValueError
         This rank's array cannot be gathered; the others then raise CollectiveMismatch.
     CollectiveTimeout, PeerFailure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> mpicomp.run_local(3, lambda comm: comm.allgather(np.full(comm.rank, comm.rank)).tolist())[0]
+    [1, 2, 2]
     """
     rows = validate_array(comm, x, "allgather", COPIED)
     if not rows.shape:
@@ -189,7 +223,24 @@ def allgather(comm: Communicator, x: Array) -> Array:
 
 @keep_uncompiled
 def barrier(comm: Communicator) -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank is here.
+
+    Raises
+    ------
+    CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> files = []
+    >>> def read(comm):
+    ...     if comm.rank == 0:
+    ...         files.append("data")  # such as a download, to a folder that all ranks see
+    ...     comm.barrier()
+    ...     return files[0]
+    >>> mpicomp.run_local(3, read)
+    ['data', 'data', 'data']
+    """
     call = Call(comm, lambda: "barrier()")
     with comm.span("barrier"):
         comm.run(call, _barrier(comm, call, comm.check(call, fingerprint("barrier"))))
@@ -208,17 +259,35 @@ def _barrier(comm: Communicator, call: Call, check: Steps) -> Steps:
 
 @keep_uncompiled
 def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
-    """Return rank `root`'s object: itself there, and copies on other ranks, where `obj` does not matter.
+    """Return rank `root`'s object: itself there, and copies on other ranks.
 
     The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
+
+    Parameters
+    ----------
+    obj : object
+        Read on `root` alone.
+    root : int
+
+    Returns
+    -------
+    object
 
     Raises
     ------
     TypeError
         This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
     ValueError
-        There is no rank `root`.
+        There is no rank `root`; on every rank that passes it.
     CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> def configure(comm):
+    ...     return comm.broadcast_object({"lr": 0.1} if comm.rank == 0 else None)
+    >>> mpicomp.run_local(2, configure)
+    [{'lr': 0.1}, {'lr': 0.1}]
     """
     require_root(comm, root, f"broadcast_object(root={root})")
     name = f"broadcast_object(root={root})"
@@ -232,7 +301,29 @@ def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
 
 @keep_uncompiled
 def allgather_object(comm: Communicator, obj: object) -> list[Any]:
-    """Return copies of every rank's object, in rank order, on every rank; pickled, raises as `broadcast_object`."""
+    """Return copies of every rank's object, on every rank; pickled, see `broadcast_object`.
+
+    Parameters
+    ----------
+    obj : object
+
+    Returns
+    -------
+    list
+        In rank order.
+
+    Raises
+    ------
+    TypeError
+        This rank cannot pickle its object or unpickle another one; the others then raise CollectiveMismatch.
+    CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> mpicomp.run_local(2, lambda comm: comm.allgather_object({"rank": comm.rank}))[0]
+    [{'rank': 0}, {'rank': 1}]
+    """
     name = "allgather_object()"
     with comm.span("allgather_object"):
         payload = _pickle(comm, obj, name)

@@ -56,7 +56,7 @@ class Communicator:
     verify : bool
         Check before each collective that all ranks make the same call (a few microseconds).
     piece_bytes : int, optional
-        Longest message; None: by transport. Equal on all ranks.
+        Bytes of the longest message; None: by transport. Equal on all ranks.
     network : LinkModel, str or Path, optional
         Model of the ranks' network, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
         topology that the model of time finds fastest. The same on all ranks.
@@ -133,6 +133,21 @@ class Communicator:
         The topology does not fit this number of ranks.
     TypeError, ValueError
         An argument cannot be used. On every rank: the network cannot be read, or ranks know different ones.
+
+    Examples
+    --------
+    The ranks of a program that ``mpirun`` started, or one rank without it:
+
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> with mpicomp.Communicator(topology="ring", timeout=120) as comm:
+    ...     total = comm.allreduce(np.ones(1000, np.float32))
+    ...     first = comm.rank == 0, comm.local_rank < comm.local_size
+
+    Several ranks without ``mpirun``, which are threads:
+
+    >>> mpicomp.run_local(4, lambda comm: f"{comm.here}, {comm.topology}", topology="torus")[3]
+    'rank 3 of 4, Torus(rows=None, cols=None)'
     """
 
     def __init__(
@@ -229,6 +244,16 @@ class Communicator:
             A call was let go without waiting for it.
         OSError
             The trace cannot be written.
+
+        Examples
+        --------
+        A block of ``with`` closes it, too:
+
+        >>> import mpicomp
+        >>> comm = mpicomp.Communicator()
+        >>> comm.close()
+        >>> with mpicomp.Communicator() as comm:
+        ...     comm.barrier()
         """
         free = self.dense_buffers.clear, self._users.free_all, self._call_check.free, self.mpi_comm.Free
         close(self, self.ending, self._call_check if self.verifies else None, free)
@@ -248,6 +273,16 @@ class Communicator:
         ------
         RuntimeError
             A call is in flight.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> with mpicomp.Communicator() as comm:
+        ...     if not comm.start_progress_thread():
+        ...         print("calls advance in poll and wait only")
+        ...     handle = comm.iallreduce(np.ones(3))
+        ...     total = handle.wait()  # computing in between takes no time from it
         """
         return self.calls.start_progress_thread(self.trace)
 
@@ -363,7 +398,14 @@ class Communicator:
     # Choosing and preparing ------------------------------------------------------------------------------------------
 
     def select(self, payload_bytes: int) -> Topology:
-        """Return the topology for a payload of this size."""
+        """Return the topology for a payload of `payload_bytes`.
+
+        Examples
+        --------
+        >>> import mpicomp
+        >>> mpicomp.run_local(4, lambda comm: comm.select(100_000_000).name, topology="torus")[0]
+        'torus'
+        """
         return self._routes.select(payload_bytes)
 
     def gathers(self, payload_bytes: int) -> bool:
@@ -427,6 +469,17 @@ class Communicator:
         CollectiveMismatch, CollectiveTimeout, PeerFailure
         TypeError, ValueError
             This rank's array or number cannot be reduced; the others then raise CollectiveMismatch.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> def reduce(comm):
+        ...     gradient = np.array([1.0, 2.0]) * comm.rank
+        ...     comm.allreduce(gradient, "mean", out=gradient)
+        ...     return gradient, comm.allreduce(comm.rank, "max"), comm.allreduce(comm.rank > 0)
+        >>> mpicomp.run_local(4, reduce)[0]
+        (array([1.5, 3. ]), 3, 3)
         """
         name = validate_operation(self, op)
         if isinstance(x, NUMBERS):
@@ -446,7 +499,34 @@ class Communicator:
 
     @keep_uncompiled
     def iallreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Handle:
-        """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done."""
+        """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done.
+
+        Parameters
+        ----------
+        x, op, out
+            As in `allreduce`; `x` is no number.
+
+        Returns
+        -------
+        Handle
+            Its ``wait()`` returns the result of `allreduce`, to the bit, and raises its errors.
+
+        Raises
+        ------
+        TypeError, ValueError
+            This rank's array cannot be reduced; the others then raise CollectiveMismatch.
+        CommunicatorClosed
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> def reduce_two(comm):
+        ...     handles = [comm.iallreduce(np.full(2, number)) for number in (1.0, 2.0)]
+        ...     return [handle.wait() for handle in handles]
+        >>> mpicomp.run_local(4, reduce_two)[0]
+        [array([4., 4.]), array([8., 8.])]
+        """
         name = validate_operation(self, op)
         source, target, result = validate_sum(self, x, name, out)
         mark, describe = self._routes.all_reduce(source, name, "iallreduce")
@@ -494,6 +574,15 @@ class Communicator:
         TypeError, ValueError
             This rank's colour or key is not valid; the others then raise CollectiveMismatch.
         CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+        Examples
+        --------
+        >>> import mpicomp
+        >>> def sum_of_parity(comm):
+        ...     with comm.split(color=comm.rank % 2) as part:
+        ...         return part.allreduce(comm.rank)
+        >>> mpicomp.run_local(4, sum_of_parity)
+        [2, 4, 2, 4]
         """
         part = splitting.split(self, color, key)
         if part is None:

@@ -33,7 +33,30 @@ _DESCRIPTION_BYTES = 96
 
 
 def send(comm: Communicator, x: Array, to: int, tag: int = 0) -> None:
-    """Send an array, as `isend` does, and wait for it."""
+    """Send an array, and wait until the receiver has taken it or MPI has copied it.
+
+    Parameters
+    ----------
+    x, to, tag
+        As in `isend`.
+
+    Raises
+    ------
+    TypeError, ValueError, CollectiveTimeout, PeerFailure
+        As of `isend` and of its handle.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def pass_on(comm):
+    ...     if comm.rank == 0:
+    ...         comm.send(np.array([1, 2]), to=1, tag=5)
+    ...     else:
+    ...         return comm.recv(np.empty(2, np.int64), source=0, tag=5)
+    >>> mpicomp.run_local(2, pass_on)[1]
+    array([1, 2])
+    """
     vector, name = _validate(comm, "send", x, "to", to, tag)
     with comm.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
         comm.run(*_make_send(comm, name, vector, to, tag))
@@ -61,27 +84,57 @@ def isend(comm: Communicator, x: Array, to: int, tag: int = 0) -> Handle:
     ------
     TypeError, ValueError
         An argument cannot be used, on this rank alone: the other one waits for a message that does not come.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def rotate(comm):
+    ...     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    ...     receiving = comm.irecv(np.empty(1), source=left)
+    ...     comm.isend(np.full(1, comm.rank, np.float64), to=right).wait()
+    ...     return receiving.wait().item()
+    >>> mpicomp.run_local(3, rotate)
+    [2.0, 0.0, 1.0]
     """
     vector, name = _validate(comm, "isend", x, "to", to, tag)
     return comm.begin(*_make_send(comm, name, vector, to, tag))
 
 
 def recv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Array:
-    """Overwrite `out` with the array that another rank sends, and return it; raises the errors of `irecv`."""
+    """Overwrite an array with the one that another rank sends; `send` has an example.
+
+    Parameters
+    ----------
+    out, source, tag
+        As in `irecv`.
+
+    Returns
+    -------
+    array
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError, CollectiveMismatch, CollectiveTimeout, PeerFailure
+        As of `irecv` and of its handle.
+    """
     vector, name = _validate(comm, "recv", out, "from", source, tag)
     with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
         return comm.run(*_make_receive(comm, name, vector, out, source, tag))
 
 
 def irecv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Handle:
-    """Begin to receive an array from another rank.
+    """Begin to receive an array from another rank; `isend` has an example.
 
     Parameters
     ----------
     out : array
         Overwritten; of the dtype and shape of the array that was sent.
-    source, tag : int
-        The sender, and the tag that it gives.
+    source : int
+        The sender.
+    tag : int from 0 to 300
+        The tag that the sender gives.
 
     Returns
     -------

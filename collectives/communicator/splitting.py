@@ -55,14 +55,32 @@ def _validate_integer(name: str, value: int, least: int) -> int:
 
 
 class Grid:
-    """Ranks on a Cartesian grid, as `Communicator.grid` numbers them, with a communicator along each axis.
+    """Ranks on a Cartesian grid, with a communicator along each axis. `Communicator.grid` makes it.
+
+    Parameters
+    ----------
+    shape : dict of int
+        Ranks along each axis, by its name.
+    rank : int
+    along : dict of Communicator
 
     Attributes
     ----------
     shape : dict of int
-        Ranks along each axis, by its name.
+        The parameter.
     coordinates : dict of int
         Coordinates of this rank.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> def sum_rows(comm):
+    ...     grid = comm.grid(row=2, column=2)
+    ...     total = grid.along("column").allreduce(comm.rank)  # of the ranks of this row
+    ...     grid.close()
+    ...     return grid.coordinates, total
+    >>> mpicomp.run_local(4, sum_rows)[3]
+    ({'row': 1, 'column': 1}, 5)
     """
 
     def __init__(self, shape: Mapping[str, int], rank: int, along: Mapping[str, Communicator]) -> None:
@@ -70,7 +88,17 @@ class Grid:
         self._along = dict(along)
 
     def along(self, axis: str) -> Communicator:
-        """Return the communicator of the ranks that differ from this one on this axis alone, in its order."""
+        """Return the communicator of the ranks that differ from this one on the axis of this name alone, in its order.
+
+        Parameters
+        ----------
+        axis : str
+
+        Raises
+        ------
+        KeyError
+            The grid has no such axis.
+        """
         return self._along[axis]
 
     def close(self) -> None:
@@ -112,6 +140,15 @@ def grid(comm: Communicator, **shape: int) -> Grid:
         The grid does not have as many ranks as there are; on every rank that passes it.
     CollectiveMismatch
         The ranks pass different grids.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> def average_replicas(comm):
+    ...     with comm.grid(replica=2, stage=2) as grid:
+    ...         return grid.along("replica").allreduce(comm.rank, op="mean")
+    >>> mpicomp.run_local(4, average_replicas)
+    [1.0, 2.0, 1.0, 2.0]
     """
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     try:

@@ -27,23 +27,39 @@ class LinkModel:
     Parameters
     ----------
     latency_s : float
-        Time from sending a byte to receiving it; messages in flight overlap.
+        Seconds from sending a byte to receiving it; messages in flight overlap.
     bandwidth_bytes_s : float
-        Bandwidth of each rank's link, in each direction.
+        Bytes per second of each rank's link, in each direction.
     overhead_s : float
-        Time per message in which the link carries nothing else.
+        Seconds per message in which the link carries nothing else.
     group_size : int or None
         Ranks 0 to group_size - 1 form the first group, and so on; None puts all ranks in one group.
     between_latency_s : float or None
-        Latency of messages between groups; None: `latency_s`.
+        Latency of messages between groups, in seconds; None: `latency_s`.
     uplink_bytes_s : float or None
-        Bandwidth that the ranks of a group share for messages to other groups, and again for messages from them; None:
-        only their own links limit them.
+        Bytes per second that the ranks of a group share for messages to other groups, and again for messages from
+        them; None: only their own links limit them.
 
     Raises
     ------
     ValueError
         A time is negative, a bandwidth or the group size not positive, or a number not finite.
+
+    Examples
+    --------
+    Four ranks, two on each node, which share a link of 10 Gbit/s with 50 us:
+
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> from collectives import LinkModel
+    >>> network = LinkModel(1e-6, 20e9, group_size=2, between_latency_s=50e-6, uplink_bytes_s=1.25e9)
+    >>> network.group(np.arange(4))
+    array([0, 0, 1, 1])
+    >>> network.latencies(np.array([0, 1]), np.array([1, 2]))
+    array([1.e-06, 5.e-05])
+    >>> comms = mpicomp.run_local(4, lambda comm: str(comm.select(payload_bytes=1_000_000).name), network=network)
+    >>> len(set(comms))  # all ranks select the same topology
+    1
     """
 
     latency_s: float
@@ -67,21 +83,31 @@ class LinkModel:
             raise ValueError(f"group_size must be an integer of at most 64 bits, not {shown(self.group_size)}")
 
     def group(self, ranks: Indices) -> Indices:
-        """Return the group of each rank."""
+        """Return the number of the group of each of `ranks`, from 0 on."""
         return ranks // self.group_size if self.group_size else np.zeros_like(ranks)
 
     def latencies(self, sources: Indices, destinations: Indices) -> Doubles:
-        """Return the latency of each message."""
+        """Return the latency in seconds of each message from `sources` to `destinations`, two arrays of ranks."""
         between = self.latency_s if self.between_latency_s is None else self.between_latency_s
         return np.where(self.group(sources) == self.group(destinations), self.latency_s, between)
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON."""
+        """Write the numbers as JSON to the file `path`, which is overwritten.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> LinkModel:
-        """Read a file that `save` has written.
+        """Return the network in a file that `save` or ``mpicomp advise --save`` has written.
+
+        Parameters
+        ----------
+        path : str or Path
 
         Raises
         ------
@@ -89,6 +115,16 @@ class LinkModel:
             The file cannot be read.
         ValueError
             The file does not hold a network; the message has the file, the cause and the cure in one line.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from collectives import LinkModel
+        >>> with TemporaryDirectory() as folder:
+        ...     LinkModel(5e-5, 1.25e9).save(Path(folder, "network.json"))
+        ...     LinkModel.load(Path(folder, "network.json")).bandwidth_bytes_s
+        1250000000.0
         """
         found = read_json(path, CURE, most_bytes=MOST_BYTES)
         names = sorted(field.name for field in fields(cls))

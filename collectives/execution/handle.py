@@ -238,6 +238,23 @@ class Handle:
     Ranks may poll their handles and wait for them in different orders, since `poll` and `wait` advance all calls of the
     thread. A call makes progress in these two alone, so that a rank that computes for long keeps the others waiting.
     Calls of a communicator with a progress thread advance by themselves.
+
+    Parameters
+    ----------
+    call : Call
+        The call, which the communicator or an aggregator has begun.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def overlap(comm):
+    ...     handle = comm.iallreduce(np.full(3, comm.rank, np.float32))
+    ...     while not handle.poll():
+    ...         pass  # compute a little
+    ...     return handle.wait()
+    >>> mpicomp.run_local(2, overlap)[0]
+    array([1., 1., 1.], dtype=float32)
     """
 
     __slots__ = ("_call",)
@@ -247,11 +264,18 @@ class Handle:
 
     @keep_uncompiled
     def poll(self) -> bool:
-        """Advance all calls of the thread without waiting; return True once the result is there.
+        """Advance all calls of the thread without waiting.
+
+        Returns
+        -------
+        bool
+            True once the result is there.
 
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed
+        NonFiniteGradient
+            Of an aggregator's call; on every rank.
         """
         call = self._call
         if call.completion is None:
@@ -269,7 +293,20 @@ class Handle:
 
     @keep_uncompiled
     def wait(self) -> Any:
-        """Wait for the end of the call and return its result; raises the same errors as `poll`."""
+        """Wait for the end of the call.
+
+        Returns
+        -------
+        object
+            The result of the call, such as an array.
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed, NonFiniteGradient
+            As of `poll`.
+        RuntimeError
+            The call would wait for itself, such as in a callback of the progress thread.
+        """
         call = self._call
         try:
             if call.group.trace is not None and not call.done and call.wait_name is not None:
@@ -287,10 +324,31 @@ class Handle:
         The callback may begin calls, and must not wait for one. The handle's `wait` returns or raises at once. An
         exception of the callback is uncaught: it is printed, and ends the job (`install_abort_hook`).
 
+        Parameters
+        ----------
+        callback : callable
+            Called as ``callback(handle)`` on the progress thread, also if the call has ended already or failed.
+
         Raises
         ------
         RuntimeError
             The communicator has no progress thread.
+
+        Examples
+        --------
+        >>> import threading
+        >>> import mpicomp
+        >>> import numpy as np
+        >>> comm, ended = mpicomp.Communicator(), threading.Event()
+        >>> comm.start_progress_thread()
+        True
+        >>> handle = comm.iallreduce(np.ones(3))
+        >>> handle.then(lambda handle: ended.set())
+        >>> ended.wait(timeout=10)
+        True
+        >>> handle.wait()
+        array([1., 1., 1.])
+        >>> comm.close()
         """
         completion = self._call.completion
         if completion is None:
@@ -298,7 +356,15 @@ class Handle:
         completion.then(partial(callback, self))
 
     def detach(self) -> None:
-        """Allow dropping this handle without `wait`; the call then ends during a later one, or in ``close()``."""
+        """Allow dropping this handle without `wait`; the call then ends during a later one, or in ``close()``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> with mpicomp.Communicator() as comm:
+        ...     comm.iallreduce(np.ones(3)).detach()
+        """
         self._call.detached = True
 
     def __del__(self) -> None:
@@ -315,7 +381,7 @@ class Handle:
 class Traffic:
     """Cost of one call, or of many.
 
-    Attributes
+    Parameters
     ----------
     calls : int
         Number of collectives.
@@ -327,12 +393,31 @@ class Traffic:
         Seconds in which the rank had nothing to do but wait.
     seconds_total : float
         Seconds from start to result.
+
+    Attributes
+    ----------
     clock : callable
         Clock of all these seconds; no field of the dataclass. With `time.thread_time` they are processor time of this
         thread, without the time of other processes on the core. Traces need `time.perf_counter`, the default.
     started, ended : float
         Times of a call; no fields either. Calls in flight overlap, so that their seconds do not add up to the time in
         which a rank communicates. 0: there was no call, or it has not ended.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> from collectives import Traffic
+    >>> def count(comm):
+    ...     comm.allreduce(np.ones(1_000_000, np.float32))
+    ...     return comm.traffic
+    >>> traffic = mpicomp.run_local(2, count, topology="ring")[0]
+    >>> traffic.calls, traffic.bytes_sent >= 4_000_000, traffic.seconds > 0
+    (1, True, True)
+    >>> total = Traffic()
+    >>> total.add(traffic)
+    >>> total.bytes_sent == traffic.bytes_sent
+    True
     """
 
     calls: int = 0
@@ -349,7 +434,7 @@ class Traffic:
         self.started = self.ended = 0.0
 
     def add(self, other: Traffic) -> None:
-        """Add the cost of another call."""
+        """Add the cost of the calls that `other` counts."""
         self.calls += other.calls
         self.bytes_sent += other.bytes_sent
         self.messages += other.messages
@@ -371,7 +456,24 @@ COSTS = tuple(one.name for one in fields(Traffic) if one.name != "calls")
 
 @dataclass
 class TrafficLog:
-    """Cost of the last call and of all calls, by a `clock` that can be set between calls; see `Traffic`."""
+    """Cost of the last call and of all calls, by a `clock` that can be set between calls; see `Traffic`.
+
+    Parameters
+    ----------
+    last, total : Traffic
+        Seconds of `total` are sums over calls, of which some may have been in flight at the same time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> with mpicomp.Communicator() as comm:
+    ...     qsgd = mpicomp.QSGD().start(comm, 1000)
+    ...     for _ in range(3):
+    ...         mean = qsgd.aggregate(np.ones(1000, np.float32))
+    >>> qsgd.traffic.last.calls, qsgd.traffic.total.calls
+    (1, 3)
+    """
 
     last: Traffic = field(default_factory=Traffic)
     total: Traffic = field(default_factory=Traffic)

@@ -278,7 +278,26 @@ def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
 
 
 def done(backoff: Backoff, request: Testable | None) -> Iterator[bool]:
-    """Return steps of a call that end when a request is over; None: no steps."""
+    """Return steps of a call that end when a request is over.
+
+    Parameters
+    ----------
+    backoff : Backoff
+        The call.
+    request : Testable, optional
+        None: there are no steps.
+
+    Returns
+    -------
+    iterator of bool
+        For ``yield from`` in the steps of a call.
+
+    Examples
+    --------
+    >>> from collectives.progress.polling import done
+    >>> list(done(None, None))
+    []
+    """
     return iter(()) if request is None else until(request, backoff)
 
 

@@ -43,7 +43,17 @@ def _halves(position: int, rounds: int) -> tuple[list[range], list[range]]:
 
 @dataclass(frozen=True, slots=True)
 class HalvingDoubling:
-    """Recursive halving and doubling; for any number of ranks."""
+    """Recursive halving and doubling; for any number of ranks.
+
+    Examples
+    --------
+    >>> from collectives import HalvingDoubling
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> [prove(all_plans(HalvingDoubling(), size)).rounds for size in (4, 8, 16)]
+    [4, 6, 8]
+    >>> [step.sends[0].peer for step in HalvingDoubling().plan(rank=0, size=8).steps]
+    [1, 2, 4, 4, 2, 1]
+    """
 
     name: ClassVar[str] = "halving-doubling"
 

@@ -23,7 +23,16 @@ from typing import Protocol, runtime_checkable
 
 
 class TopologyError(ValueError):
-    """A topology cannot be laid over this number of ranks."""
+    """A topology cannot be laid over this number of ranks.
+
+    Examples
+    --------
+    >>> from collectives import Communicator, Torus
+    >>> Communicator(topology=Torus(rows=2))
+    Traceback (most recent call last):
+        ...
+    collectives.schedules.plan.TopologyError: rank 0 of 1: 1 ranks do not fill a torus of 2 x any rows x columns; ...
+    """
 
 
 def require_segments(topology: str, segments: int) -> None:
@@ -33,14 +42,25 @@ def require_segments(topology: str, segments: int) -> None:
 
 
 class PlanError(ValueError):
-    """A plan is malformed, or a set of plans does not compute an all-reduce."""
+    """A plan is malformed, or a set of plans does not compute an all-reduce.
+
+    Examples
+    --------
+    >>> from collectives import Plan, Ring
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> plans = all_plans(Ring(), 4)
+    >>> prove([*plans[:3], Plan(3, 4, 4, plans[3].steps[:-1])])
+    Traceback (most recent call last):
+        ...
+    collectives.schedules.plan.PlanError: rank 0 of 4, step 5: deadlock, it waits to receive ...
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Message of neighbouring chunks, in ascending order, to or from one peer.
 
-    Attributes
+    Parameters
     ----------
     peer : int
         The rank at the other end.
@@ -50,6 +70,19 @@ class Transfer:
         How many ranks' contributions each chunk in the message carries.
     held_weight : int
         Receives only: how many ranks' contributions the receiver holds when the message arrives; 0 overwrites.
+
+    Raises
+    ------
+    PlanError
+        `chunks` is empty or has another step, `weight` is below 1, or `held_weight` negative.
+
+    Examples
+    --------
+    Chunk 2 with the sum of three ranks, to be added to the receiver's own contribution:
+
+    >>> from collectives import Transfer
+    >>> Transfer(peer=1, chunks=range(2, 3), weight=3, held_weight=1)
+    Transfer(peer=1, chunks=range(2, 3), weight=3, held_weight=1)
     """
 
     peer: int
@@ -72,7 +105,25 @@ def _overlap(a: range, b: range) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Transfers that may all be in flight at once."""
+    """Transfers that may all be in flight at once.
+
+    Parameters
+    ----------
+    sends, recvs : tuple of Transfer
+        One of them may be empty.
+
+    Raises
+    ------
+    PlanError
+        There is no transfer, a send has a `held_weight`, or a received chunk is sent or received again.
+
+    Examples
+    --------
+    >>> from collectives import Ring
+    >>> step = Ring().plan(rank=0, size=4).steps[0]
+    >>> step.sends[0].peer, step.recvs[0].peer
+    (1, 3)
+    """
 
     sends: tuple[Transfer, ...]
     recvs: tuple[Transfer, ...]
@@ -95,7 +146,7 @@ class Step:
 class Plan:
     """One rank's part of an all-reduce.
 
-    Attributes
+    Parameters
     ----------
     rank, size : int
         The rank that the plan belongs to, and the number of ranks.
@@ -108,6 +159,13 @@ class Plan:
     ------
     PlanError
         A peer, a chunk or a weight is out of range for ``rank``, ``size`` and ``n_chunks``.
+
+    Examples
+    --------
+    >>> from collectives import Star
+    >>> plan = Star(segments=1).plan(rank=2, size=3)
+    >>> [("send", send.peer) for step in plan.steps for send in step.sends]
+    [('send', 0)]
     """
 
     rank: int
@@ -141,7 +199,14 @@ class Topology(Protocol):
     """Maker of plans. Implementations are frozen dataclasses: printable, comparable, hashable.
 
     An attribute ``server`` is optional; see `server_of`. Topologies with `collectives.schedules.ring.Lockstep` are
-    simulated for all ranks at once. docs/extending.md has an example.
+    simulated for all ranks at once. docs/extending.md has a complete one.
+
+    Examples
+    --------
+    >>> from collectives import Ring, Topology
+    >>> ring = Ring()
+    >>> isinstance(ring, Topology), ring.name, ring.plan(rank=0, size=4).n_chunks
+    (True, 'ring', 4)
     """
 
     @property
@@ -150,7 +215,13 @@ class Topology(Protocol):
         ...
 
     def plan(self, rank: int, size: int) -> Plan:
-        """Return the part of rank ``rank`` among ``size`` ranks; raises TopologyError for other numbers of ranks."""
+        """Return the part of rank ``rank`` among ``size`` ranks; the same whenever it is called.
+
+        Raises
+        ------
+        TopologyError
+            The topology does not fit this number of ranks.
+        """
         ...
 
 
@@ -168,6 +239,33 @@ def steps_by_time(sends: Iterable[tuple[int, Transfer]], recvs: Iterable[tuple[i
 
     Where both ends of every message name the same time, the ranks can walk the timetable together, so the steps cannot
     deadlock. Times at which this rank has nothing to do are dropped; within a time the given order is kept.
+
+    Parameters
+    ----------
+    sends, recvs : iterable of (int, Transfer)
+        Times and transfers.
+
+    Returns
+    -------
+    tuple of Step
+
+    Raises
+    ------
+    PlanError
+        Transfers of one time cannot be in flight at once.
+
+    Examples
+    --------
+    Rank 1 of 3 adds the vector of rank 2, sends the sum to rank 0, and passes the result on:
+
+    >>> from collectives import Transfer
+    >>> from collectives.schedules.plan import steps_by_time
+    >>> chunk = range(1)
+    >>> sends = [(1, Transfer(0, chunk, 2)), (3, Transfer(2, chunk, 3))]
+    >>> recvs = [(0, Transfer(2, chunk, 1, held_weight=1)), (2, Transfer(0, chunk, 3))]
+    >>> steps = steps_by_time(sends, recvs)
+    >>> [len(step.sends) for step in steps]
+    [0, 1, 0, 1]
     """
     slots: dict[int, tuple[list[Transfer], list[Transfer]]] = {}
     for side, entries in enumerate((sends, recvs)):

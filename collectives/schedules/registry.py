@@ -40,12 +40,28 @@ def topology(name_or_instance: str | Topology, also: Iterable[str] = ()) -> Topo
     also : iterable of str
         Other names that the caller accepts, for the message.
 
+    Returns
+    -------
+    Topology
+
     Raises
     ------
     ValueError
         There is no topology of that name.
     TypeError
         The argument is neither a name nor a topology.
+
+    Examples
+    --------
+    >>> from collectives import TOPOLOGIES, topology
+    >>> topology("torus:2x4")
+    Torus(rows=2, cols=4)
+    >>> topology("rings")
+    Traceback (most recent call last):
+        ...
+    ValueError: there is no topology 'rings' (did you mean 'ring'?): choose one of ring, ...
+    >>> [name for name in TOPOLOGIES if topology(name).plan(rank=0, size=16).n_chunks == 16]
+    ['ring', 'torus', 'double-tree', 'halving-doubling']
     """
     if isinstance(name_or_instance, type):
         raise TypeError(f"the topology is a class: write {name_or_instance.__name__}(), with parentheses")

@@ -99,6 +99,17 @@ class Ring:
     ------
     TopologyError
         ``segments`` is below 1.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> from collectives import Ring
+    >>> mpicomp.run_local(4, lambda comm: comm.allreduce(1.5), topology=Ring(segments=2))
+    [6.0, 6.0, 6.0, 6.0]
+    >>> len(Ring().plan(rank=0, size=4).steps)
+    6
+    >>> Ring(segments=2).name
+    'segmented-ring'
     """
 
     segments: int = 1
@@ -112,7 +123,10 @@ class Ring:
         return "ring" if self.segments == 1 else "segmented-ring"
 
     def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
-        """Yield the steps of one rank, or of an array of ranks; segment s has chunks s * size to (s + 1) * size."""
+        """Yield the steps of `rank`, an int or an array of ranks, among `size` ranks.
+
+        Segment s has the chunks from s * size to (s + 1) * size.
+        """
         after, before = (rank + 1) % size, (rank - 1) % size
         for sent, received, weight in reduce_scatter(rank, size):
             for first in range(0, self.segments * size, size):

@@ -45,6 +45,15 @@ class Star:
     ------
     TopologyError
         ``segments`` is below 1, or ``root`` negative.
+
+    Examples
+    --------
+    >>> from collectives import Star
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> prove(all_plans(Star(root=1, segments=1), 4)).messages
+    (1, 3, 1, 1)
+    >>> Star(root=1).server, len(Star(segments=1).plan(rank=3, size=4).steps)
+    (1, 2)
     """
 
     name: ClassVar[str] = "star"
@@ -95,6 +104,15 @@ class Direct:
     ------
     TopologyError
         `segments` is below 1.
+
+    Examples
+    --------
+    >>> from collectives import Direct
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> prove(all_plans(Direct(segments=1), 4)).messages
+    (6, 6, 6, 6)
+    >>> {send.peer for step in Direct().plan(rank=0, size=4).steps for send in step.sends}
+    {1, 2, 3}
     """
 
     name: ClassVar[str] = "direct"

@@ -35,6 +35,17 @@ class Torus:
     rows, cols : int or None
         Shape. One left out follows from the other and the number of ranks; both left out give the most square shape,
         with no more rows than columns.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> from collectives import Torus
+    >>> Torus(rows=2).shape(8)
+    (2, 4)
+    >>> mpicomp.run_local(4, lambda comm: comm.allreduce(1.5), topology=Torus())
+    [6.0, 6.0, 6.0, 6.0]
+    >>> len(Torus().plan(rank=0, size=16).steps)
+    12
     """
 
     name: ClassVar[str] = "torus"
@@ -62,7 +73,10 @@ class Torus:
         raise TopologyError(f"{size} ranks do not fill a torus of {wanted} rows x columns; these shapes fit: {options}")
 
     def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
-        """Yield the steps of one rank, or of an array of ranks; column c has chunks c * rows to (c + 1) * rows."""
+        """Yield the steps of `rank`, an int or an array of ranks, among `size` ranks.
+
+        Column c has the chunks from c * rows to (c + 1) * rows.
+        """
         rows, cols = self.shape(size)
         row, col = rank // cols, rank % cols
         right, left = row * cols + (col + 1) % cols, row * cols + (col - 1) % cols

@@ -51,6 +51,15 @@ class Tree:
     ------
     TopologyError
         ``segments`` is below 1.
+
+    Examples
+    --------
+    >>> from collectives import Tree
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> prove(all_plans(Tree(segments=1), 8)).rounds
+    6
+    >>> [send.peer for step in Tree(segments=1).plan(rank=0, size=8).steps for send in step.sends]
+    [4, 2, 1]
     """
 
     name: ClassVar[str] = "tree"
@@ -138,6 +147,14 @@ class DoubleTree:
     ------
     TopologyError
         ``segments`` is below 1.
+
+    Examples
+    --------
+    >>> from collectives import DoubleTree
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> cost = prove(all_plans(DoubleTree(), 8))
+    >>> max(cost.chunks_sent) / DoubleTree().plan(rank=0, size=8).n_chunks  # vectors that a rank sends
+    2.0
     """
 
     name: ClassVar[str] = "double-tree"

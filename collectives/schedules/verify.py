@@ -35,7 +35,30 @@ class ScheduleCost:
 
 
 def all_plans(topology: Topology, size: int) -> list[Plan]:
-    """Return every rank's plan, in rank order."""
+    """Return every rank's plan, in rank order.
+
+    Parameters
+    ----------
+    topology : Topology
+    size : int
+        Number of ranks.
+
+    Returns
+    -------
+    list of Plan
+
+    Raises
+    ------
+    TopologyError
+        The topology does not fit this number of ranks.
+
+    Examples
+    --------
+    >>> from collectives import Ring
+    >>> from collectives.schedules.verify import all_plans
+    >>> len(all_plans(Ring(), 5))
+    5
+    """
     return [topology.plan(rank, size) for rank in range(size)]
 
 
@@ -117,11 +140,27 @@ def _check_finished(
 def prove(plans: Sequence[Plan]) -> ScheduleCost:
     """Check that the plans, in rank order, leave every rank with every chunk summed over all ranks, each counted once.
 
+    Parameters
+    ----------
+    plans : sequence of Plan
+
+    Returns
+    -------
+    ScheduleCost
+        Rounds; messages and chunks that each rank sends.
+
     Raises
     ------
     PlanError
         The plans deadlock, disagree on the order of messages, lose a contribution or count it twice, state a wrong
         weight, or leave a chunk incomplete. The message names rank, step and chunk.
+
+    Examples
+    --------
+    >>> from collectives import Ring
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> prove(all_plans(Ring(), 4))
+    ScheduleCost(rounds=6, messages=(6, 6, 6, 6), chunks_sent=(6, 6, 6, 6))
     """
     size = len(plans)
     n_chunks = plans[0].n_chunks if plans else 0

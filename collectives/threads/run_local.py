@@ -40,9 +40,10 @@ def run_local(
     Parameters
     ----------
     ranks : int
+        Number of ranks; more than the machine has cores are no problem.
     function : callable
         Called as ``function(comm)`` on all ranks at the same time.
-    topology, communicator_options
+    topology, **communicator_options
         Arguments of `Communicator`.
 
     Returns
@@ -64,6 +65,12 @@ def run_local(
     -----
     The ranks share modules, global random generators and the current folder. Kernels and NumPy run on all cores, Python
     code on one at a time.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> mpicomp.run_local(4, lambda comm: comm.allreduce(comm.rank), topology="ring")
+    [6, 6, 6, 6]
     """
     require_rank()
     if ranks < 1:

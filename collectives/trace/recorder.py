@@ -110,12 +110,37 @@ class Trace:
 
     A file without events is written at once, so that a path that cannot be written raises here.
 
+    Parameters
+    ----------
+    folder : Path
+        Folder of the file ``rank-RANK.json``; made if it does not exist.
+    rank, size : int
+    clock : callable
+        Clock in seconds, the same on all ranks except for an offset.
+
     Raises
     ------
     OSError
         The file cannot be written.
     ValueError
         Another communicator of this process writes the same file.
+
+    Examples
+    --------
+    `Communicator` makes one for each rank, and writes it in `close`. A block of your own joins the calls:
+
+    >>> import json
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import mpicomp
+    >>> with TemporaryDirectory() as folder:
+    ...     with mpicomp.Communicator(trace=folder) as comm:
+    ...         with comm.trace.span("call", "load data"):
+    ...             data = list(range(10))
+    ...         comm.barrier()
+    ...     events = json.loads(Path(folder, "rank-0.json").read_text())["traceEvents"]
+    >>> [event["name"] for event in events if event["ph"] == "X"][:2]
+    ['load data', 'barrier']
     """
 
     def __init__(self, folder: Path, rank: int, size: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -159,7 +184,7 @@ class Trace:
             wait[ARGS], wait[CALL] = {"until": over[KIND], **over[ARGS]}, over[CALL]
 
     def span(self, kind: str, name: str = "", **args: object) -> Span:
-        """Return a context manager that records a block."""
+        """Return a context manager that records a block of a `kind` as `name`, with `args` for the viewer."""
         return Span(self, [kind, name, 0.0, None, args, 0, 0])
 
     def phases(self, **spans: tuple[float, float]) -> None:
@@ -278,7 +303,24 @@ def _json(line: dict[str, object]) -> str:
 
 
 def flush() -> None:
-    """Write all traces of this process that are not written yet, before the process ends."""
+    """Write all traces of this process that are not written yet, before the process ends.
+
+    Programs that end by ``os._exit`` call it; at any other end it is called for them. Errors are logged.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import mpicomp
+    >>> from collectives.trace import flush
+    >>> with TemporaryDirectory() as folder:
+    ...     comm = mpicomp.Communicator(trace=folder)
+    ...     comm.barrier()
+    ...     flush()
+    ...     "barrier" in Path(folder, "rank-0.json").read_text()
+    True
+    >>> comm.close()
+    """
     for trace in list(_open.values()):
         trace.save()
 

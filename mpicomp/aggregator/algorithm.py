@@ -67,6 +67,23 @@ class Algorithm(ABC):
     ------
     TypeError
         There is no such option; the message names the nearest one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> from mpicomp.algorithms import Algorithm
+    >>> method = mpicomp.algorithm("marsit", seed=1)
+    >>> isinstance(method, Algorithm), method.synchronize
+    (True, 'updates')
+    >>> with mpicomp.Communicator() as comm:
+    ...     aggregator = method.start(comm, 3)
+    ...     aggregator.aggregate(np.array([1.0, -2.0, 3.0], np.float32))
+    array([ 1., -2.,  3.], dtype=float32)
+    >>> mpicomp.Marsit(K=10)
+    Traceback (most recent call last):
+        ...
+    TypeError: Marsit has no option 'K' (did you mean 'full_precision_every'?): it has full_precision_every, ...
     """
 
     synchronize: ClassVar[Synchronize] = "gradients"
@@ -145,6 +162,8 @@ class Algorithm(ABC):
     ) -> Aggregator:
         """Create the aggregator for vectors of one length.
 
+        All ranks create their aggregators of a communicator in the same order.
+
         Parameters
         ----------
         comm : Communicator
@@ -163,6 +182,10 @@ class Algorithm(ABC):
             Device that encodes: "cpu", for vectors on any device, or a GPU such as "cuda" or "cuda:1", which must hold
             the vectors. GPUs need a method whose `encodes_on_devices(dtype)` is True. Ranks may use different devices.
 
+        Returns
+        -------
+        Aggregator
+
         Raises
         ------
         TypeError, ValueError
@@ -170,6 +193,16 @@ class Algorithm(ABC):
         MemoryError
             The vector is larger than this machine's memory, or this rank or the device lacks memory for the
             method's state; the other ranks raise CollectiveMismatch in their next call. All ranks can start again.
+
+        Examples
+        --------
+        Two tensors, of 100 x 10 and 10 elements, of which the second begins at a multiple of 64:
+
+        >>> import mpicomp
+        >>> with mpicomp.Communicator() as comm:
+        ...     signs = mpicomp.EFSignSGD().start(comm, 1024 + 10, dtype="float16", tensor_lengths=(1000, 10))
+        >>> signs.n, signs.dtype, signs.vector_id
+        (1034, 'float16', 0)
         """
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)

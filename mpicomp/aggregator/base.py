@@ -39,16 +39,20 @@ class Method(Protocol):
 
 
 class Aggregator:
-    """Residual, step counter and buffers of one vector.
+    """Residual, step counter and buffers of one vector. `Algorithm.start` makes it.
 
     Parameters
     ----------
     algorithm : Method
+        Options of the method.
     comm : Communicator
     spec : VectorSpec
+        Length, type and device of the vectors.
 
     Attributes
     ----------
+    algorithm, comm, spec
+        The parameters.
     feedback : Feedback
         State that is carried from step to step.
     codec, reducer : object
@@ -58,6 +62,20 @@ class Aggregator:
     step : int
         Steps taken.
     traffic : TrafficLog
+        Bytes, messages and seconds of the last step and of all steps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def train(comm):
+    ...     aggregator = mpicomp.LocalTopK(rate=2).start(comm, 2)
+    ...     model = np.array([1.0, 1.0], np.float32)
+    ...     for step in range(2):
+    ...         model -= aggregator.aggregate(np.array([0.5, 0.375], np.float32))
+    ...     return model.tolist(), aggregator.step, aggregator.residual.tolist()
+    >>> mpicomp.run_local(2, train)[0]  # an element that was not sent is added to the next step's
+    ([0.5, 0.25], 2, [0.5, 0.0])
     """
 
     def __init__(self, algorithm: Method, comm: Communicator, spec: VectorSpec) -> None:
@@ -93,7 +111,7 @@ class Aggregator:
 
     @property
     def dtype(self) -> str:
-        """Type of the vectors."""
+        """Type of the vectors: "float16", "bfloat16", "float32" or "float64"."""
         return self.spec.dtype
 
     @property
@@ -103,7 +121,7 @@ class Aggregator:
 
     @property
     def residual(self) -> AnyArray | None:
-        """Pending compression error, float32[n] or float64[n]; None: the method keeps no residual."""
+        """Pending compression error, float32[n] or float64[n]; None, or of no elements, if the method keeps none."""
         residual: AnyArray | None = self.feedback.residual
         return residual
 
@@ -135,6 +153,17 @@ class Aggregator:
             This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
         RuntimeError
             An earlier error spoiled the residual, on all ranks; or an earlier call has not ended.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> def average(comm):
+        ...     result = np.empty(2, np.float32)
+        ...     votes = mpicomp.MajorityVote().start(comm, 2)
+        ...     return votes.aggregate(np.array([1.0, -comm.rank - 1.0], np.float32), out=result) is result
+        >>> mpicomp.run_local(3, average)
+        [True, True, True]
         """
         trace = self.comm.trace
         if trace is None:
@@ -150,11 +179,33 @@ class Aggregator:
         The ranks begin their calls in one order, and may poll them and wait for them in any. Each aggregator has one
         call in flight at most. Do not touch `vector` and `out` until the call has ended.
 
+        Parameters
+        ----------
+        vector, out
+            As in `aggregate`.
+
         Returns
         -------
         Handle
             ``poll()`` makes progress and returns True once the result is there, ``wait()`` returns the result; either
             may raise the errors of `aggregate`. The residual and the step counter change only if the call succeeds.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As in `aggregate`.
+        CommunicatorClosed
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> def average_two(comm):
+        ...     layers = [mpicomp.QSGD().start(comm, 2, vector_id=number) for number in range(2)]
+        ...     handles = [layer.begin(np.full(2, comm.rank, np.float32)) for layer in layers]
+        ...     return [handle.wait().tolist() for handle in handles]
+        >>> mpicomp.run_local(3, average_two)[0]
+        [[1.0, 1.0], [1.0, 1.0]]
         """
         call, steps = self._open(vector, out)
         self._call = call  # now, as a progress thread may begin the steps later
@@ -304,6 +355,18 @@ class Aggregator:
         ------
         RuntimeError
             A step is under way, the last one failed or was taken back, or the method keeps no previous state.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> with mpicomp.Communicator() as comm:
+        ...     top_k = mpicomp.LocalTopK(rate=2).start(comm, 2)
+        ...     mean = top_k.aggregate(np.array([4.0, 3.0], np.float32))
+        ...     if top_k.can_undo:
+        ...         top_k.undo()
+        >>> top_k.step, top_k.residual.tolist()
+        (0, [0.0, 0.0])
         """
         if not self.can_undo:
             raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
@@ -342,18 +405,38 @@ class Aggregator:
 
     @property
     def state_kinds(self) -> dict[str, StateKind]:
-        """Kind of each entry of a state, by which `mpicomp.redistribute` moves it to other ranks."""
+        """Kind of each entry of a state, by its key: with them `mpicomp.redistribute` moves states to other ranks."""
         return {"method": "shared", "n": "shared", "step": "shared", **self.feedback.state_kinds}
 
     @keep_uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the arrays and numbers from which `load_state_dict` continues exactly.
 
+        Each rank saves its own: states of ranks differ.
+
+        Returns
+        -------
+        dict
+            Arrays, numbers and texts, for `save_state`.
+
         Raises
         ------
         RuntimeError
             NaN or infinity spoiled the residual, so there is no state to continue from; or the caller has not waited
             for a call.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mpicomp
+        >>> with mpicomp.Communicator() as comm:
+        ...     gradient = np.array([4.0, 3.0], np.float32)
+        ...     top_k, again = (mpicomp.LocalTopK(rate=2).start(comm, 2) for number in range(2))
+        ...     mean = top_k.aggregate(gradient)
+        ...     again.check_state_dict(top_k.state_dict())
+        ...     again.load_state_dict(top_k.state_dict())
+        ...     again.aggregate(gradient)
+        array([0., 6.], dtype=float32)
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
@@ -364,6 +447,11 @@ class Aggregator:
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Check a state without loading it.
 
+        Parameters
+        ----------
+        state : dict
+            As from `state_dict`.
+
         Raises
         ------
         ValueError
@@ -373,7 +461,13 @@ class Aggregator:
 
     @keep_uncompiled
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, to the bit; all ranks must load states of the same step.
+        """Continue from a state, to the bit; all ranks must load states of the same step.
+
+        Parameters
+        ----------
+        state : dict
+            As from `state_dict`, of this rank; not changed. `mpicomp.redistribute` makes states for other numbers of
+            ranks.
 
         Raises
         ------

@@ -23,7 +23,7 @@ Work = Callable[[int], Testable | None]
 class MessageModel:
     """Sizes and route of the messages that a method sends for a vector.
 
-    Attributes
+    Parameters
     ----------
     nbytes : callable
         ``nbytes(n_elements, weight)``: bytes of a message of that many elements, which combines `weight` ranks.
@@ -35,6 +35,13 @@ class MessageModel:
         Route of the payload over any topology except a star; None: the communicator's topology.
     decoded_once : bool
         The payloads that an all-gather brings are parts of one vector, which is decoded once; False: each is a vector.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> model = mpicomp.Marsit().message_model(1_000_000, "float32", ranks=4, piece_bytes=65_536)
+    >>> model.nbytes(4096, 2)  # of 4096 elements from 2 ranks
+    512
     """
 
     nbytes: Callable[[int, int], int]
@@ -55,6 +62,16 @@ class Reducer(Protocol):
         There is so little to decode that nothing is gained by doing it while messages travel.
     at_once : bool
         The reports and payloads of all ranks travel in the single exchange of `side_channel`.
+
+    Examples
+    --------
+    docs/extending.md has a complete one. This is the reducer of a method:
+
+    >>> import mpicomp
+    >>> with mpicomp.Communicator() as comm:
+    ...     reducer = mpicomp.QSGD().start(comm, 4).reducer
+    >>> type(reducer).__name__, reducer.brief
+    ('AllGatherReducer', True)
     """
 
     side_channel: SideChannel | None = None
@@ -152,6 +169,15 @@ class Parts(NamedTuple):
     dense : DenseMean or None
         A `mpicomp.reducers.full_precision_mean.FullPrecisionMean`, which averages the vectors of steps in full
         precision, see `Algorithm.is_dense`; None: there are no such steps.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> from mpicomp.aggregator.algorithm import VectorSpec
+    >>> with mpicomp.Communicator() as comm:
+    ...     parts = mpicomp.QSGD(levels=7).parts(comm, VectorSpec(4, "float32"))
+    >>> parts.codec, parts.dense
+    (Quantizer(bucket=512, levels=7, norm='linf', coding='fixed'), None)
     """
 
     feedback: Feedback

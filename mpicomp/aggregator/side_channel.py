@@ -49,6 +49,19 @@ class SideChannel:
         The numbers and bytes of all ranks are few enough for the messages of a comparison; equal on all ranks.
     started : bool
         This rank has sent its numbers, and those of the other ranks are not collected yet.
+
+    Examples
+    --------
+    In the steps of a call; a single rank has nothing to wait for:
+
+    >>> import mpicomp
+    >>> from mpicomp.aggregator.side_channel import SideChannel
+    >>> with mpicomp.Communicator() as comm:
+    ...     channel = SideChannel(comm, count=2)
+    ...     channel.mine[:] = 0.5, 1.0
+    ...     steps = list(channel.swap(None, mpicomp.Dense().start(comm, 1).traffic.last))
+    >>> steps, channel.everyones.tolist()
+    ([], [[0.5, 1.0]])
     """
 
     def __init__(self, comm: Communicator, count: int, tail_bytes: int = 0) -> None:

@@ -14,7 +14,7 @@ from collectives.arrays.elements import FLOATS, SIXTEEN_BIT
 class VectorSpec:
     """Description of the vectors that an aggregator is started for.
 
-    Attributes
+    Parameters
     ----------
     n : int
         Number of elements.
@@ -33,6 +33,13 @@ class VectorSpec:
     ------
     TypeError, ValueError
         Vectors of this type or length cannot be aggregated.
+
+    Examples
+    --------
+    >>> from mpicomp.aggregator.algorithm import VectorSpec
+    >>> spec = VectorSpec(1000, "bfloat16")
+    >>> spec.sixteen_bit, str(spec.compute), str(spec.stored)
+    (True, 'float32', 'uint16')
     """
 
     n: int

@@ -30,7 +30,18 @@ NAMES = (*ALGORITHMS, "auto")
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
-    """Return a method by its command-line name, such as ``algorithm("marsit", full_precision_every=None)``, or "auto".
+    """Return a method by its name on command lines.
+
+    Parameters
+    ----------
+    name : str
+        One of `ALGORITHMS`, or ``"auto"``.
+    **options
+        Options of its class; the others have their defaults.
+
+    Returns
+    -------
+    Algorithm
 
     Raises
     ------
@@ -38,6 +49,20 @@ def algorithm(name: str, **options: Any) -> Algorithm:
         There is no such method, or an option is out of range.
     TypeError
         There is no such option.
+
+    Examples
+    --------
+    >>> from mpicomp.algorithms import ALGORITHMS, NAMES, algorithm
+    >>> algorithm("qsgd", levels=7)
+    QSGD(levels=7, bucket=512, norm='linf', seed=0, coding='fixed')
+    >>> algorithm("marsitt")
+    Traceback (most recent call last):
+        ...
+    ValueError: there is no algorithm 'marsitt' (did you mean 'marsit'?): choose one of dense, ...
+    >>> sorted(name for name in ALGORITHMS if algorithm(name).synchronize == "updates")
+    ['marsit', 'sparse-loco']
+    >>> set(NAMES) - set(ALGORITHMS)
+    {'auto'}
     """
     require_name(name, NAMES)
     return Auto(**options) if name == "auto" else method(name, **options)

@@ -4,8 +4,6 @@
 
 Each Q is unbiased, but its error is sqrt(D) times the signal and is compressed again at the next hop: the amplitude
 grows like D^((M-1)/2) and the signs of the result match those of the mean no better than a coin.
-
-Reference: Marsit (arXiv 2204.06787), section 3.1 and Table 1.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from mpicomp.reducers.cascade import Cascade
 
 @dataclass(frozen=True)
 class CascadingSSDM(Algorithm):
-    """Options of cascading compression.
+    """Options of cascading compression: each hop compresses again. A published failure, kept to show it.
 
     Parameters
     ----------
@@ -39,6 +37,21 @@ class CascadingSSDM(Algorithm):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Marsit (arXiv 2204.06787), section 3.1 and Table 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def average_ones(comm):
+    ...     cascading = mpicomp.CascadingSSDM().start(comm, 1000)
+    ...     return cascading.aggregate(np.ones(1000, np.float32))
+    >>> mean = mpicomp.run_local(4, average_ones)[0]
+    >>> bool(abs(mean).min() > 1000), bool(0.4 < (mean > 0).mean() < 0.6)  # of 1; half of the signs are wrong
+    (True, True)
     """
 
     normalise: bool = False

@@ -47,6 +47,18 @@ class Dense(Algorithm):
     ------
     ValueError
         `wire` has another value.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def average(comm, method):
+    ...     vector = np.array([1.0, 2.0, 3.14159], np.float32) * comm.rank
+    ...     return method.start(comm, 3).aggregate(vector)
+    >>> mpicomp.run_local(2, lambda comm: average(comm, mpicomp.Dense()))[0]
+    array([0.5     , 1.      , 1.570795], dtype=float32)
+    >>> mpicomp.run_local(2, lambda comm: average(comm, mpicomp.Dense(wire="bfloat16")))[0]
+    array([0.5      , 1.       , 1.5703125], dtype=float32)
     """
 
     wire: Literal["float16", "bfloat16"] | None = None
@@ -64,7 +76,7 @@ class Dense(Algorithm):
     @on_instances
     @keep_uncompiled
     def start(self, comm: Communicator, n: int, *, device: Any = "cpu", **about: Any) -> Aggregator:
-        """Create the aggregator for vectors of one length; parameters as in `Algorithm.start`.
+        """Create the aggregator for vectors of one length; parameters, errors and `about` as in `Algorithm.start`.
 
         Without `wire` nothing is encoded. Any existing device is accepted, so that callers need not treat this method
         differently: vectors may be on it or elsewhere, and are summed as by `Communicator.allreduce`.

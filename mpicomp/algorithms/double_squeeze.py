@@ -7,9 +7,6 @@
 The owner is a parameter server (topology "star") or, elsewhere, each rank for its part of the vector. MEM-SGD sends the
 mean itself on the second pass. Q may be biased, but must be a contraction (docs/error-feedback.md): the error of a step
 is added to the next step's input.
-
-References: Tang, Yu, Lian, Zhang, Liu, "DoubleSqueeze: parallel stochastic gradient descent with double-pass
-error-compensated compression", ICML 2019; Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ class _TwoPassMethod(Algorithm):
 
 @dataclass(frozen=True)
 class DoubleSqueeze(_TwoPassMethod):
-    """Options of DoubleSqueeze.
+    """Options of DoubleSqueeze: compression with error feedback on the way to the owners and on the way back.
 
     Parameters
     ----------
@@ -78,6 +75,23 @@ class DoubleSqueeze(_TwoPassMethod):
     ------
     ValueError
         There is no such compressor, or an option is out of range.
+
+    References
+    ----------
+    Tang, Yu, Lian, Zhang, Liu, "DoubleSqueeze: parallel stochastic gradient descent with double-pass error-compensated
+    compression", ICML 2019 (arXiv 1905.05957).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     squeeze = mpicomp.DoubleSqueeze("top-k:rate=2").start(comm, 4)
+    ...     mean = squeeze.aggregate(np.array([4.0, 0.1, -3.0, 0.2], np.float32))
+    ...     return mean, squeeze.residual
+    >>> mean, residual = mpicomp.run_local(2, step)[0]
+    >>> mean, residual
+    (array([ 4.,  0., -3.,  0.], dtype=float32), array([0. , 0.1, 0. , 0.2], dtype=float32))
     """
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
@@ -88,7 +102,7 @@ class DoubleSqueeze(_TwoPassMethod):
 
 @dataclass(frozen=True)
 class MemSGD(_TwoPassMethod):
-    """Options of MEM-SGD.
+    """Options of MEM-SGD: compression with error feedback to the owners, and the mean in full precision back.
 
     Parameters
     ----------
@@ -99,6 +113,21 @@ class MemSGD(_TwoPassMethod):
     ------
     ValueError
         There is no such compressor, or an option is out of range.
+
+    References
+    ----------
+    Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018 (arXiv 1809.07599).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     memory = mpicomp.MemSGD("top-k:rate=4").start(comm, 4)
+    ...     gradient = [4.0, 0.0, 0.0, 0.0] if comm.rank == 0 else [0.0, 0.0, -3.0, 0.5]
+    ...     return memory.aggregate(np.array(gradient, np.float32))
+    >>> mpicomp.run_local(2, step)[0]
+    array([ 2. ,  0. , -1.5,  0. ], dtype=float32)
     """
 
     def _second(self, dtype: str) -> Codec:

@@ -10,9 +10,6 @@ and subtracts s sgn(p) while it encodes the next step.
 Departure from the paper: its workers have a scale each, which counts cannot carry. With one scale for all, this is the
 scaled sign of the ranks' concatenated vectors, so the sum over ranks of ||e||^2 is that of ||p||^2 less M D s^2:
 compression is still a contraction, as error feedback requires.
-
-Reference: S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi, "Error feedback fixes signSGD and other gradient
-compression schemes", ICML (2019).
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from mpicomp.reducers.vote_count import VoteCount, counts_model
 
 @dataclass(frozen=True)
 class EFSignSGD(Algorithm):
-    """Options of EF-signSGD.
+    """Options of EF-signSGD: counted signs, a scale that all ranks share, and a residual of their error.
 
     Parameters
     ----------
@@ -43,6 +40,21 @@ class EFSignSGD(Algorithm):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019
+    (arXiv 1901.09847).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def train(comm):
+    ...     signs, gradient = mpicomp.EFSignSGD().start(comm, 2), np.array([3.0, -1.0], np.float32)
+    ...     return [signs.aggregate(gradient).tolist() for step in range(3)]
+    >>> mpicomp.run_local(2, train)[0]  # the mean magnitude; then 1 of each element is pending
+    [[2.0, -2.0], [2.0, 2.0], [4.0, -4.0]]
     """
 
     bucket: int | None = None

@@ -25,7 +25,24 @@ from mpicomp.reducers.shared_indices import SharedIndexMean, shared_model
 
 @dataclass(frozen=True)
 class GatheringMethod(Algorithm):
-    """Options of methods that gather the codes of all ranks: error rule x codec x all-gather."""
+    """Options of methods that gather the codes of all ranks: error rule x codec x all-gather.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> from mpicomp.algorithms.families import GatheringMethod
+    >>> from mpicomp.codecs import Clipping
+    >>> @dataclass(frozen=True)
+    ... class UpperHalves(GatheringMethod):
+    ...     def codec_for(self, dtype, lengths):
+    ...         return Clipping(bits=16)
+    >>> def average(comm):
+    ...     return UpperHalves().start(comm, 2).aggregate(np.array([1.0, 0.5 * comm.rank], np.float32)).tolist()
+    >>> mpicomp.run_local(2, average)[0]
+    [1.0, 0.25]
+    """
 
     @abstractmethod
     def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:
@@ -63,12 +80,8 @@ class SharedIndices(Algorithm):
 
     Parameters
     ----------
-    rate : int
-        Number of the vector's elements per element that is sent.
-    beta : float
-        Fraction of this step's unsent part that goes into the residual, in (0, 1]; below 1 it is a low-pass filter.
-    warmup_steps : int
-        Number of steps at the beginning that are dense and leave no residual.
+    rate, beta, warmup_steps
+        As in `mpicomp.ScaleCom`.
 
     Raises
     ------

@@ -5,9 +5,6 @@
 Counts travel in the reduce phase, the majority's signs, one bit per element, in the gather phase. The result is +-1:
 the caller scales it. There is no residual, so zeros alternate with the parity of step + index, or a coordinate whose
 gradient is always zero would drift for ever.
-
-References: J. Bernstein et al., "signSGD with majority vote is communication efficient and fault tolerant", ICLR
-(2019), over a parameter server; under multi-hop all-reduce: Marsit (arXiv 2204.06787), sections 3 and 5.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from mpicomp.reducers.vote_count import VoteCount, counts_model
 
 @dataclass(frozen=True)
 class MajorityVote(Algorithm):
-    """Options of the majority vote.
+    """Options of the majority vote: each result is the sign that most ranks have, without a residual.
 
     Parameters
     ----------
@@ -37,6 +34,22 @@ class MajorityVote(Algorithm):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with majority vote is communication efficient and fault
+    tolerant", ICLR 2019 (arXiv 1810.05291), over a parameter server; Marsit (arXiv 2204.06787), sections 3 and 5, under
+    multi-hop all-reduce.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def vote(comm):
+    ...     gradient = np.array([[5, -1, 2], [-1, -1, 1], [-1, -1, -3]], np.float32)[comm.rank]
+    ...     return mpicomp.MajorityVote().start(comm, 3).aggregate(gradient)
+    >>> mpicomp.run_local(3, vote)[0]
+    array([-1., -1.,  1.], dtype=float32)
     """
 
     seed: int = 0

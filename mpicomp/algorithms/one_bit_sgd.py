@@ -5,9 +5,6 @@
 
 Codes are gathered: a rank sends (M - 1)(1 + 64 / bucket) bits per element. The paper's buckets are columns of weight
 matrices, which may be so short that the means cost more than the signs.
-
-Reference: Seide, Fu, Droppo, Li, Yu, "1-bit stochastic gradient descent and its application to data-parallel
-distributed training of speech DNNs", Interspeech 2014.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from mpicomp.feedback.error_feedback import ErrorFeedback
 
 @dataclass(frozen=True)
 class OneBitSGD(GatheringMethod):
-    """Options of 1-bit SGD.
+    """Options of 1-bit SGD: signs and two means per bucket from each rank, and a residual of their error.
 
     Parameters
     ----------
@@ -34,6 +31,21 @@ class OneBitSGD(GatheringMethod):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Seide, Fu, Droppo, Li, Yu, "1-bit stochastic gradient descent and its application to data-parallel distributed
+    training of speech DNNs", Interspeech 2014.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     one_bit = mpicomp.OneBitSGD().start(comm, 4)
+    ...     return one_bit.aggregate(np.array([1.0, 3.0, -2.0, -4.0], np.float32)), one_bit.residual
+    >>> mpicomp.run_local(2, step)[0]
+    (array([ 2.,  2., -3., -3.], dtype=float32), array([-1.,  1.,  1., -1.], dtype=float32))
     """
 
     bucket: int = 512

@@ -7,9 +7,6 @@
 
 M is a tensor as a matrix of shape (first, rest). Vectors and small matrices are averaged as they are. Both means are
 sums in full precision, so the traffic does not grow with the ranks.
-
-Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
-NeurIPS 2019, arXiv 1905.13727.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ USUAL_SIDE = 1024  # rows and columns of the matrices that `message_model` assum
 
 @dataclass(frozen=True)
 class PowerSGD(Algorithm):
-    """Options of PowerSGD.
+    """Options of PowerSGD: two thin factors of each matrix of gradients are averaged instead of the matrix.
 
     It needs the tensors' shapes, which the optimizer and the DDP hook of `mpicomp.torch` pass; your own code passes
     ``tensor_shapes`` to `start`. Tensors without a shape count as matrices as near to a square as possible.
@@ -59,6 +56,11 @@ class PowerSGD(Algorithm):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
+    NeurIPS 2019 (arXiv 1905.13727).
 
     Examples
     --------

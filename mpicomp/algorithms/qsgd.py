@@ -4,8 +4,6 @@
 
 Q is unbiased (`mpicomp.codecs.quantizer`). QSGD is the case alpha = 0, without state. Codes are gathered, not reduced:
 with b bits per element a rank sends (M - 1) b / 32 of a float32 vector's bytes; in a dense ring, 2 (M - 1) / M of them.
-
-References: QSGD (Alistarh et al., NIPS 2017); ECQ-SGD (Wu et al., ICML 2018, arXiv 1806.08054).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from mpicomp.feedback.error_feedback import ErrorAccumulation
 
 @dataclass(frozen=True)
 class QSGD(GatheringMethod):
-    """Options of QSGD.
+    """Options of QSGD: random quantization to a few levels, unbiased and without a residual.
 
     Parameters
     ----------
@@ -41,6 +39,21 @@ class QSGD(GatheringMethod):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization and encoding",
+    NIPS 2017 (arXiv 1610.02132).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     qsgd = mpicomp.QSGD(levels=4).start(comm, 4)
+    ...     return qsgd.aggregate(np.array([1.0, 0.5, -0.25, 0.0], np.float32))  # multiples of max / levels are exact
+    >>> mpicomp.run_local(2, step)[0]
+    array([ 1.  ,  0.5 , -0.25,  0.  ], dtype=float32)
     """
 
     levels: int = 4
@@ -65,7 +78,7 @@ class QSGD(GatheringMethod):
 
 @dataclass(frozen=True)
 class ECQSGD(GatheringMethod):
-    """Options of ECQ-SGD.
+    """Options of ECQ-SGD: QSGD of the gradient plus a fraction of the accumulated error.
 
     Parameters
     ----------
@@ -81,6 +94,22 @@ class ECQSGD(GatheringMethod):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed
+    optimization", ICML 2018 (arXiv 1806.08054).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     ecq, gradient = mpicomp.ECQSGD(norm="linf").start(comm, 4), np.array([1.0, 0.5, -0.3, 0.0], np.float32)
+    ...     return ecq.aggregate(gradient), ecq.residual
+    >>> mean, residual = mpicomp.run_local(1, step)[0]
+    >>> bool(np.allclose(mean + residual, [1.0, 0.5, -0.3, 0.0]))
+    True
     """
 
     alpha: float = 0.01

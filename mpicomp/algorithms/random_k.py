@@ -7,8 +7,6 @@
 
 Values are not scaled up, since the residual m returns the omitted elements later. Random-k is the baseline for any
 other choice of shared indices.
-
-Reference: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from mpicomp.reducers.choosers import Chooser, DrawnPlaces
 
 @dataclass(frozen=True)
 class RandomK(SharedIndices):
-    """Options of random-k.
+    """Options of random-k: all ranks draw the same elements, and send only their values.
 
     Parameters
     ----------
     rate, beta, warmup_steps
-        As in `SharedIndices`.
+        As in `ScaleCom`.
     seed : int
         Seed of the indices; equal on all ranks.
 
@@ -40,6 +38,20 @@ class RandomK(SharedIndices):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018 (arXiv 1809.07599).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     random_k = mpicomp.RandomK(rate=10).start(comm, 100)
+    ...     return random_k.aggregate(np.ones(100, np.float32))
+    >>> float(mpicomp.run_local(2, step)[0].sum())  # one element of each ten
+    10.0
     """
 
     seed: int = 0

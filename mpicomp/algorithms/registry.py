@@ -45,6 +45,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "true-top-k": TrueTopK,
     "sparse-loco": SparseLoCo,
 }
+"""Class of the options of each method, by its name on command lines. `Auto` chooses between two, and has no entry."""
 
 
 def method(name: str, **options: Any) -> Algorithm:

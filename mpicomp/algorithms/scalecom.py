@@ -10,9 +10,6 @@ As all ranks send the same elements, compression and mean commute, and the numbe
 the number of ranks. The leader's choice suits all ranks if their memories m are similar, which they become.
 
 Departure from the paper: m at I becomes exactly (1 - beta) m; the published rule gives this up to rounding.
-
-Reference: Chen et al., "ScaleCom: scalable sparsified gradient compression for communication-efficient distributed
-training", NeurIPS 2020 (arXiv 2104.11125), Algorithm 1.
 """
 
 from __future__ import annotations
@@ -33,12 +30,17 @@ Rates = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ScaleCom(SharedIndices):
-    """Options of ScaleCom.
+    """Options of ScaleCom: the ranks take turns to choose the elements that all of them send.
 
     Parameters
     ----------
-    rate, beta, warmup_steps
-        As in `SharedIndices`. beta: 1, or 0.1 to 0.3 for large batches with scaled learning rates.
+    rate : int
+        Number of the vector's elements per element that is sent.
+    beta : float
+        Fraction of this step's unsent part that goes into the residual, in (0, 1]; below 1 it is a low-pass filter. Use
+        1, or 0.1 to 0.3 for large batches with scaled learning rates.
+    warmup_steps : int
+        Number of steps at the beginning that are dense and leave no residual.
     chunk : int, optional
         Number of elements of which the chunk / rate largest are sent: a multiple of `rate` (of all `rates`). None:
         equal to the rate, so that one element of each chunk is sent.
@@ -52,6 +54,22 @@ class ScaleCom(SharedIndices):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Chen et al., "ScaleCom: scalable sparsified gradient compression for communication-efficient distributed training",
+    NeurIPS 2020 (arXiv 2104.11125), Algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     scalecom = mpicomp.ScaleCom(rate=2).start(comm, 4)
+    ...     gradient = [4.0, 1.0, -3.0, 0.0] if comm.rank == 0 else [2.0, 9.0, -1.0, 0.0]
+    ...     return scalecom.aggregate(np.array(gradient, np.float32))  # rank 0 chooses in the first step
+    >>> mpicomp.run_local(2, step)[0]
+    array([ 3.,  0., -2.,  0.], dtype=float32)
     """
 
     chunk: int | None = None

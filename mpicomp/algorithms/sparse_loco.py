@@ -8,8 +8,6 @@
 u_m is the movement of the local optimizer in `local_steps` steps. The decay takes the part of an outer momentum.
 Codes are gathered, not reduced: (M - 1) messages arrive at each rank. So against a dense ring the traffic shrinks by
 2 / M of the factor by which messages are shorter than the vector.
-
-Reference: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", arXiv 2508.15706.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from mpicomp.feedback.error_feedback import ErrorFeedback
 
 @dataclass(frozen=True)
 class SparseLoCo(GatheringMethod):
-    """Options of SparseLoCo.
+    """Options of SparseLoCo: the largest elements of each chunk in two bits, and a residual that decays.
 
     Parameters
     ----------
@@ -49,6 +47,20 @@ class SparseLoCo(GatheringMethod):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo" (arXiv 2508.15706).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     loco = mpicomp.SparseLoCo(rate=2, chunk=4, bits=32).start(comm, 4)
+    ...     return loco.aggregate(np.array([4.0, 0.5, -3.0, 0.25], np.float32)), loco.residual
+    >>> mpicomp.run_local(2, step)[0]
+    (array([ 4.,  0., -3.,  0.], dtype=float32), array([0.  , 0.5 , 0.  , 0.25], dtype=float32))
     """
 
     rate: int = 64

@@ -9,9 +9,6 @@ Per step and tensor, with g this rank's gradient:
 
 An element's sign is hardly better than a coin, as N is about sqrt(D) times the size of an element: the total variance
 of the unbiased result is about D N^2 / M.
-
-References: M. Safaryan and P. Richtarik, "Stochastic sign descent methods: new algorithms and better theory", ICML
-(2021); under multi-hop all-reduce: Marsit (arXiv 2204.06787), sections 3 and 5.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
 
 @dataclass(frozen=True)
 class SSDM(Algorithm):
-    """Options of SSDM.
+    """Options of SSDM: counts of random signs, with optional momentum.
 
     Parameters
     ----------
@@ -51,6 +48,21 @@ class SSDM(Algorithm):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Safaryan, Richtarik, "Stochastic sign descent methods: new algorithms and better theory", ICML 2021
+    (arXiv 1905.12938); Marsit (arXiv 2204.06787), sections 3 and 5, under multi-hop all-reduce.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     ssdm = mpicomp.SSDM().start(comm, 1000)
+    ...     return ssdm.aggregate(np.ones(1000, np.float32))
+    >>> np.unique(mpicomp.run_local(4, step)[0]).tolist()  # means of the signs of 4 ranks
+    [-1.0, -0.5, 0.0, 0.5, 1.0]
     """
 
     momentum: float = 0.0

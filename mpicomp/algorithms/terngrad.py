@@ -6,8 +6,6 @@
 sigma is the root of the mean square of the bucket. The part that clipping cuts off is lost; without clipping q is
 unbiased. Ranks exchange their scales before they encode. All ranks take the maximum of the same received scales, so NaN
 cannot make the ranks differ.
-
-Reference: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NIPS 2017.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from mpicomp.feedback.codes import SharedScales
 
 @dataclass(frozen=True)
 class TernGrad(GatheringMethod):
-    """Options of TernGrad.
+    """Options of TernGrad: random codes of -1, 0 or +1, times a scale that all ranks share.
 
     Parameters
     ----------
@@ -43,6 +41,22 @@ class TernGrad(GatheringMethod):
     ------
     ValueError
         An option is out of range.
+
+    References
+    ----------
+    Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NIPS 2017
+    (arXiv 1705.07878).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def step(comm):
+    ...     terngrad = mpicomp.TernGrad(clip=None).start(comm, 4)
+    ...     return terngrad.aggregate(np.array([1.0, -1.0, 0.0, 0.5], np.float32))
+    >>> mean = mpicomp.run_local(2, step)[0]
+    >>> mean[:3].tolist(), float(mean[3]) in (0.0, 0.5, 1.0)
+    ([1.0, -1.0, 0.0], True)
     """
 
     bucket: int = 4096

@@ -48,6 +48,22 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
     ------
     ValueError
         The states do not belong together, or not to an aggregator of these `kinds`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def train(comm):
+    ...     top_k = mpicomp.LocalTopK(rate=2).start(comm, 2)
+    ...     top_k.aggregate(np.array([4.0, comm.rank], np.float32))
+    ...     return top_k.state_dict(), top_k.state_kinds
+    >>> states, kinds = zip(*mpicomp.run_local(4, train))
+    >>> def resume(comm):
+    ...     top_k = mpicomp.LocalTopK(rate=2).start(comm, 2)
+    ...     top_k.load_state_dict(mpicomp.redistribute(states, comm.size, kinds[0])[comm.rank])
+    ...     return top_k.residual.tolist()  # the mean of the four ranks' residuals
+    >>> mpicomp.run_local(2, resume)
+    [[0.0, 1.5], [0.0, 1.5]]
     """
     if ranks < 1 or not states:
         raise ValueError(f"a state goes from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")

@@ -40,7 +40,7 @@ def save_state(path: str | PathLike[str], state: State) -> None:
 
     Parameters
     ----------
-    path
+    path : str or PathLike
         Of the file; one per rank, in a folder that exists.
     state : dict
         As from ``aggregator.state_dict()``: arrays, numbers, texts, None, and dicts, lists and tuples of these.
@@ -53,6 +53,22 @@ def save_state(path: str | PathLike[str], state: State) -> None:
         The state has an integer of more than 64 digits.
     OSError
         The file cannot be written; names it, and the cure.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> with TemporaryDirectory() as folder, mpicomp.Communicator() as comm:
+    ...     file = Path(folder, f"rank-{comm.rank}.npz")
+    ...     top_k = mpicomp.LocalTopK(rate=2).start(comm, 2)
+    ...     mean = top_k.aggregate(np.array([4.0, 3.0], np.float32))
+    ...     mpicomp.save_state(file, {"epoch": 7, "aggregator": top_k.state_dict()})
+    ...     saved = mpicomp.load_state(file)
+    ...     top_k.load_state_dict(saved["aggregator"])
+    >>> saved["epoch"], saved["aggregator"]["step"]
+    (7, 1)
     """
     arrays, text = split(state, {"array": np.ndarray})
     for array in arrays.values():
@@ -71,12 +87,32 @@ def save_state(path: str | PathLike[str], state: State) -> None:
 def load_state(path: str | PathLike[str]) -> State:
     """Read a file of `save_state`.
 
+    Parameters
+    ----------
+    path : str or PathLike
+
+    Returns
+    -------
+    dict
+        The state that was saved; tuples are tuples again, NumPy's scalars are numbers of Python.
+
     Raises
     ------
     ValueError
         `save_state` did not write the file, or it is truncated or altered; one line with the file and the cure.
     OSError
         The file cannot be read.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import mpicomp
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "state.npz")
+    ...     mpicomp.save_state(file, {"losses": (0.5, 0.25)})
+    ...     mpicomp.load_state(file)
+    {'losses': (0.5, 0.25)}
     """
     named = one_line(path)
     with Path(path).open("rb") as file:

@@ -25,15 +25,25 @@ Finite: TypeAlias = Any
 class Draw:
     """Place in a random stream from which a codec draws.
 
-    Attributes
+    Parameters
     ----------
     stream : Stream
+        Stream of a seed, a vector and a purpose.
     step : int
     rank : int
     ordinal : int
         Merges made into these elements before.
     offset : int
         Index of the first element in its vector; a multiple of 512.
+
+    Examples
+    --------
+    >>> from mpicomp.codecs import Draw
+    >>> from mpicomp.kernels.streams import Stream
+    >>> stream = Stream(0, 0, "example")  # seed, vector, purpose
+    >>> draws = [Draw(stream, step=step, rank=1) for step in range(3)]
+    >>> len({int(draw.source) for draw in draws})  # of a rank and an ordinal, not of a step
+    1
     """
 
     stream: Stream
@@ -50,7 +60,23 @@ class Draw:
 
 @runtime_checkable
 class Codec(Protocol):
-    """Turns a vector into a payload and back. Implementations are frozen dataclasses without state."""
+    """Turns a vector into a payload and back. Implementations are frozen dataclasses without state.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Clipping, Codec, Draw
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = Clipping(bits=16), np.array([1.0, -0.5, 0.25], np.float32)
+    >>> isinstance(codec, Codec), codec.alignment, codec.nbytes(n=3)
+    (True, 64, 8)
+    >>> payload, decoded = np.empty(codec.nbytes(3), np.uint8), np.empty_like(values)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> codec.decode(payload, decoded, weight=1)
+    >>> decoded.tolist()
+    [1.0, -0.5, 0.25]
+    """
 
     __slots__ = ()
 
@@ -60,19 +86,28 @@ class Codec(Protocol):
         ...
 
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Return the size of the payload of `n` elements that `weight` ranks contributed to.
+        """Return the bytes of the payload of `n` elements that `weight` ranks contributed to.
 
         The size is exact, or for a `VariableCodec` the largest possible one.
         """
         ...
 
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
-        """Overwrite `payload`, of exactly `nbytes(n)` bytes.
+        """Encode values.
+
+        Parameters
+        ----------
+        values : float32[n] or float64[n]
+            Not changed.
+        payload : uint8[nbytes(n)]
+            Overwritten.
+        draw : Draw
+            Random words, for codecs that need them.
 
         Returns
         -------
-        bool[], on a device
-            Whether all values have a code. If not, the payload is invalid.
+        True, None, or bool[] on a device
+            False on a device: a value has no code, and the payload is invalid.
 
         Raises
         ------
@@ -84,7 +119,16 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
-        """Overwrite `values`.
+        """Decode a payload.
+
+        Parameters
+        ----------
+        payload : uint8[nbytes(n, weight)]
+            Not changed.
+        values : float32[n] or float64[n]
+            Overwritten.
+        weight : int
+            Number of ranks that contributed to the payload.
 
         Raises
         ------
@@ -99,6 +143,22 @@ class Mergeable(Codec, Protocol):
 
     `merge` is the contract's reference form, for tests and benchmarks. Reducers call the object that `bind` returns,
     which merges by a device's kernels, with working memory of its own; see `mpicomp.codecs.sign.Sign.bind`.
+
+    Examples
+    --------
+    Each element of a merged payload is the sign of one of the ranks:
+
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Sign
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, draw, decoded = Sign(), Draw(Stream(0, 0, "example"), step=0, rank=0), np.empty(1000, np.float32)
+    >>> held, incoming = (np.empty(codec.nbytes(1000), np.uint8) for rank in range(2))
+    >>> codec.encode(np.ones(1000, np.float32), held, draw=draw)
+    >>> codec.encode(-np.ones(1000, np.float32), incoming, draw=draw)
+    >>> codec.merge(held, incoming, 1000, held_weight=1, incoming_weight=1, draw=draw)
+    >>> codec.decode(held, decoded, weight=2)
+    >>> bool(abs(decoded.mean()) < 0.1)
+    True
     """
 
     __slots__ = ()
@@ -106,7 +166,22 @@ class Mergeable(Codec, Protocol):
     def merge(
         self, held: Bytes, incoming: Bytes, n: int, *, held_weight: int, incoming_weight: int, draw: Draw
     ) -> None:
-        """Overwrite `held` with a payload that stands for the ranks of both."""
+        """Overwrite `held` with a payload that stands for the ranks of both.
+
+        Parameters
+        ----------
+        held, incoming : uint8
+            Payloads of `n` elements, to which `held_weight` and `incoming_weight` ranks contributed.
+        n : int
+        held_weight, incoming_weight : int
+        draw : Draw
+            Random words, for codecs that need them.
+
+        Raises
+        ------
+        ValueError
+            A payload has the wrong size.
+        """
         ...
 
 
@@ -277,7 +352,28 @@ def checked(finite: Finite) -> Finite:
 
 
 def check_size(codec: Codec, payload: Bytes, n: int, weight: int) -> None:
-    """Raise ValueError unless the payload has the size that `n` elements need."""
+    """Raise ValueError unless the payload has the size that `n` elements need.
+
+    Parameters
+    ----------
+    codec : Codec
+    payload : uint8
+    n : int
+        Number of elements.
+    weight : int
+        Number of ranks that contributed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Sign
+    >>> from mpicomp.codecs.base import check_size
+    >>> check_size(Sign(), np.zeros(16, np.uint8), n=100, weight=1)
+    >>> check_size(Sign(), np.zeros(16, np.uint8), n=10, weight=1)
+    Traceback (most recent call last):
+        ...
+    ValueError: Sign(): a payload of 10 elements has 8 bytes, this one 16: it is damaged
+    """
     expected, found = codec.nbytes(n, weight), len(payload)
     if found != expected:
         raise ValueError(f"{codec}: a payload of {n} elements has {expected} bytes, this one {found}: it is damaged")

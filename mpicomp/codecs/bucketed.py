@@ -98,6 +98,15 @@ class Bucketed(Codec):
     ------
     ValueError
         An option is out of range.
+
+    Examples
+    --------
+    >>> from mpicomp.codecs import Bucketed, OneBit
+    >>> codec = OneBit(bucket=512)
+    >>> isinstance(codec, Bucketed), codec.alignment
+    (True, 512)
+    >>> codec.nbytes(1024)  # 2 scales of 4 bytes, 16 words of signs
+    136
     """
 
     bucket: int = 4096

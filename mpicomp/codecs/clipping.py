@@ -40,6 +40,7 @@ class Clipping(Codec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Clipping, Draw
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = Clipping(bits=12), np.array([1.0, -0.3, 100.7], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

@@ -7,8 +7,6 @@ shortest of the three codings, and its header names that.
 
 Wire format: a header of two little-endian 32-bit words, the coding (0 fixed width, 1 gamma, 2 delta) and the length in
 bytes of the body; then bit planes as in `mpicomp.codecs.vote_counts`, or codes, zeros filling up the last 64 bits.
-
-Reference: P. Elias, "Universal codeword sets and representations of the integers", IEEE Trans. Inf. Theory 21 (1975).
 """
 
 from __future__ import annotations
@@ -82,6 +80,22 @@ class Elias(Codec):
     """Sends counts of positive values in messages of variable length; decodes to the mean of the signs.
 
     A payload has room for the longest message, header and counts of fixed width. `write` returns the message's length.
+
+    References
+    ----------
+    P. Elias, "Universal codeword sets and representations of the integers", IEEE Trans. Inf. Theory 21 (1975).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Elias
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = Elias(), np.array([3.0, -1.0, 2.0], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    >>> codec.decode(payload, values, weight=1)
+    >>> values
+    array([ 1., -1.,  1.], dtype=float32)
     """
 
     alignment: ClassVar[int] = BLOCK

@@ -67,6 +67,7 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Quantizer
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = Quantizer(levels=2), np.array([4.0, -2.0, 1.0, 0.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
@@ -267,7 +268,36 @@ class Ternary(Quantizer):
     An element is its sign with probability |x_i| / ||x||_inf, else 0, times ||x||_2 / sqrt(number of signs). A bucket
     without a sign decodes to zeros.
 
-    Reference: the ternary QSGD in the comparison of DoubleSqueeze (Tang et al., ICML 2019).
+    Parameters
+    ----------
+    bucket, coding
+        As in `Quantizer`.
+    levels : int
+        Always 1.
+    norm : str
+        Always "linf".
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+
+    References
+    ----------
+    The ternary QSGD in the comparison of DoubleSqueeze (Tang et al., ICML 2019, arXiv 1905.05957).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Ternary
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = Ternary(), np.array([2.0, -2.0, 0.0, 0.0], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> codec.decode(payload, values, weight=1)
+    >>> values
+    array([ 2., -2.,  0.,  0.], dtype=float32)
     """
 
     levels: int = 1

@@ -25,6 +25,7 @@ COMPRESSORS: Mapping[str, Callable[..., Codec]] = MappingProxyType(
         "random-sparsification": RandomSparsification,
     }
 )
+"""Maker of each codec for error feedback, by its name."""
 
 
 def compressor(name_or_instance: str | Codec) -> Codec:
@@ -33,6 +34,14 @@ def compressor(name_or_instance: str | Codec) -> Codec:
     Options follow a colon, separated by commas: ``"one-bit:bucket=512,scale=l1"``. Integers, numbers, True, False and
     None are recognized; other values are text.
 
+    Parameters
+    ----------
+    name_or_instance : str or Codec
+
+    Returns
+    -------
+    Codec
+
     Raises
     ------
     ValueError
@@ -40,8 +49,11 @@ def compressor(name_or_instance: str | Codec) -> Codec:
 
     Examples
     --------
+    >>> from mpicomp.codecs import COMPRESSORS, compressor
     >>> compressor("top-k:rate=50")
     TopK(rate=50, chunk=None, double=False)
+    >>> sorted(COMPRESSORS)[:3]
+    ['clip', 'one-bit', 'quantize']
     """
     if not isinstance(name_or_instance, str):
         fits = isinstance(name_or_instance, Codec) and not isinstance(name_or_instance, type)

@@ -80,6 +80,7 @@ class OneBit(_Sides):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, OneBit
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = OneBit(scale="l1"), np.array([4.0, -2.0, 1.0, -1.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
@@ -125,6 +126,24 @@ class TwoMeans(_Sides):
     ------
     ValueError
         `bucket` is out of range.
+
+    References
+    ----------
+    Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
+    DNNs", Interspeech 2014.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, TwoMeans
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, values = TwoMeans(), np.array([4.0, 0.0, -1.0, -3.0], np.float32)
+    >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
+    >>> codec.encode(values, payload, draw=Draw(Stream(0, 0, "example"), step=0, rank=0))
+    True
+    >>> codec.decode(payload, values, weight=1)
+    >>> values
+    array([ 2.,  2., -2., -2.], dtype=float32)
     """
 
     numbers: ClassVar[int] = 2

@@ -44,6 +44,27 @@ class SharedSelection:
     ------
     ValueError
         An option is out of range.
+
+    Examples
+    --------
+    `Marsit` uses it with ``winners=1`` or 2. Four ranks send a quarter of the signs each:
+
+    >>> import numpy as np
+    >>> from mpicomp.codecs import SharedSelection
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec = SharedSelection(ranks=4)
+    >>> codec.alignment, codec.votes, codec.nbytes(4096), codec.words(4096)
+    (4096, 1, 128, 16)
+    >>> signs = np.random.default_rng(0).integers(0, 2**63, 64, dtype=np.uint64)  # packed; equal on all ranks here
+    >>> selection = codec.bind("cpu", Stream(0, 0, "selection"))
+    >>> winners, payloads = selection.reserve(4096), np.empty((4, codec.words(4096)), np.uint64)
+    >>> selection.draw(winners, step=0, first=0)
+    >>> for rank in range(4):
+    ...     selection.encode(signs, rank, winners, payloads[rank])
+    >>> result = np.empty(64, np.uint64)
+    >>> selection.decode(payloads.reshape(-1), codec.words(4096), winners, [result])
+    >>> np.array_equal(result, signs)
+    True
     """
 
     ranks: int
@@ -67,15 +88,21 @@ class SharedSelection:
         return math.lcm(GROUP * self.ranks, BLOCK)
 
     def words(self, n: int) -> int:
-        """Return the words that a rank sends of `n` elements for each vote."""
+        """Return the words of 64 bits that a rank sends of `n` elements for each vote."""
         return -(-n // (64 * self.ranks))
 
     def nbytes(self, n: int, weight: int = 1) -> int:
-        """Return the size of one rank's payload: n / (8 M) bytes per vote, rounded up to whole words."""
+        """Return the size of one rank's payload of `n` elements: n / (8 M) bytes per vote, rounded up to whole words.
+
+        `weight` has no effect.
+        """
         return 8 * self.votes * self.words(n)
 
     def bind(self, device: str, stream: Stream) -> Selection:
-        """Return the selection by a device's kernels, with its own working memory. All ranks pass the same stream."""
+        """Return the selection by the kernels of `device`, with its own working memory.
+
+        All ranks pass the same `stream`.
+        """
         return Selection(self, kernels.of(device), stream)
 
 

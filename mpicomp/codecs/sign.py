@@ -84,6 +84,7 @@ class Sign(Mergeable):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, Sign
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = Sign(), np.array([4.0, -2.0, 0.0, 0.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

@@ -67,6 +67,7 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, SparseLevels
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = SparseLevels(rate=2, chunk=4), np.array([1, -8, 2, 0, 3, 1, 7, 1], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

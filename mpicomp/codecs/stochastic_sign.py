@@ -43,6 +43,7 @@ class StochasticSign(SpreadingCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, StochasticSign
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = StochasticSign(), np.array([3.0, -4.0, 0.0], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

@@ -182,6 +182,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, TopK
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = TopK(rate=4), np.array([1, -8, 2, 0, 3, 1, 7, 1], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)
@@ -323,6 +324,7 @@ class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import Draw, RandomSparsification
     >>> from mpicomp.kernels.streams import Stream
     >>> codec, values = RandomSparsification(p=0.5), np.array([1, -8, 2, 0, 3, 1, 7, 1], np.float32)
     >>> payload = np.empty(codec.nbytes(values.size), np.uint8)

@@ -75,6 +75,23 @@ class Counts(Mergeable):
     """Sends counts of positive values; decodes to the mean of the signs, (2 count - weight) / weight.
 
     Zeros have no sign: they alternate with the parity of step + index. Damaged counts decode to less than 4.
+
+    Examples
+    --------
+    The counts of a sum may take more bits, so `merge` takes the held ones at the beginning of a longer payload:
+
+    >>> import numpy as np
+    >>> from mpicomp.codecs import Counts, Draw
+    >>> from mpicomp.kernels.streams import Stream
+    >>> codec, draw = Counts(), Draw(Stream(0, 0, "example"), step=0, rank=0)
+    >>> incoming, held = np.empty(codec.nbytes(3), np.uint8), np.empty(codec.nbytes(3, weight=2), np.uint8)
+    >>> codec.encode(np.array([1, -1, 1], np.float32), incoming, draw=draw)
+    >>> codec.encode(np.array([1, -1, -1], np.float32), held[: codec.nbytes(3)], draw=draw)
+    >>> codec.merge(held, incoming, 3, held_weight=1, incoming_weight=1, draw=draw)
+    >>> mean = np.empty(3, np.float32)
+    >>> codec.decode(held, mean, weight=2)
+    >>> mean
+    array([ 1., -1.,  0.], dtype=float32)
     """
 
     alignment: ClassVar[int] = BLOCK  # blocks of sums and groups of random words both fit

@@ -72,6 +72,12 @@ class Problem(NamedTuple):
         Name of the quantity that overflowed, such as "the scale"; empty: the vector itself.
     out_of_range : str
         End of the sentence about finite numbers that the codec cannot represent; empty: not the reason.
+
+    Examples
+    --------
+    >>> from mpicomp.feedback.base import Problem
+    >>> Problem(ranks=(1,))
+    Problem(ranks=(1,), quantity='', out_of_range='')
     """
 
     ranks: tuple[int, ...] = ()
@@ -92,6 +98,20 @@ class Residual:
     dtype : dtype
     kind : "mean" or "owner"
         The pending error is the mean of the ranks' vectors, or each element is pending on the rank that owns it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from collectives.arrays import HOST_DEVICE
+    >>> from mpicomp.feedback.base import Residual
+    >>> residual = Residual(HOST_DEVICE, n=2, dtype=np.float32)
+    >>> residual.following[:] = 0.5
+    >>> residual.commit()
+    >>> residual.saved().tolist()
+    [0.5, 0.5]
+    >>> residual.undo()
+    >>> residual.current.tolist()
+    [0.0, 0.0]
     """
 
     def __init__(self, device: Device, n: int, dtype: DTypeLike, kind: StateKind = "mean") -> None:
@@ -147,6 +167,17 @@ class Feedback(ABC):
         `decode` needs the reports of all ranks.
     state_nan : str
         Key of the entry that may hold NaN.
+
+    Examples
+    --------
+    docs/extending.md has complete ones. This is the feedback of a method:
+
+    >>> import mpicomp
+    >>> from mpicomp.feedback.base import Feedback
+    >>> with mpicomp.Communicator() as comm:
+    ...     feedback = mpicomp.LocalTopK(rate=2).start(comm, 4).feedback
+    >>> isinstance(feedback, Feedback), list(feedback.residuals), feedback.n_reports, feedback.reports_when
+    (True, ['residual'], 1, 'beside')
     """
 
     n_reports: int = 0
@@ -431,12 +462,45 @@ def narrow_into(values: Array, dtype: str, out: Array) -> Any:
 
 
 def bad_ranks(marks: Any) -> tuple[int, ...]:
-    """Return the ranks whose mark, in bool[ranks], is set."""
+    """Return the ranks whose mark is set.
+
+    Parameters
+    ----------
+    marks : bool[ranks]
+
+    Returns
+    -------
+    tuple of int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.feedback.base import bad_ranks
+    >>> bad_ranks(np.array([False, True, True]))
+    (1, 2)
+    """
     return tuple(int(rank) for rank in np.flatnonzero(marks))
 
 
 def compute_type(dtype: str) -> type[np.floating]:
-    """Return the type in which vectors of a type are computed."""
+    """Return the type in which vectors are computed.
+
+    Parameters
+    ----------
+    dtype : str
+        "float16", "bfloat16", "float32" or "float64".
+
+    Returns
+    -------
+    type
+        float64 for "float64", else float32.
+
+    Examples
+    --------
+    >>> from mpicomp.feedback.base import compute_type
+    >>> compute_type("bfloat16").__name__
+    'float32'
+    """
     return np.float64 if dtype == "float64" else np.float32
 
 

@@ -176,9 +176,25 @@ class Codes(Feedback):
 
 
 class GatheredCodes(Codes):
-    """Codes of all ranks are gathered, and decoded in rank order; parameters as in `Codes`.
+    """Codes of all ranks are gathered, and decoded in rank order.
 
-    Payloads are those of all ranks, rank by rank, each with all of its pieces.
+    Parameters
+    ----------
+    device, encoders, cuts, results
+        As in `Codes`.
+    payloads : Payloads
+        Payloads of all ranks, rank by rank, each with all of its pieces.
+
+    Examples
+    --------
+    docs/extending.md has a subclass. `all_gather` makes one:
+
+    >>> import mpicomp
+    >>> from mpicomp.feedback.codes import GatheredCodes
+    >>> with mpicomp.Communicator() as comm:
+    ...     codes = mpicomp.QSGD().start(comm, 4).feedback
+    >>> isinstance(codes, GatheredCodes), codes.n_reports, codes.reports_when
+    (True, 1, 'beside')
     """
 
     reports_when = "beside"  # only the encoding of this rank's own vector can fail

@@ -50,7 +50,25 @@ class ErrorRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(ErrorRule):
-    """p = g + decay e; e <- p - Q(p)."""
+    """Rule p = g + decay e; e <- p - Q(p).
+
+    Parameters
+    ----------
+    decay : float
+        Fraction of the residual that enters a step; 1: all of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.feedback.error_feedback import ErrorFeedback
+    >>> rule, gradient, residual = ErrorFeedback(), np.array([1.0, 4.0]), np.array([0.5, 0.0])
+    >>> encoded, following = np.empty(2), np.empty(2)
+    >>> rule.compensate(gradient, residual, encoded)
+    >>> rule.keep(gradient, encoded, np.array([0.0, 4.0]), residual, following)
+    True
+    >>> following.tolist()
+    [1.5, 0.0]
+    """
 
     decay: float = 1.0
 

@@ -35,6 +35,14 @@ class Stream:
         Number of the vector (bucket) among those under one seed.
     purpose : str
         Name of the use; streams of different purposes are unrelated.
+
+    Examples
+    --------
+    >>> from mpicomp.kernels.streams import Stream
+    >>> Stream(0, 0, "merge").key() == Stream(0, 0, "selection").key()
+    False
+    >>> Stream(0, 0, "merge").schedule().shape
+    (56,)
     """
 
     seed: int

@@ -57,6 +57,15 @@ class Direct(Compression):
     codec : RowCodec
         ``FullRows()``: float32; ``FullRows("float16")``; ``RowQuantizer(bits=4)``: DirectQ; for gradients also
         ``TopRows(0.2, RowQuantizer(8))``: the largest fifth.
+
+    Examples
+    --------
+    `PipelineStage` and `SplitClient` take it as `forward` and `backward`:
+
+    >>> from mpicomp.codecs import RowQuantizer
+    >>> from mpicomp.pipeline import Direct
+    >>> Direct(RowQuantizer(bits=4)).codec.bits
+    4
     """
 
     codec: RowCodec = field(default_factory=FullRows)
@@ -88,6 +97,28 @@ class Deltas(Compression):
         Keep messages in fewer bits; None: float32.
     check_every : int
         Steps between two comparisons of the messages that the two ends of a cut have kept.
+
+    Raises
+    ------
+    ValueError
+        `examples` or `check_every` is below 1.
+    TypeError
+        The codec sends no differences.
+
+    References
+    ----------
+    Wang et al., "Fine-tuning language models over slow networks using activation quantization with guarantees",
+    NeurIPS 2022 (arXiv 2206.01299).
+
+    Examples
+    --------
+    `PipelineStage` has an example of a training step.
+
+    >>> from mpicomp.codecs import RowQuantizer
+    >>> from mpicomp.pipeline import Deltas
+    >>> deltas = Deltas(RowQuantizer(bits=3), examples=50_000, stored=RowQuantizer(bits=8))
+    >>> deltas.check_every
+    100
     """
 
     codec: DeltaCodec

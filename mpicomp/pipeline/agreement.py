@@ -21,7 +21,22 @@ _PAIR_TAG = 20  # above those of cuts
 
 
 class PipelineError(RuntimeError):
-    """A step of a pipeline failed on some stage. Every stage raises it; the state before the step is kept."""
+    """A step of a pipeline failed on some stage. Every stage raises it; the state before the step is kept.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.pipeline import PipelineError, PipelineStage
+    >>> def step_without_targets(comm):
+    ...     stage = PipelineStage(torch.nn.Linear(3, 3), comm, 2, loss=torch.nn.functional.mse_loss)
+    ...     try:
+    ...         stage.step(torch.ones(4, 3))
+    ...     except PipelineError:
+    ...         return stage.steps
+    >>> mpicomp.run_local(2, step_without_targets)
+    [0, 0]
+    """
 
 
 class MessagesDiffer(PipelineError):

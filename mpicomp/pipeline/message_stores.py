@@ -28,7 +28,7 @@ class MessageStore(Store):
     examples, row_shape, variants, codec
         As of `Store`.
     most_bytes : int, optional
-        The most that all rows may take; None: the machine's memory. A store that is larger is refused at the start, not
+        The most bytes that all rows may take; None: the machine's memory. A larger store is refused at the start, not
         when memory has run out.
 
     Raises
@@ -37,6 +37,16 @@ class MessageStore(Store):
         A parameter is out of range.
     MemoryError
         The rows would take more than `most_bytes`, or than the system gives.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.pipeline import MessageStore
+    >>> with MessageStore(examples=4, row_shape=2) as store:
+    ...     store.write([0, 3], np.ones((2, 2), np.float32))
+    ...     store.forget([3])
+    ...     store.read([0, 1]).tolist(), store.stamps([0, 1, 3]).tolist(), store.row_bytes
+    ([[1.0, 1.0], [0.0, 0.0]], [1, 0, 0], 8)
     """
 
     kind = "memory"
@@ -127,14 +137,14 @@ class FileMessageStore(Store):
 
     Parameters
     ----------
-    path
+    path : str or PathLike
         One per rank and cut, in a folder that exists; best on a disk of this machine.
     examples, row_shape, variants, codec
         As of `Store`.
     fingerprint : str
         Identifies this run and model, such as a hash of its options: a file of another one is refused.
     buffer_bytes : int
-        The most memory for rows that were read ahead, and again for those that wait to be written.
+        The most bytes for rows that were read ahead, and again for those that wait to be written.
 
     Attributes
     ----------
@@ -147,6 +157,25 @@ class FileMessageStore(Store):
         A parameter is out of range, or the file is damaged, truncated, no store, or another run's.
     OSError
         The disk has too little room, another process has the file open, or the file cannot be made.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> from mpicomp.pipeline import FileMessageStore
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "cut-0")
+    ...     with FileMessageStore(file, examples=4, row_shape=2, fingerprint="run 1") as store:
+    ...         store.write([3], np.ones((1, 2), np.float32))
+    ...         store.flush()
+    ...         state = store.state_dict()
+    ...     with FileMessageStore(file, examples=4, row_shape=2, fingerprint="run 1") as store:
+    ...         store.load_state_dict(state)
+    ...         store.prefetch([3])
+    ...         found = store.read([3]).tolist(), store.torn.tolist()
+    >>> found
+    ([[1.0, 1.0]], [])
     """
 
     kind = "file"
@@ -203,7 +232,13 @@ class FileMessageStore(Store):
         self._background.sum = 0
 
     def state_dict(self) -> State:
-        """Flush, and return the stamps of all rows. The rows are in the file, which belongs to the checkpoint."""
+        """Return the stamps of all rows, after `flush`. The rows are in the file, which belongs to the checkpoint.
+
+        Raises
+        ------
+        OSError
+            The disk fails.
+        """
         self.flush()
         return {**self._description(), "pair": self.pair, "stamps": self.all_stamps()}
 
@@ -213,6 +248,10 @@ class FileMessageStore(Store):
         The file may be ahead of the state. `differing(state["stamps"], store.all_stamps())` are the rows that have
         changed since; whether they can be used depends on the other end's stamps. If another run has taken the file
         over since, all rows are forgotten.
+
+        Parameters
+        ----------
+        state : dict
 
         Raises
         ------

@@ -37,7 +37,16 @@ from collectives.quoting import suggestion
 
 
 class ScheduleError(ValueError):
-    """A schedule cannot be made of these numbers, or its stages do not train every micro-batch."""
+    """A schedule cannot be made of these numbers, or its stages do not train every micro-batch.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import gpipe
+    >>> gpipe(stage=4, stages=4, micro_batches=8)
+    Traceback (most recent call last):
+        ...
+    mpicomp.pipeline.schedule.ScheduleError: stage 4 is not one of 4 stages: count them from 0 to 3
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +58,12 @@ class _OfMicroBatch:
     _way: ClassVar[int]  # to the next stage that takes the micro-batch
 
     def source(self, stage: int, stages: int) -> int | None:
-        """Return the stage that the action receives from; None: the way of the micro-batch begins here."""
+        """Return the stage from which `stage`, one of `stages`, receives; None: the way begins here."""
         neighbour = stage - self._way
         return neighbour if 0 <= neighbour < stages else None
 
     def destination(self, stage: int, stages: int) -> int | None:
-        """Return the stage that the result is sent to; None: the way of the micro-batch ends here."""
+        """Return the stage to which `stage`, one of `stages`, sends; None: the way ends here."""
         neighbour = stage + self._way
         return neighbour if 0 <= neighbour < stages else None
 
@@ -66,10 +75,17 @@ class _OfMicroBatch:
 class Forward(_OfMicroBatch):
     """Run a micro-batch through the stage, and keep its graph for the backward; activations travel.
 
-    Attributes
+    Parameters
     ----------
     micro_batch : int
         Its number in the batch, from 0 on.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import Forward
+    >>> action = Forward(micro_batch=2)
+    >>> str(action), action.source(stage=0, stages=4), action.destination(stage=0, stages=4)
+    ('F2', None, 1)
     """
 
     _letter: ClassVar[str] = "F"
@@ -80,10 +96,17 @@ class Forward(_OfMicroBatch):
 class Backward(_OfMicroBatch):
     """Run a micro-batch back through the stage, and release its graph; activation gradients travel.
 
-    Attributes
+    Parameters
     ----------
     micro_batch : int
         Its number in the batch, from 0 on.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import Backward
+    >>> action = Backward(micro_batch=2)
+    >>> str(action), action.source(stage=0, stages=4), action.destination(stage=0, stages=4)
+    ('B2', 1, None)
     """
 
     _letter: ClassVar[str] = "B"
@@ -91,32 +114,71 @@ class Backward(_OfMicroBatch):
 
 
 Action = Forward | Backward
+"""Work of a stage on one micro-batch."""
 Schedule = Callable[[int, int, int], tuple[Action, ...]]
+"""Function of (stage, stages, micro-batches) that returns the stage's actions in order, such as `gpipe`."""
 
 
 def gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    """All micro-batches forward, then all of them backward.
+    """Return a stage's actions: all micro-batches forward, then all of them backward.
 
     Parameters
     ----------
     stage, stages : int
-        Number of the stage, from 0 on, and how many there are.
+        Number of the stage, from 0 on, and number of stages.
     micro_batches : int
-        In a batch.
+        Number of micro-batches in a batch.
+
+    Returns
+    -------
+    tuple of Action
 
     Raises
     ------
     ScheduleError
         There is no such stage, or no micro-batch.
+
+    References
+    ----------
+    Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", NeurIPS 2019
+    (arXiv 1811.06965).
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import gpipe
+    >>> " ".join(map(str, gpipe(stage=0, stages=2, micro_batches=3)))
+    'F0 F1 F2 B0 B1 B2'
     """
     _check(stage, stages, micro_batches)
     return (*map(Forward, range(micro_batches)), *map(Backward, range(micro_batches)))
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    """Forward and backward in turn, after as many forwards as there are stages behind this one.
+    """Return a stage's actions: forward and backward in turn, after as many forwards as there are stages behind it.
 
-    Parameters and errors are those of `gpipe`.
+    Parameters
+    ----------
+    stage, stages, micro_batches
+        As in `gpipe`.
+
+    Returns
+    -------
+    tuple of Action
+
+    Raises
+    ------
+    ScheduleError
+        There is no such stage, or no micro-batch.
+
+    References
+    ----------
+    Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import one_forward_one_backward
+    >>> " ".join(map(str, one_forward_one_backward(stage=0, stages=2, micro_batches=3)))
+    'F0 F1 B0 F2 B1 B2'
     """
     _check(stage, stages, micro_batches)
     ahead = min(stages - 1 - stage, micro_batches)
@@ -128,7 +190,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tup
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": gpipe, "1f1b": one_forward_one_backward})
-"""The schedules by name."""
+"""Schedules by name."""
 
 
 def schedule(name_or_function: str | Schedule) -> Schedule:

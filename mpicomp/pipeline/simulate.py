@@ -25,13 +25,24 @@ class ScheduleProof:
 class Times:
     """Seconds that a micro-batch takes on a stage and on a hop.
 
-    Attributes
+    Parameters
     ----------
     forward, backward : float
         On each stage.
     forward_wire, backward_wire : float
         On each hop: activations to the next stage, their gradients to the one before. The two directions do not slow
         each other; messages of one direction follow each other.
+
+    Raises
+    ------
+    ValueError
+        A number is negative or not finite.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline.simulate import Times
+    >>> Times(forward=1.0, backward=2.0, forward_wire=0.5).backward_wire
+    0.0
     """
 
     forward: float = 1.0
@@ -61,7 +72,24 @@ class Timeline:
 
 
 def all_stages(schedule: Schedule, stages: int, micro_batches: int) -> list[tuple[Action, ...]]:
-    """Return every stage's actions, in order of the stages."""
+    """Return every stage's actions, in order of the stages.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    stages, micro_batches : int
+
+    Returns
+    -------
+    list of tuples of Action
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import all_stages
+    >>> [len(actions) for actions in all_stages(SCHEDULES["1f1b"], stages=3, micro_batches=4)]
+    [8, 8, 8]
+    """
     return [schedule(stage, stages, micro_batches) for stage in range(stages)]
 
 
@@ -78,11 +106,22 @@ def prove(stages: Sequence[Actions], micro_batches: int) -> ScheduleProof:
         As from `all_stages`.
     micro_batches : int
 
+    Returns
+    -------
+    ScheduleProof
+
     Raises
     ------
     ScheduleError
         A micro-batch is left out, taken twice, or goes backward before forward; two neighbours take messages in
         different orders; or stages wait for each other. Names stage and action.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import all_stages, prove
+    >>> [prove(all_stages(SCHEDULES[name], 3, 4), 4).alive for name in ("gpipe", "1f1b")]
+    [(4, 4, 4), (3, 2, 1)]
     """
     alive = tuple(_most_alive(stage, actions, micro_batches) for stage, actions in enumerate(stages))
     return ScheduleProof(alive, _walk(stages))
@@ -165,10 +204,28 @@ def _walk(stages: Sequence[Actions]) -> tuple[int, ...]:
 def simulate_time(stages: Sequence[Actions], times: Times) -> Timeline:
     """Return the times of all actions if messages travel while stages compute, and receives are posted ahead.
 
+    Parameters
+    ----------
+    stages : sequence of sequence of Action
+        As from `all_stages`.
+    times : Times
+
+    Returns
+    -------
+    Timeline
+
     Raises
     ------
     ScheduleError
         Stages wait for messages that no stage sends.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import Times, all_stages, simulate_time
+    >>> timeline = simulate_time(all_stages(SCHEDULES["1f1b"], 4, 12), Times(forward=1.0, backward=2.0))
+    >>> timeline.seconds, round(timeline.bubble, 3)
+    (45.0, 0.2)
     """
     size = len(stages)
     arrived: dict[tuple[int, Action], float] = {}
@@ -204,7 +261,31 @@ def simulate_time(stages: Sequence[Actions], times: Times) -> Timeline:
 
 
 def draw(stages: Sequence[Actions]) -> str:
-    """Draw the stages' actions in columns, a line per stage, as if each action took the same time and messages none."""
+    """Draw the stages' actions in columns, as if each action took the same time and messages none.
+
+    Parameters
+    ----------
+    stages : sequence of sequence of Action
+        As from `all_stages`.
+
+    Returns
+    -------
+    str
+        A line per stage.
+
+    Raises
+    ------
+    ScheduleError
+        Stages wait for messages that no stage sends.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import SCHEDULES
+    >>> from mpicomp.pipeline.simulate import all_stages, draw
+    >>> print(draw(all_stages(SCHEDULES["1f1b"], 2, 3)))
+    stage 0  F0 F1 .. B0 F2 B1 .. B2
+    stage 1  .. F0 B0 F1 B1 F2 B2 ..
+    """
     timeline = simulate_time(stages, Times())
     lines = []
     for stage, (actions, starts) in enumerate(zip(stages, timeline.starts, strict=True)):

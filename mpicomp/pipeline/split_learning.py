@@ -7,8 +7,6 @@ A step of a client passes two cuts forward, and the same two back::
 
 Clients take turns, and each goes on from the weights of the one before. Activations can travel as differences to the
 last message of the same example (AQ-SGD), gradients in few bits of their largest elements alone.
-
-Reference: AQ-SGD (Wang et al., NeurIPS 2022), appendix H.6.
 """
 
 from __future__ import annotations
@@ -65,6 +63,39 @@ class SplitClient(Party[Upstream, Downstream]):
     ------
     PipelineError
         An argument is wrong on some rank, or differs from that of another; on every rank.
+
+    References
+    ----------
+    Wang et al., "Fine-tuning language models over slow networks using activation quantization with guarantees",
+    NeurIPS 2022 (arXiv 2206.01299), appendix H.6.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.pipeline import SplitClient, SplitServer
+    >>> def serve(comm):
+    ...     middle = torch.nn.Linear(4, 4)
+    ...     server, optimizer = SplitServer(middle, comm, clients=2), torch.optim.SGD(middle.parameters(), lr=0.1)
+    ...     for client in range(2):
+    ...         with server.turn(client):
+    ...             while server.serve():
+    ...                 optimizer.step()
+    ...                 optimizer.zero_grad()
+    ...     return server.steps
+    >>> def train(comm):
+    ...     first, last = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+    ...     clients = SplitClient(first, last, comm, clients=2, loss=torch.nn.functional.mse_loss)
+    ...     for client in range(2):
+    ...         with clients.turn(client) as takes_part:
+    ...             if takes_part:
+    ...                 inputs = torch.full((8, 3), client + 1.0)
+    ...                 loss = clients.step(inputs, inputs[:, :1])  # then a step of an optimizer of the client's
+    ...                 output = clients.predict(inputs)
+    ...     clients.close()
+    ...     return clients.steps, tuple(output.shape)
+    >>> mpicomp.run_local(3, lambda comm: train(comm) if comm.rank else serve(comm))
+    [2, (1, (8, 1)), (1, (8, 1))]
     """
 
     _end_classes = (Upstream, Downstream)
@@ -127,8 +158,21 @@ class SplitClient(Party[Upstream, Downstream]):
     def predict(self, inputs: Tensors) -> Tensors:
         """Return the output of the whole model, while the server is in `SplitServer.serve`.
 
-        All layers are in evaluation mode meanwhile, activations travel in full precision and are not kept. Errors are
-        those of `step`.
+        All layers are in evaluation mode meanwhile, activations travel in full precision and are not kept.
+
+        Parameters
+        ----------
+        inputs : tensor[examples, ...]
+            Or several, in a tuple or dictionary.
+
+        Returns
+        -------
+        tensor or tensors
+
+        Raises
+        ------
+        PipelineError, RuntimeError, CollectiveTimeout, PeerFailure
+            As `step`.
         """
         pair, (up, down) = self._at_work()
         part, fault = PartOfBatch.checked(inputs, None, None, first=True, last=False)
@@ -162,7 +206,33 @@ class SplitServer(Party[Downstream, Upstream]):
     comm, clients, forward, backward, seed
         As of `SplitClient`; the same on all ranks.
 
-    Attributes and errors are those of `SplitClient`, too.
+    Attributes
+    ----------
+    client, steps
+        As of `SplitClient`.
+
+    Raises
+    ------
+    PipelineError
+        As of `SplitClient`.
+
+    Examples
+    --------
+    `SplitClient` has a training loop. The server and the clients save their states together:
+
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.pipeline import SplitClient, SplitServer
+    >>> def save_and_load(comm):
+    ...     if comm.rank == 0:
+    ...         party = SplitServer(torch.nn.Linear(4, 4), comm, clients=2)
+    ...     else:
+    ...         layers = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+    ...         party = SplitClient(*layers, comm, clients=2, loss=torch.nn.functional.mse_loss)
+    ...     party.load_state_dict(party.state_dict())
+    ...     return [party.rank_of(client) for client in range(2)], party.has(client=1)
+    >>> mpicomp.run_local(3, save_and_load)
+    [([1, 2], False), ([1, 2], False), ([1, 2], True)]
     """
 
     _end_classes = (Downstream, Upstream)
@@ -183,9 +253,14 @@ class SplitServer(Party[Downstream, Upstream]):
         super().__init__(comm, clients, (middle,), (forward or Direct(), backward or Direct()), seed, fault)
 
     def serve(self) -> bool:
-        """Take part in the client's next step; returns False when its turn has ended instead.
+        """Take part in the client's next step; `SplitClient` has an example.
 
         Batches that the client evaluates are served in between.
+
+        Returns
+        -------
+        bool
+            False: the client's turn has ended, and no step was made.
 
         Raises
         ------

@@ -75,6 +75,36 @@ class PipelineStage(CutHolder):
     ------
     PipelineError
         An argument is wrong on some stage, or differs from that of another; on every stage.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.codecs import RowQuantizer
+    >>> from mpicomp.pipeline import Deltas, Direct, PipelineStage
+    >>> examples = torch.linspace(-1, 1, 8)[:, None] * torch.ones(4)
+    >>> def train(comm):
+    ...     module = torch.nn.Linear(4, 4)  # this rank's layers
+    ...     stage = PipelineStage(
+    ...         module, comm, micro_batches=2, loss=torch.nn.functional.mse_loss,
+    ...         forward=Deltas(RowQuantizer(bits=3), examples=8), backward=Direct(RowQuantizer(bits=6)),
+    ...     )
+    ...     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    ...     inputs, targets = (examples if stage.is_first else None), (-examples if stage.is_last else None)
+    ...     before = stage.evaluate(inputs, targets)
+    ...     for epoch in range(3):
+    ...         optimizer.zero_grad()
+    ...         loss = stage.step(inputs, targets, ids=np.arange(8))
+    ...         optimizer.step()
+    ...     output = stage.predict(inputs)  # None except on the last stage
+    ...     forward_bytes, backward_bytes = stage.bytes_sent
+    ...     alike = stage.stores_alike()
+    ...     state = {"module": module.state_dict(), "stage": stage.state_dict()}  # for torch.save, one file per rank
+    ...     stage.load_state_dict(state["stage"])
+    ...     return loss < before, alike, stage.compare_stores(), stage.steps
+    >>> mpicomp.run_local(2, train)
+    [(True, True, 0, 3), (True, True, 0, 3)]
     """
 
     _rank_name: ClassVar[str] = "stage"
@@ -213,8 +243,22 @@ class PipelineStage(CutHolder):
     def evaluate(self, inputs: Tensors = None, targets: Tensors = None) -> float:
         """Return the mean loss of a batch; collective.
 
-        The module is in evaluation mode meanwhile. Activations travel in full precision and are not kept. Arguments and
-        errors are those of `step`.
+        The module is in evaluation mode meanwhile. Activations travel in full precision and are not kept.
+
+        Parameters
+        ----------
+        inputs, targets
+            As in `step`.
+
+        Returns
+        -------
+        float
+            The mean loss, on every stage.
+
+        Raises
+        ------
+        PipelineError, CollectiveTimeout, PeerFailure
+            As `step`.
         """
         output, failure = self._evaluated(inputs, targets)
         loss = 0.0
@@ -228,9 +272,24 @@ class PipelineStage(CutHolder):
             return agree_on_end(self.comm, loss, failure)
 
     def predict(self, inputs: Tensors = None) -> Tensors:
-        """Return the last stage's output for a batch, on that stage, and None on the others; collective.
+        """Return the last stage's output for a batch; collective.
 
         The module and its activations are treated as in `evaluate`.
+
+        Parameters
+        ----------
+        inputs : tensor[examples, ...], on the first stage
+            Or several, as in `step`.
+
+        Returns
+        -------
+        tensor or tensors
+            On the last stage; None on the others.
+
+        Raises
+        ------
+        PipelineError, CollectiveTimeout, PeerFailure
+            As `step`.
         """
         output, failure = self._evaluated(inputs)
         with shared_with_replicas(self._everyone):
@@ -280,6 +339,11 @@ class PipelineStage(CutHolder):
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state_dict`; collective. Messages that the two ends of a cut do not share are sent in full again.
+
+        Parameters
+        ----------
+        state : dict
+            This stage's; not changed.
 
         Raises
         ------

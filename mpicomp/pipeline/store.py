@@ -33,7 +33,8 @@ State: TypeAlias = dict[str, Any]
 class Store(ABC):
     """Base of stores; one thread of one process uses a store.
 
-    All methods raise ValueError for ids that are out of range, are no integers, or occur twice.
+    All methods raise ValueError for ids that are out of range, are no integers, or occur twice, and RuntimeError once
+    the store is closed, or in a process that was forked from its own.
 
     Parameters
     ----------
@@ -52,6 +53,32 @@ class Store(ABC):
     pair : int
         Number that the stores of both ends of a cut share, which the ends agree on; 0: none yet. Stamps of stores with
         different numbers cannot be compared.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+
+    Examples
+    --------
+    Both ends of a cut keep the same messages:
+
+    >>> import numpy as np
+    >>> from mpicomp.pipeline import MessageStore, differing
+    >>> sender, receiver = stores = [MessageStore(examples=4, row_shape=2, variants=2) for end in range(2)]
+    >>> for store in stores:
+    ...     store.write(store.row_ids([0, 3], variants=[1, 0]), np.ones((2, 2), np.float32))
+    >>> sender.touched_checksum() == receiver.touched_checksum(), sender.rows, sender.row_shape
+    (True, 8, (2,))
+    >>> receiver.forget_all()  # such as after a crash
+    >>> lost = differing(sender.all_stamps(), receiver.all_stamps())
+    >>> sender.forget(lost, receiver.all_stamps()[lost])
+    >>> sender.stamps(lost).tolist()
+    [0, 0]
+    >>> for store in stores:
+    ...     store.reset_checksum()
+    ...     store.load_state_dict(store.state_dict())
+    ...     store.close()
     """
 
     kind = ""
@@ -89,11 +116,15 @@ class Store(ABC):
             Examples.
         variants : int or int[k]
             Number of the example's variant.
+
+        Returns
+        -------
+        int64[k]
         """
         return self._ledger.row_ids(ids, variants)
 
     def stamps(self, ids: ArrayLike) -> Stamps:
-        """Return the visits of rows, uint32[k]; 0: there is no message, the next one is sent in full precision."""
+        """Return the visits of the rows `ids`, uint32[k]; 0: there is no message, the next one is sent in full."""
         return self._ledger.stamps(self._checked(ids))
 
     def all_stamps(self) -> Stamps:
@@ -172,6 +203,10 @@ class Store(ABC):
     def prefetch(self, ids: ArrayLike) -> None:
         """Announce rows that will be read soon; in a file's store a thread reads them ahead, up to `buffer_bytes`.
 
+        Parameters
+        ----------
+        ids : int[k]
+
         Raises
         ------
         OSError
@@ -199,6 +234,10 @@ class Store(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`, with a new checksum.
+
+        Parameters
+        ----------
+        state : dict
 
         Raises
         ------

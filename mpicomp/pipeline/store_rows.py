@@ -118,6 +118,16 @@ def differing(mine: ArrayLike, theirs: ArrayLike) -> Ids:
     ------
     ValueError
         The stamps are not of equally many rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpicomp.pipeline import MessageStore, differing
+    >>> one, other = (MessageStore(examples=4, row_shape=2) for end in range(2))
+    >>> one.write([0, 3], np.ones((2, 2), np.float32))
+    >>> other.write([0], np.ones((1, 2), np.float32))
+    >>> differing(one.all_stamps(), other.all_stamps())
+    array([3])
     """
     one, other = _marks(mine), _marks(theirs)
     if one.shape != other.shape:

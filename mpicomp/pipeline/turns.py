@@ -74,11 +74,11 @@ class Party(CutHolder, Generic[First, Second]):
         comm.start_progress_thread()  # where it is not supported, messages go on while a rank waits
 
     def rank_of(self, client: int) -> int:
-        """Return the rank of a client."""
+        """Return the rank of the client of number `client`."""
         return 1 + client % (self.comm.size - 1)
 
     def has(self, client: int) -> bool:
-        """Return True if a client is on this rank."""
+        """Return True if the client of number `client` is on this rank."""
         return self.comm.rank == self.rank_of(client)
 
     @override
@@ -89,7 +89,17 @@ class Party(CutHolder, Generic[First, Second]):
 
     @contextmanager
     def turn(self, client: int) -> Iterator[bool]:
-        """Have the server work with one client; collective. Yields whether this rank takes part, as either of the two.
+        """Have the server work with one client, while the ``with`` block runs; collective.
+
+        Parameters
+        ----------
+        client : int
+            Number of the client; the same on all ranks.
+
+        Yields
+        ------
+        bool
+            True if this rank takes part, as the server or with the client.
 
         Raises
         ------
@@ -98,6 +108,8 @@ class Party(CutHolder, Generic[First, Second]):
             has failed itself, its own error goes on.
         CollectiveTimeout, PeerFailure
             A rank does not answer, or the turn takes longer than the communicator's `arrival_timeout`.
+        RuntimeError
+            The block of another turn has not ended on this rank.
         """
         self._begin(client)
         failure: Exception | None = None
@@ -200,6 +212,11 @@ class Party(CutHolder, Generic[First, Second]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state_dict`; collective. Messages that the two ends of a cut do not share are sent in full again.
+
+        Parameters
+        ----------
+        state : dict
+            This rank's; not changed.
 
         Raises
         ------

@@ -47,7 +47,35 @@ def all_gather(
 
     A method with a `feedback` class of its own is gathered round the ring over a star, too.
 
-    scales : scales of buckets that the ranks agree on before they encode.
+    Parameters
+    ----------
+    comm : Communicator
+    spec : VectorSpec
+    codec : Codec
+    rule : ErrorRule, optional
+        None: errors are lost.
+    seed : int
+        Seed of the codec's random words.
+    feedback : callable
+        Maker of the feedback; its arguments are those of `GatheredCodes`.
+    scales : SharedScales, optional
+        Scales of buckets that the ranks agree on before they encode.
+
+    Returns
+    -------
+    Parts
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> from mpicomp.aggregator.algorithm import VectorSpec
+    >>> from mpicomp.codecs import OneBit
+    >>> from mpicomp.feedback.error_feedback import ErrorFeedback
+    >>> from mpicomp.reducers.all_gather import all_gather
+    >>> with mpicomp.Communicator() as comm:
+    ...     parts = all_gather(comm, VectorSpec(100, "float32"), OneBit(), ErrorFeedback())
+    >>> parts.codec, list(parts.feedback.residuals)
+    (OneBit(bucket=4096, scale='l2'), ['residual'])
     """
     stream = Stream(seed, spec.vector_id, "code")
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:

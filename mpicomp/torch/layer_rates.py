@@ -5,8 +5,6 @@
 A layer whose weights are used often for one example, such as a convolution over a large image, has gradients that are
 worth more: ratio 196 or more: 25 times; above 128: 50 times; 128 or less: 400 times. The 32 makes it the guidance's
 mini-batch per rank: 32 images or utterances, or 4.5 thousand tokens as 32 sequences.
-
-Reference: ScaleCom (Chen et al., NeurIPS 2020), section 4.
 """
 
 from __future__ import annotations
@@ -32,10 +30,8 @@ def flops_to_gradient(model: nn.Module, inputs: Sequence[object]) -> dict[str, f
 
     Parameters
     ----------
-    model : Module
-        Is called once, without gradients, in the mode that it is in.
-    inputs : sequence
-        Arguments of the model: a rank's mini-batch of the size that it will be trained with.
+    model, inputs
+        As in `compression_rates`.
 
     Returns
     -------
@@ -66,9 +62,36 @@ def _of(counts: Mapping[str, int], top: str, name: str) -> int:
 
 
 def compression_rates(model: nn.Module, inputs: Sequence[object]) -> dict[str, int]:
-    """Return the rate of each trainable parameter, by name. Parameters as in `flops_to_gradient`.
+    """Return a rate for each trainable parameter: elements per element that is sent.
 
     Vectors of a module in which nothing is counted, such as a norm's, get the lowest: there is little of them to save.
+
+    Parameters
+    ----------
+    model : Module
+        Called once, without gradients, in its current mode.
+    inputs : sequence
+        Arguments of the model: a rank's mini-batch of the size that it will be trained with.
+
+    Returns
+    -------
+    dict of int
+        25, 50 or 400, by the names of ``model.named_parameters()``.
+
+    References
+    ----------
+    Chen et al., "ScaleCom", NeurIPS 2020 (arXiv 2104.11125), section 4.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch.layer_rates import compression_rates
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 30 * 30, 10))
+    >>> rates = compression_rates(model, [torch.zeros(32, 3, 32, 32)])
+    >>> rates["0.weight"], rates["2.weight"]
+    (25, 400)
+    >>> choose = lambda name, parameter: mpicomp.ScaleCom(rate=rates[name])  # for DistributedOptimizer
     """
     ratios = flops_to_gradient(model, inputs)
     parameters = dict(model.named_parameters())

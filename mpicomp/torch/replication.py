@@ -34,12 +34,12 @@ def broadcast_parameters(
 
     Parameters
     ----------
-    module_or_state_dict
+    module_or_state_dict : Module or dict of Tensor
         A module, or the tensors of one by name. Every tensor is **overwritten** on all ranks but `root`. Dense tensors
         of any dtype, on the CPU or a GPU, whichever on each rank; the bits are copied as they are.
-    comm
-        Communicator; None makes one on all ranks of the job and closes it again.
-    root
+    comm : Communicator, optional
+        None makes one on all ranks of the job and closes it again.
+    root : int
         Rank whose values all take.
 
     Raises
@@ -49,6 +49,19 @@ def broadcast_parameters(
         CollectiveMismatch.
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import broadcast_parameters
+    >>> def make_model(comm):
+    ...     model = torch.nn.Linear(2, 1, bias=False)
+    ...     torch.nn.init.constant_(model.weight, comm.rank)
+    ...     broadcast_parameters(model, comm)
+    ...     return model.weight.tolist()
+    >>> mpicomp.run_local(2, make_model)
+    [[[0.0, 0.0]], [[0.0, 0.0]]]
     """
     if comm is not None or isinstance(module_or_state_dict, Communicator):
         usage = "broadcast_parameters(model, comm, root=0)"
@@ -71,9 +84,9 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
 
     Parameters
     ----------
-    module
+    module : Module
         Its floating-point and complex buffers are **overwritten**.
-    comm
+    comm : Communicator
         Communicator of the ranks that train the module.
 
     Raises
@@ -82,6 +95,19 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
         The arguments are no module and no communicator, or in another order.
     ValueError
         A buffer of this rank's is on a device that cannot be reached; the others then raise CollectiveMismatch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import average_buffers
+    >>> def prepare_evaluation(comm):
+    ...     model = torch.nn.BatchNorm1d(2)
+    ...     model.running_mean.fill_(comm.rank)
+    ...     average_buffers(model, comm)
+    ...     return model.running_mean.tolist()
+    >>> mpicomp.run_local(2, prepare_evaluation)
+    [[0.5, 0.5], [0.5, 0.5]]
     """
     require_communicator(comm, "average_buffers", "average_buffers(model, comm)", module)
     call = "average_buffers"
@@ -138,10 +164,10 @@ def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], c
 
     Parameters
     ----------
-    module_or_state_dict
+    module_or_state_dict : Module or dict of Tensor
         A module, of which the trained and frozen parameters are compared, or tensors by name. Tensors may lie on the
         CPU or a GPU, from which they are copied.
-    comm
+    comm : Communicator
         Communicator of the ranks that have the model.
 
     Raises
@@ -241,12 +267,12 @@ def broadcast_optimizer_state(
 
     Parameters
     ----------
-    optimizer
+    optimizer : torch.optim.Optimizer
         A plain torch optimizer over the same parameters on all ranks. Its state is **replaced** on all ranks but
         `root`. Tensors are copied as they are; everything else is pickled.
-    comm
-        Communicator; None makes one on all ranks of the job and closes it again.
-    root
+    comm : Communicator, optional
+        None makes one on all ranks of the job and closes it again.
+    root : int
         Rank whose state all take.
 
     Raises
@@ -259,6 +285,19 @@ def broadcast_optimizer_state(
         others then raise CollectiveMismatch, and all have the state of before. There is no rank `root`.
     CollectiveMismatch
         The ranks' parameters differ in group, shape or dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import broadcast_optimizer_state
+    >>> def resume(comm):
+    ...     model = torch.nn.Linear(2, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if comm.rank == 0 else 0.5, momentum=0.9)
+    ...     broadcast_optimizer_state(optimizer, comm)
+    ...     return optimizer.param_groups[0]["lr"]
+    >>> mpicomp.run_local(2, resume)
+    [0.1, 0.1]
     """
     with Communicator() if comm is None else nullcontext(comm) as used:
         if isinstance(optimizer, NonCopyable):

@@ -36,6 +36,7 @@ class FullRows(DeltaCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import FullRows
     >>> codec = FullRows("bfloat16")
     >>> values = np.array([[1.0, 1 / 3]], np.float32)
     >>> payload = np.empty(codec.nbytes(rows=1, columns=2), np.uint8)

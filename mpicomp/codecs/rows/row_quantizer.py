@@ -67,6 +67,7 @@ class RowQuantizer(DeltaCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import RowQuantizer
     >>> codec = RowQuantizer(bits=2)
     >>> values = np.array([[0.0, 1.0, -2.0, 4.0], [0.5, 0.25, 0.0, -0.5]], np.float32)
     >>> payload = np.empty(codec.nbytes(rows=2, columns=4), np.uint8)

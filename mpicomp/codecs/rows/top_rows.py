@@ -46,6 +46,7 @@ class TopRows(RowCodec):
     Examples
     --------
     >>> import numpy as np
+    >>> from mpicomp.codecs import TopRows
     >>> codec = TopRows(fraction=0.25)
     >>> values = np.array([[1, -8, 2, 0, 3, 1, 8, 1]], np.float32)
     >>> payload = np.empty(codec.nbytes(rows=1, columns=8), np.uint8)

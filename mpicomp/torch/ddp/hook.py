@@ -41,11 +41,21 @@ FREEZE = "freeze it before wrapping the model"
 
 
 class DDPHookState(NonCopyable, StateOwner):
-    """Averages the buckets of one DistributedDataParallel; :func:`mpicomp.torch.ddp_hook` makes it.
+    """State of one DistributedDataParallel's hook, which averages its buckets. :func:`mpicomp.torch.ddp_hook` makes it.
+
+    Parameters
+    ----------
+    algorithm, comm
+        As in :func:`mpicomp.torch.ddp_hook`.
+    members : sequence of NamedParameter
+        Parameters whose gradients are averaged; empty without the model.
+    in_background : bool
+        The progress thread makes the calls.
 
     Attributes
     ----------
     comm : Communicator
+        The communicator.
     iterations : int
         Iterations whose gradients were averaged.
 
@@ -53,6 +63,25 @@ class DDPHookState(NonCopyable, StateOwner):
     -----
     States go by the parameters' names: without a model there are none, which is a ValueError. A state that was saved
     before the vectors are laid out has no residuals: a hook that loads it starts from scratch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import ddp_hook, register_backend
+    >>> register_backend()
+    >>> torch.distributed.init_process_group("mpicomp")
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    >>> state, hook = ddp_hook(mpicomp.QSGD(), mpicomp.Communicator(), model)
+    >>> model.register_comm_hook(state, hook)
+    >>> for step in range(3):
+    ...     model(torch.ones(2, 3)).sum().backward()
+    >>> saved = state.state_dict()  # one for each rank, next to the model's and the optimizer's
+    >>> state.check_state_dict(saved)
+    >>> state.load_state_dict(saved)
+    >>> state.iterations, sorted(state.buckets[0]), state.aggregators[0].step
+    (3, ['bias', 'weight'], 2)
+    >>> torch.distributed.destroy_process_group()
     """
 
     state_schema = DDP_HOOK
@@ -84,6 +113,15 @@ class DDPHookState(NonCopyable, StateOwner):
 
     def average(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin to average the gradients of a bucket of DDP's.
+
+        Parameters
+        ----------
+        bucket : GradBucket
+
+        Returns
+        -------
+        Future of Tensor
+            Completes with the averaged gradients.
 
         Raises
         ------
@@ -216,14 +254,14 @@ def ddp_hook(
 
     Parameters
     ----------
-    algorithm
+    algorithm : Algorithm, dict of Algorithm, or callable
         One for all parameters; or several, as :class:`DistributedOptimizer` takes them: by patterns of names, or by a
         function of name and parameter. Parameters of one DDP bucket with different algorithms have vectors of their
         own. Algorithms that prefer "updates", such as Marsit, are given gradients.
-    comm
+    comm : Communicator
         Of the same ranks in the same order as DDP's process group. A thread of the process makes all of its calls from
         now on.
-    model
+    model : DistributedDataParallel, optional
         The DistributedDataParallel. It brings the names for states, for errors and for choices of algorithms, and its
         process group, which is otherwise the default one.
 
@@ -252,6 +290,21 @@ def ddp_hook(
     ``backward()`` raises the errors of :meth:`mpicomp.Aggregator.aggregate`, on all ranks. The gradients of the vectors
     that failed are NaN then, on all ranks, and training can go on after ``NonFiniteGradient``. So with a
     ``torch.amp.GradScaler`` catch it around ``backward()``: the scaler then skips the step on all ranks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import ddp_hook, register_backend
+    >>> register_backend()
+    >>> torch.distributed.init_process_group("mpicomp")
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    >>> state, hook = ddp_hook(mpicomp.algorithm("power-sgd"), mpicomp.Communicator(), model)
+    >>> model.register_comm_hook(state, hook)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> model(torch.ones(2, 3)).square().mean().backward()
+    >>> optimizer.step()
+    >>> torch.distributed.destroy_process_group()
     """
     require_communicator(comm, "ddp_hook", "ddp_hook(algorithm, comm, model)", algorithm, model)
     try:

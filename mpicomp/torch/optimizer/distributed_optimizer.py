@@ -62,44 +62,44 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
     Parameters
     ----------
-    optimizer
+    optimizer : torch.optim.Optimizer
         Any torch optimizer over parameters on the CPU or on GPUs, where they are encoded if the algorithm can do it.
         Parameters frozen now (``requires_grad=False``) are left out for good.
-    algorithm
+    algorithm : Algorithm, dict of Algorithm, or callable
         For instance ``mpicomp.Marsit(full_precision_every=100)``. Or several: by patterns of parameters' names, of
         which the first that fits counts, as in ``{"*.bias": Dense(), "*": Marsit(100)}``; or a function of name and
         parameter that returns one.
-    comm
-        Communicator; None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
-    named_parameters
+    comm : Communicator, optional
+        None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
+    named_parameters : iterable of (str, Tensor), optional
         ``model.named_parameters()``: names for error messages, states and choices of algorithms.
-    synchronize
-        "gradients", "updates", or None for the mode that the algorithm prefers.
-    local_steps
+    synchronize : "gradients" or "updates", optional
+        None: the mode that the algorithm prefers.
+    local_steps : int
         Optimizer steps between two synchronizations, under "updates".
-    bucket_mb
+    bucket_mb : float
         Largest bucket in MiB. A tensor larger than that has its own. A model of less than 8 times as much has 8 buckets
         if these are then no smaller than 1 MiB.
-    overlap
+    overlap : bool, optional
         Communicate while backward runs: under "gradients" (True is the default there) each bucket's gradients are
         averaged as soon as backward has brought the last of them; under "updates" (default: False) the optimizer moves
         each bucket's parameters as soon as backward has brought their gradients, and the moves are averaged. A thread
         of the process then makes all calls of `comm`; where MPI has no MPI_THREAD_MULTIPLE, hooks in backward do.
-    backward_passes_per_step
+    backward_passes_per_step : int
         How often ``backward()`` is called between two steps. The gradients of all are added up.
 
     Attributes
     ----------
-    optimizer
+    optimizer : torch.optim.Optimizer
         The wrapped optimizer.
-    mode
-        "gradients" or "updates".
-    comm
+    mode : "gradients" or "updates"
+        The mode in use.
+    comm : Communicator
         The communicator.
-    aggregators
+    aggregators : tuple of Aggregator
         One per bucket; their ``traffic`` counts bytes and messages. None before the first synchronization, which lays
         out the buckets in the order in which gradients came.
-    buckets
+    buckets : list of lists of str
         The names of each bucket's parameters.
 
     Raises
@@ -132,6 +132,28 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
     Two optimizers on one communicator need algorithms with different seeds: both number their buckets from 0, and
     would draw the same random numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import DistributedOptimizer, broadcast_parameters, require_same
+    >>> def train(comm):
+    ...     model = torch.nn.Linear(3, 1)
+    ...     broadcast_parameters(model, comm)
+    ...     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    ...     optimizer = DistributedOptimizer(sgd, mpicomp.Marsit(), comm, model.named_parameters())
+    ...     for step in range(3):
+    ...         inputs = torch.full((8, 3), comm.rank + 1.0)  # this rank's data
+    ...         optimizer.zero_grad()
+    ...         model(inputs).square().mean().backward()
+    ...         optimizer.step()
+    ...     require_same(model, comm)
+    ...     assert optimizer.param_groups is sgd.param_groups and not optimizer.models_differ
+    ...     steps = [aggregator.step for aggregator in optimizer.aggregators]
+    ...     return optimizer.mode, optimizer.synchronizations, steps, sorted(optimizer.buckets[0])
+    >>> mpicomp.run_local(2, train)[0]
+    ('updates', 3, [3], ['bias', 'weight'])
     """
 
     def __init__(
@@ -237,14 +259,31 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         return f"DistributedOptimizer({self.optimizer!r}, {self.mode}, ranks={self.comm.size})"
 
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Refused: buckets and residuals are laid out once. Add the group to the optimizer before wrapping it."""
+        """Raise NotImplementedError: buckets and residuals are laid out once.
+
+        Add a `param_group` to the optimizer before wrapping it.
+        """
         raise NotImplementedError("add the parameter group to the optimizer before wrapping it in DistributedOptimizer")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate: gradients that backward brings in this block are added to those that come after it.
+        """Return a context manager in which gradients accumulate: they are added to those that backward brings later.
 
         Call all ``backward()`` but the last before a step in it, on all ranks.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> with mpicomp.Communicator() as comm:
+        ...     model = torch.nn.Linear(3, 1)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.QSGD(), comm)
+        ...     with optimizer.no_sync():
+        ...         model(torch.ones(2, 3)).sum().backward()
+        ...     model(torch.ones(2, 3)).sum().backward()
+        ...     optimizer.step()
         """
         counts = self._synchronizer.gradient_counts
         before, counts.paused = counts.paused, True
@@ -255,14 +294,30 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Step with the gradients as :meth:`synchronize` and the caller have left them, as loops for Horovod do.
+        """Return a context manager for a step with the gradients as :meth:`synchronize` and the caller have left them.
 
-        A step after :meth:`synchronize` averages nothing in any case: this block only checks that it was called.
+        Loops for Horovod step in such a block. A step after :meth:`synchronize` averages nothing in any case: this
+        block only checks that it was called.
 
         Raises
         ------
         RuntimeError
             :meth:`synchronize` has not been called since backward.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> with mpicomp.Communicator() as comm:
+        ...     model = torch.nn.Linear(3, 1)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Dense(), comm)
+        ...     model(torch.ones(2, 3)).sum().backward()
+        ...     optimizer.synchronize()
+        ...     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        ...     with optimizer.skip_synchronize():
+        ...         optimizer.step()
         """
         if self._synchronizer.phase is not Phase.AVERAGED:
             raise RuntimeError(
@@ -277,6 +332,11 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
         Between backward and step this drops the step, which all ranks must do. With overlap, where gradients have been
         sent, it is collective then; residuals are those of before, except Marsit's, which cannot take a vote back.
+
+        Parameters
+        ----------
+        set_to_none : bool
+            Set gradients to None, which frees their memory; False: to zeros.
 
         Raises
         ------
@@ -299,9 +359,9 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
         Parameters
         ----------
-        batches
+        batches : iterable
             This rank's. The body of the loop calls `step` once.
-        after_step
+        after_step : callable, optional
             Function that does the rest of the loop's body which all ranks must do, such as a scheduler's ``step``;
             called for steps that this rank makes without a batch. A GradScaler is refused in the loop.
 
@@ -309,6 +369,28 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         ------
         Batch
             This rank's batches.
+
+        Raises
+        ------
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+            Another rank has broken off its loop.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(3, 1)
+        ...     torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+        ...     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), mpicomp.Dense(), comm)
+        ...     for inputs in optimizer.join([torch.ones(2, 3)] * (1 + 2 * comm.rank)):
+        ...         optimizer.zero_grad()
+        ...         model(inputs).sum().backward()
+        ...         optimizer.step()
+        ...     return optimizer.synchronizations
+        >>> mpicomp.run_local(2, train)
+        [3, 3]
         """
         self._joining = True
         try:
@@ -334,6 +416,33 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         Under "gradients": average the gradients, for instance to clip the norm of their mean. The following `step` then
         takes them as they are, unless :meth:`zero_grad` or a closure comes before. Where a rank has NaN or infinity
         they hold NaN on all ranks, and `step` raises NonFiniteGradient.
+
+        Raises
+        ------
+        RuntimeError
+            Under "updates": gradients have been sent during backward, and the step has not taken them.
+        ValueError, CollectiveMismatch, CollectiveTimeout
+            As of `step`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer, broadcast_parameters, require_same
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(3, 1)
+        ...     broadcast_parameters(model, comm)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Marsit(), comm, local_steps=4)
+        ...     for step in range(6):
+        ...         optimizer.zero_grad()
+        ...         model(torch.full((8, 3), comm.rank + 1.0)).square().mean().backward()
+        ...         optimizer.step()
+        ...     optimizer.synchronize()  # before evaluating or saving
+        ...     require_same(model, comm)
+        ...     return optimizer.synchronizations
+        >>> mpicomp.run_local(2, train)[0]
+        2
         """
         if self.mode == "gradients":
             self._synchronizer.check_before_step()

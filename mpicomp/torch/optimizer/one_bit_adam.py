@@ -12,9 +12,6 @@ Departures from the paper: the ranks exchange w m_rank where the paper has m_ran
 bit is scaled by the mean magnitude where the paper keeps the length. An element's compressed momentum has the magnitude
 of its neighbours', and where its v is much smaller than theirs the step becomes many times too long. w m_rank has
 nearly one magnitude everywhere.
-
-Reference: Tang, Gan, Awan, Rajbhandari, Li, Lian, Liu, Zhang, He, "1-bit Adam: communication efficient large-scale
-training with Adam's convergence speed", ICML 2021.
 """
 
 from __future__ import annotations
@@ -50,41 +47,41 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
 
     Parameters
     ----------
-    params
+    params : iterable
         Parameters, named parameters or groups, as of any torch optimizer, on the CPU or a GPU. Those frozen now
         (``requires_grad=False``) are left out for good.
     lr, betas, eps, weight_decay
         As of ``torch.optim.Adam``.
-    decoupled_weight_decay
+    decoupled_weight_decay : bool
         True: weight decay as of AdamW; False: as an L2 penalty.
-    bits
+    bits : int
         1 to 8, of each element that is exchanged once v is frozen: signs with a scale, or 2^bits - 1 random levels.
-    warmup_steps
+    warmup_steps : int or "auto"
         Steps of dense Adam before v is frozen, or "auto": until v is stable (`VarianceFreeze`), which takes more
         than 1 / (1 - beta2) steps from the end of the learning rate's warm-up.
-    compressor
+    compressor : Codec or str, optional
         A codec of `mpicomp.codecs` or its name, in place of the one that `bits` means.
-    preconditioned
-        Whether momenta are exchanged with the factor w; False: without, as in the paper.
-    comm
-        Communicator; None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
-    named_parameters
+    preconditioned : bool
+        True: momenta are exchanged with the factor w; False: without, as in the paper.
+    comm : Communicator, optional
+        None makes one on all ranks of the job. Closing it, also as ``optimizer.comm``, is the caller's.
+    named_parameters : iterable of (str, Tensor), optional
         ``model.named_parameters()``: names for error messages.
-    bucket_mb
+    bucket_mb : float
         Largest bucket in MiB. A tensor larger than that has its own.
-    seed
-        Of random levels; equal on all ranks. Two optimizers on one communicator need different ones.
+    seed : int
+        Seed of random levels; equal on all ranks. Two optimizers on one communicator need different ones.
 
     Attributes
     ----------
-    comm
+    comm : Communicator
         The communicator.
-    steps
+    steps : int
         Steps so far.
-    frozen
-        Whether v is frozen.
-    algorithm
-        How momenta are exchanged.
+    frozen : bool
+        True once v is frozen.
+    algorithm : Algorithm
+        Method that averages momenta.
 
     Raises
     ------
@@ -101,6 +98,29 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     decay; ``masked`` counts them.
 
     The moments are in ``state_dict()``; ``state`` stays empty.
+
+    References
+    ----------
+    Tang, Gan, Awan, Rajbhandari, Li, Lian, Liu, Zhang, He, "1-bit Adam: communication efficient large-scale training
+    with Adam's convergence speed", ICML 2021 (arXiv 2102.02888).
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import OneBitAdam, broadcast_parameters, require_same
+    >>> def train(comm):
+    ...     model = torch.nn.Linear(3, 1)
+    ...     broadcast_parameters(model, comm)
+    ...     optimizer = OneBitAdam(model.named_parameters(), lr=0.01, warmup_steps=2, comm=comm)
+    ...     for step in range(4):
+    ...         optimizer.zero_grad()
+    ...         model(torch.full((8, 3), comm.rank + 1.0)).square().mean().backward()
+    ...         optimizer.step()
+    ...     require_same(model, comm)
+    ...     return optimizer.steps, optimizer.frozen, optimizer.masked
+    >>> mpicomp.run_local(2, train)[0]
+    (4, True, 0)
     """
 
     synchronizes_ranks: ClassVar[bool] = True
@@ -163,7 +183,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
 
     @property
     def frozen(self) -> bool:
-        """Flag: v is frozen."""
+        """True once v is frozen."""
         return self._synchronizer.frozen
 
     @property
@@ -183,14 +203,20 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         return False
 
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Refused once the optimizer is made, since buckets and residuals are laid out once."""
+        """Raise NotImplementedError once the optimizer is made: buckets and residuals are laid out once.
+
+        Pass each `param_group` as one of `params`.
+        """
         if hasattr(self, "_synchronizer"):
             raise NotImplementedError("give OneBitAdam all parameter groups when you make it")
         super().add_param_group(param_group)
 
     @keep_uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters, 16-bit ones included."""
+        """Clear the gradients of all parameters, 16-bit ones included: set them to None, or to zeros.
+
+        `set_to_none` frees their memory.
+        """
         super().zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
 

@@ -42,14 +42,14 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
     def step(self, closure: Callable[[], float]) -> float: ...
     @keep_uncompiled
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One optimizer step, and a synchronization if one is due.
+        """Make an optimizer step, and a synchronization if one is due.
 
         The step of `OneBitAdam` is the same on all ranks; one that raises leaves parameters, moments and residuals as
         they were.
 
         Parameters
         ----------
-        closure
+        closure : callable, optional
             Reevaluates the model and returns the loss, as for the wrapped optimizer; `OneBitAdam` calls it once.
 
         Returns
@@ -82,10 +82,33 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         Every rank has a state of its own, of tensors, numbers and texts. After local steps it holds the common model
         too. The state of `OneBitAdam` holds the moments.
 
+        Returns
+        -------
+        dict
+            For ``torch.save``, one file per rank.
+
         Raises
         ------
         RuntimeError
             Gradients have been sent during backward, and the step has not taken them.
+
+        Examples
+        --------
+        >>> import io
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> def save_and_load(comm):
+        ...     model, file = torch.nn.Linear(3, 1), io.BytesIO()  # a file of this rank
+        ...     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), mpicomp.Dense(), comm)
+        ...     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        ...     file.seek(0)
+        ...     saved = torch.load(file, weights_only=True)
+        ...     optimizer.check_state_dict(saved["optimizer"])
+        ...     optimizer.load_state_dict(saved["optimizer"])
+        ...     return optimizer.synchronizations
+        >>> mpicomp.run_local(1, save_and_load)
+        [0]
         """
         self._require_nothing_sent("state_dict")
         return self._synchronizer.state_dict()
@@ -93,6 +116,11 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
     @keep_uncompiled
     def check_state_dict(self, state_dict: State) -> None:
         """Check a state that is not to be loaded yet; not collective.
+
+        Parameters
+        ----------
+        state_dict : dict
+            As from :meth:`state_dict`.
 
         Raises
         ------
@@ -106,6 +134,11 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
         Load the model before or after.
+
+        Parameters
+        ----------
+        state_dict : dict
+            This rank's; not changed.
 
         Raises
         ------

@@ -59,6 +59,18 @@ def register_backend() -> None:
         Another backend of this name is registered.
     ValueError
         RANK or WORLD_SIZE contradicts MPI, as where ``torchrun`` has started the program.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mpicomp.torch import register_backend
+    >>> register_backend()
+    >>> torch.distributed.init_process_group("mpicomp")
+    >>> ranks = torch.ones(1)
+    >>> torch.distributed.all_reduce(ranks)
+    >>> ranks.item() == torch.distributed.get_world_size()
+    True
+    >>> torch.distributed.destroy_process_group()
     """
     if MPI.Is_initialized():  # not in a child process, which has its parent's variables
         set_variables(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)

@@ -58,6 +58,11 @@ class StateOwner(ABC):
 
         It has tensors, numbers and texts alone. :func:`mpicomp.torch.redistribute_states` makes those for another
         number of ranks.
+
+        Returns
+        -------
+        dict
+            For ``torch.save``, one file per rank.
         """
         aggregators = self.aggregators
         own = {
@@ -72,6 +77,11 @@ class StateOwner(ABC):
     @keep_uncompiled
     def check_state_dict(self, state: State) -> None:
         """Check a state that is not to be loaded yet; not collective.
+
+        Parameters
+        ----------
+        state : dict
+            As from :meth:`state_dict`.
 
         Raises
         ------
@@ -96,6 +106,11 @@ class StateOwner(ABC):
         """Load a copy of a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
         Training goes on from it to the bit, also in a new process.
+
+        Parameters
+        ----------
+        state : dict
+            This rank's; not changed.
 
         Raises
         ------

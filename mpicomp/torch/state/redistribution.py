@@ -54,6 +54,29 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     ValueError
         A rank's state is missing or there twice; the states are of different models, modes or steps, or were taken in
         the middle of local steps, when the ranks' models differ; or counters of the wrapped optimizer differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import DistributedOptimizer, redistribute_states
+    >>> def make_optimizer(comm):
+    ...     model = torch.nn.Linear(3, 1, bias=False)
+    ...     torch.nn.init.ones_(model.weight)
+    ...     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    ...     return model, DistributedOptimizer(sgd, mpicomp.LocalTopK(rate=3), comm, model.named_parameters())
+    >>> def save(comm):
+    ...     model, optimizer = make_optimizer(comm)
+    ...     model(torch.tensor([[3.0, 1.0, comm.rank]])).sum().backward()
+    ...     optimizer.step()
+    ...     return optimizer.state_dict()
+    >>> states = redistribute_states(mpicomp.run_local(3, save), ranks=2)
+    >>> def resume(comm):
+    ...     model, optimizer = make_optimizer(comm)
+    ...     optimizer.load_state_dict(states[comm.rank])
+    ...     return optimizer.aggregators[0].residual[:3].tolist()  # the mean of the three ranks' residuals
+    >>> mpicomp.run_local(2, resume)[0]
+    [0.0, 1.0, 1.0]
     """
     if ranks < 1 or not states:
         raise ValueError(f"states go from 1 rank or more to 1 or more, not from {len(states)} to {ranks}")

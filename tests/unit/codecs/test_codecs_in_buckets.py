@@ -1,4 +1,4 @@
-"""The codecs with numbers per bucket: contract, definition in plain NumPy, sizes, zeros, unbiasedness."""
+"""Codecs with numbers per bucket, and clipping: contract, definition in plain NumPy, sizes, zeros, unbiasedness."""
 
 from __future__ import annotations
 
