@@ -12,6 +12,7 @@ from mpicomp.kernels.streams import GROUP, Stream, bernoulli_table, source
 
 COPY = "copy"
 BUCKET, LEVELS = 512, 7  # of the quantizer
+RANKS = 4  # whose codes are averaged
 CHUNK, LONG_CHUNK, RATE = 100, 1_000_000, 100  # of top-k
 Calls = dict[str, tuple[Callable[[], object], int]]
 
@@ -95,6 +96,7 @@ def quantizer_calls(x: Any) -> Calls:
     scales = torch.full((-(-n // BUCKET),), 4.0, device=x.device)
     codes, out = torch.empty(n, dtype=torch.uint8, device=x.device), torch.empty_like(x)
     planes = torch.empty((bits, -(-n // 64)), dtype=torch.int64, device=x.device)
+    all_planes, all_scales = planes.new_zeros((RANKS, *planes.shape)), scales.repeat(RANKS, 1)
     schedule, step, rank = Stream(0, 0, "quantize").schedule(), np.uint64(1), source(0)
     drawn, by = (schedule, np.uint64(0), step, rank), (LEVELS, 1 << (bits - 1))
     whole, packed = 5 * n + 4 * scales.numel(), 4 * n + bits * n // 8 + 4 * scales.numel()
@@ -105,6 +107,9 @@ def quantizer_calls(x: Any) -> Calls:
             lambda: quantizer.encode(*drawn, x, BUCKET, LINF, scales, *by, None, None, planes), packed + 4 * n,
         ),
         "unpack + dequantize": (lambda: quantizer.decode(planes, BUCKET, scales, *by, None, out, False), packed),
+        f"unpack + dequantize + average {RANKS} ranks": (
+            lambda: quantizer.mean(all_planes, BUCKET, all_scales, *by, out), RANKS * (packed - 4 * n) + 4 * n,
+        ),
     }  # fmt: skip
 
 
@@ -123,11 +128,21 @@ def top_k_calls(x: Any, residual: Any) -> Calls:
         return top_k.several(x, residual, None, chunk, chunk // RATE, 16, mask, high, *work, indices, values)
 
     nbytes = 8 * n + 8 * (n // RATE)
+    kept, bits = -(-n // CHUNK), (CHUNK - 1).bit_length()
+    left, sent = torch.empty_like(x), values.new_zeros((RANKS, kept))
+    planes = torch.zeros((RANKS, bits, -(-kept // 64)), dtype=torch.int64, device=x.device)
+    payload = 4 * kept + bits * kept // 8
     return {
+        f"select and pack 1 of {CHUNK}": (
+            lambda: top_k.encode(x, residual, left, CHUNK, sent[0], planes[0]), 12 * n + payload,
+        ),
+        f"average {RANKS} ranks' 1 of {CHUNK}": (
+            lambda: top_k.mean(sent, planes, CHUNK, 1, left), 4 * n + RANKS * payload,
+        ),
         f"top 1 of {CHUNK}": (lambda: top_k.largest(x, residual, None, CHUNK, mask, indices, values), nbytes),
         f"top 10 of {10 * CHUNK}": (lambda: several(10 * CHUNK), nbytes),
         f"top {LONG_CHUNK // RATE} of {LONG_CHUNK}": (lambda: several(LONG_CHUNK), nbytes),
-    }
+    }  # fmt: skip
 
 
 def calls_by_numba(n: int, nbytes: Mapping[str, int]) -> Calls:
