@@ -124,6 +124,14 @@ def test_commands_use_options_that_exist_and_can_be_parsed(document: Path) -> No
             BenchRequest.parse(parser.parse_args(arguments))
 
 
+def test_pages_that_programs_name_exist() -> None:
+    for folder in ("collectives", "mpicomp", "apps", "examples", "slurm"):
+        for path in (PROJECT / folder).rglob("*"):
+            if path.suffix in {".py", ".sh", ".sbatch"}:
+                for name in re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text()):
+                    assert (PROJECT / name).exists(), f"{path}: {name}"
+
+
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_pages_of_the_docs_are_read_in_a_few_minutes(document: Path) -> None:
     words = [word for word in prose(document).split() if re.search(r"\w", word)]  # without code and borders of tables
