@@ -24,8 +24,13 @@ PACKAGES = (
     *("collectives", "collectives.trace", "mpicomp", "mpicomp.algorithms", "mpicomp.codecs", "mpicomp.pipeline"),
     *("mpicomp.torch", "mpicomp.diagnostics"),
 )
-# Names of classes that users get without importing them.
-RETURNED = {"collectives.communicator.splitting": ("Grid",)}
+# Classes whose objects users get without importing them.
+RETURNED = {
+    "collectives.communicator.splitting": ("Grid",),
+    "collectives.cost.rate": ("EmulatedLink",),
+    "collectives.schedules.verify": ("ScheduleCost",),
+    "mpicomp.pipeline.simulate": ("ScheduleProof", "Timeline"),
+}
 # Methods and properties that programs use. The others of public classes are for other parts of the library, or for
 # methods of the user's own.
 USED = {
@@ -37,6 +42,7 @@ USED = {
     "DDPHookState": "aggregators buckets check_state_dict load_state_dict state_dict",
     "DistributedOptimizer": "aggregators buckets check_state_dict join load_state_dict models_differ no_sync "
     "param_groups skip_synchronize state_dict step synchronizations synchronize zero_grad",
+    "EmulatedLink": "bytes_per_s parse",
     "FileMessageStore": "flush load_state_dict prefetch read state_dict write",
     "Forward": "destination source",
     "Grid": "along close",
