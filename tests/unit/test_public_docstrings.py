@@ -221,8 +221,9 @@ def test_a_public_name_has_parameters_results_errors_and_an_example(package: str
 
 def examples_of(cls: type) -> str:
     """Return the examples of a class and of its methods."""
-    docs = [docstring(base) for base in cls.__mro__[:-1]]
-    docs += [docstring(getattr(cls, name)) for name in dir(cls) if name[0] != "_"]
+    bases = cls.__mro__[:-1]
+    members = {name for base in bases for name in vars(base) if name[0] != "_"}
+    docs = [*map(docstring, bases), *(docstring(getattr(cls, name)) for name in sorted(members))]
     return "".join(sections(doc).get("Examples", "") for doc in docs)
 
 
