@@ -258,4 +258,4 @@ def test_examples_print_what_they_show(name: str) -> None:
         os.environ.clear()
         os.environ.update(environment)
     assert not output, "".join(output)
-    assert runner.tries == len(starts)
+    assert runner.tries == len([line for line in starts if not line.endswith("# doctest: +SKIP")])
