@@ -40,14 +40,37 @@ class Rate:
 
 @dataclass(frozen=True)
 class EmulatedLink:
-    """A link that messages are held back by: its rate in each direction, and its latency in seconds."""
+    """Link that messages are held back by; `Communicator` takes it or its text as ``link``.
+
+    Parameters
+    ----------
+    rate : Rate
+        Rate in each direction.
+    latency_s : float
+        Seconds that a message takes longer than its bytes.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> link = mpicomp.run_local(2, lambda comm: comm.link, link="1gbit,50us")[0]
+    >>> str(link), link.bytes_per_s
+    ('1 Gbit/s, 50 us', 125000000.0)
+    >>> link == type(link).parse("1gbit, 50us")
+    True
+    """
 
     rate: Rate
     latency_s: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> EmulatedLink:
-        """Return the link of a text such as ``"100mbit"`` or ``"1gbit,50us"``.
+        """Return the link of a text.
+
+        Parameters
+        ----------
+        text : str
+            A rate in kbit, mbit or gbit per second, and perhaps a latency in us, ms or s: ``"100mbit"``,
+            ``"1gbit,50us"``.
 
         Raises
         ------

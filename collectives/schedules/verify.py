@@ -27,11 +27,28 @@ class PlannedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCost:
-    """Cost of a set of plans."""
+    """Cost of a set of plans, which `prove` returns.
 
-    rounds: int  # messages in the longest chain in which each message needs the one before
-    messages: tuple[int, ...]  # transfers sent, per rank
-    chunks_sent: tuple[int, ...]  # chunks in those transfers, per rank
+    Parameters
+    ----------
+    rounds : int
+        Messages in the longest chain in which each message needs the one before.
+    messages : tuple of int
+        Transfers that each rank sends.
+    chunks_sent : tuple of int
+        Chunks in those transfers.
+
+    Examples
+    --------
+    >>> from collectives import HalvingDoubling, Ring
+    >>> from collectives.schedules.verify import all_plans, prove
+    >>> [prove(all_plans(topology, 8)).rounds for topology in (Ring(), HalvingDoubling())]
+    [14, 6]
+    """
+
+    rounds: int
+    messages: tuple[int, ...]
+    chunks_sent: tuple[int, ...]
 
 
 def all_plans(topology: Topology, size: int) -> list[Plan]:

@@ -15,10 +15,25 @@ Actions = Sequence[Action]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleProof:
-    """Result of `prove`, with a number for each stage."""
+    """Result of `prove`, with a number for each stage.
 
-    alive: tuple[int, ...]  # the most micro-batches whose activations the stage keeps at a time
-    messages: tuple[int, ...]  # sent by the stage
+    Parameters
+    ----------
+    alive : tuple of int
+        The most micro-batches whose activations the stage keeps at a time.
+    messages : tuple of int
+        Messages that the stage sends.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import gpipe
+    >>> from mpicomp.pipeline.simulate import all_stages, prove
+    >>> prove(all_stages(gpipe, stages=2, micro_batches=3), 3)
+    ScheduleProof(alive=(3, 3), messages=(3, 3))
+    """
+
+    alive: tuple[int, ...]
+    messages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +74,29 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times of all actions of a pipeline."""
+    """Times of all actions of a pipeline, which `simulate_time` returns.
 
-    seconds: float  # until the last stage has ended
-    busy: tuple[float, ...]  # seconds in which each stage computes
-    starts: tuple[tuple[float, ...], ...]  # seconds at which each of a stage's actions begins
+    Parameters
+    ----------
+    seconds : float
+        Seconds until the last stage has ended.
+    busy : tuple of float
+        Seconds in which each stage computes.
+    starts : tuple of tuples of float
+        Seconds at which each of a stage's actions begins.
+
+    Examples
+    --------
+    >>> from mpicomp.pipeline import gpipe
+    >>> from mpicomp.pipeline.simulate import Times, all_stages, simulate_time
+    >>> timeline = simulate_time(all_stages(gpipe, stages=2, micro_batches=2), Times())
+    >>> timeline.seconds, timeline.busy, timeline.starts[1], round(timeline.bubble, 3)
+    (6.0, (4.0, 4.0), (1.0, 2.0, 3.0, 4.0), 0.333)
+    """
+
+    seconds: float
+    busy: tuple[float, ...]
+    starts: tuple[tuple[float, ...], ...]
 
     @property
     def bubble(self) -> float:

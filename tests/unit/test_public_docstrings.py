@@ -24,8 +24,13 @@ PACKAGES = (
     *("collectives", "collectives.trace", "mpicomp", "mpicomp.algorithms", "mpicomp.codecs", "mpicomp.pipeline"),
     *("mpicomp.torch", "mpicomp.diagnostics"),
 )
-# Names of classes that users get without importing them.
-RETURNED = {"collectives.communicator.splitting": ("Grid",)}
+# Classes whose objects users get without importing them.
+RETURNED = {
+    "collectives.communicator.splitting": ("Grid",),
+    "collectives.cost.rate": ("EmulatedLink",),
+    "collectives.schedules.verify": ("ScheduleCost",),
+    "mpicomp.pipeline.simulate": ("ScheduleProof", "Timeline"),
+}
 # Methods and properties that programs use. The others of public classes are for other parts of the library, or for
 # methods of the user's own.
 USED = {
@@ -37,6 +42,7 @@ USED = {
     "DDPHookState": "aggregators buckets check_state_dict load_state_dict state_dict",
     "DistributedOptimizer": "aggregators buckets check_state_dict join load_state_dict models_differ no_sync "
     "param_groups skip_synchronize state_dict step synchronizations synchronize zero_grad",
+    "EmulatedLink": "bytes_per_s parse",
     "FileMessageStore": "flush load_state_dict prefetch read state_dict write",
     "Forward": "destination source",
     "Grid": "along close",
@@ -215,8 +221,9 @@ def test_a_public_name_has_parameters_results_errors_and_an_example(package: str
 
 def examples_of(cls: type) -> str:
     """Return the examples of a class and of its methods."""
-    docs = [docstring(base) for base in cls.__mro__[:-1]]
-    docs += [docstring(getattr(cls, name)) for name in dir(cls) if name[0] != "_"]
+    bases = cls.__mro__[:-1]
+    members = {name for base in bases for name in vars(base) if name[0] != "_"}
+    docs = [*map(docstring, bases), *(docstring(getattr(cls, name)) for name in sorted(members))]
     return "".join(sections(doc).get("Examples", "") for doc in docs)
 
 
@@ -251,4 +258,4 @@ def test_examples_print_what_they_show(name: str) -> None:
         os.environ.clear()
         os.environ.update(environment)
     assert not output, "".join(output)
-    assert runner.tries == len(starts)
+    assert runner.tries == len([line for line in starts if not line.endswith("# doctest: +SKIP")])
