@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import mpicomp
+from mpicomp.cli.run.start import TEMPLATES
 from tests.documents import PROJECT
 
 BUILD = tomllib.loads((PROJECT / "pyproject.toml").read_text())
@@ -27,6 +28,13 @@ def test_all_of_a_checkout_is_in_the_source_archive_so_that_its_tests_run() -> N
     kept = {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)}
     included = {entry.removeprefix("/") for entry in BUILD["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
     assert kept - ADDED == included, "name it in pyproject.toml, or in .gitignore"
+
+
+def test_all_job_scripts_are_in_the_wheel() -> None:
+    included = BUILD["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    folder = "mpicomp/cli/run/templates"
+    assert included == {"batch": folder, "slurm/run.sbatch": f"{folder}/run.sbatch"}
+    assert {path.name for path in (PROJECT / "batch").iterdir()} | {"run.sbatch"} == set(TEMPLATES.values())
 
 
 def test_versions_agree() -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from collectives.launcher import launched_by
 from collectives.quoting import suggestion
-from mpicomp.cli.arguments import integer
+from mpicomp.cli.arguments import choice, integer
 from mpicomp.cli.run.allocation import Allocation, granted, this_machine
 from mpicomp.cli.run.environment import THREADS, choose, threads
 from mpicomp.cli.run.launcher import Launcher, find
@@ -34,6 +34,9 @@ come before it, between two --:
   mpicomp run -n 4 -m package.train --epochs 3
   mpicomp run -n 4 -- --map-by node -- train.py --epochs 3
 """
+
+
+TEMPLATES = {"slurm": "run.sbatch", "pbs": "run.pbs", "lsf": "run.lsf", "kubernetes": "mpijob.yaml"}
 
 
 class Job(NamedTuple):
@@ -55,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("MPICOMP_LAUNCHER"),
         help="command that starts the ranks, such as 'srun --mpi=pmix'; by default MPICOMP_LAUNCHER, mpirun or srun",
     )
+    parser.add_argument(
+        "--template", metavar="SYSTEM", help=f"print a job script and start nothing: {', '.join(TEMPLATES)}"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command and its settings, and start nothing")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m"
@@ -73,7 +79,25 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
 
 
+def template(system: str) -> str:
+    """Return the job script for a batch system.
+
+    Raises
+    ------
+    ValueError
+        There is none for this system.
+    """
+    name = TEMPLATES[choice("--template", system, TEMPLATES)]
+    here = Path(__file__)
+    # the wheel has them in a folder of this package; an editable installation finds the project's own
+    folders = here.with_name("templates"), *(here.parents[3] / folder for folder in ("batch", "slurm"))
+    return next(folder / name for folder in folders if (folder / name).is_file()).read_text()
+
+
 def _start(args: argparse.Namespace) -> int:
+    if args.template is not None:
+        print(template(args.template), end="")
+        return 0
     outer = launched_by(os.environ)
     if outer:
         raise ValueError(

@@ -14,6 +14,7 @@ import pytest
 
 from mpicomp.cli import main as cli
 from mpicomp.cli.run import allocation
+from mpicomp.cli.run.start import TEMPLATES
 from tests.documents import PROJECT
 from tests.unit.cli.run.test_allocation import SLURM
 from tests.unit.cli.run.test_environment import OURS, clean
@@ -163,6 +164,13 @@ def test_a_dry_run_prints_a_command_that_can_be_pasted(start: Start, capsys: pyt
     assert printed.endswith("train.py 'a b'\n")
 
 
+@pytest.mark.parametrize("system", TEMPLATES)
+def test_job_scripts_are_printed(system: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--template", system]) == 0
+    (path,) = [path for folder in ("batch", "slurm") for path in PROJECT.glob(f"{folder}/{TEMPLATES[system]}")]
+    assert capsys.readouterr().out == path.read_text()
+
+
 def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[str], mpirun: str) -> None:
     start("-n", "9", "train.py")
     first, second = capsys.readouterr().err.splitlines()
@@ -187,6 +195,7 @@ def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[st
         (["trian.py"], {}, "there is no file or command trian.py in "),
         (["trian.py"], {}, " (did you mean 'train.py'?)"),
         (["-m", "trian.main"], {}, "-m trian.main: there is no module trian here; install it, or start from"),
+        (["--template", "slrum"], {}, "--template slrum (did you mean 'slurm'?): choose one of slurm, pbs, lsf, kube"),
         (["notes"], {}, "notes is neither executable nor a .py file: chmod +x notes, or name its interpreter first"),
         (["--", "--map-by", "node", "train.py"], {}, "options after -- belong to the launcher; end them by a"),
         (["--", "--hostfile", "h", "--", "train.py"], {}, "give -n: how many ranks the hosts"),
