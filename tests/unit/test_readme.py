@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ PROGRAMS = {
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
     "mpicomp trace": "mpicomp/cli/trace.py",
+    "mpicomp run": "mpicomp/cli/run/start.py",
     "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",
@@ -72,8 +74,9 @@ PROGRAMS = {
 }
 # Options of mpirun, pip, scancel and the like.
 FOREIGN = {
-    "--allow-run-as-root", "--batch", "--bind-to", "--mca", "--ntasks-per-node", "--oversubscribe", "--shm-size",
-    "--signal",
+    "--allow-run-as-root", "--batch", "--bind-to", "--build-arg", "--cpus-per-task", "--map-by", "--mca", "--nodes",
+    "--ntasks-per-node", "--oversubscribe", "--path", "--recipe", "--requeue", "--shm-size", "--sign", "--signal",
+    "--strict",
 }  # fmt: skip
 
 # Most words of a page that people read from top to bottom, and the pages that are looked up or for developers.
@@ -97,7 +100,10 @@ def calls(document: Path) -> Iterator[tuple[str, list[str]]]:
         for program in PROGRAMS:
             before, found, arguments = line.partition(program)
             if found and (not before or before.endswith(" ")) and arguments[:1] in ("", " "):
-                yield program, shlex.split(arguments.partition(" -- ")[0])
+                words = shlex.split(arguments.partition(" -- ")[0])
+                # options after the program that `mpicomp run` starts are the program's
+                own = takewhile(lambda word: word != "-m" and not word.endswith(".py"), words)
+                yield program, list(own) if program == "mpicomp run" else words
 
 
 @documents
@@ -200,6 +206,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
         ("mpicomp bench", BENCH),
         ("mpicomp doctor", DOCS / "quickstart.md"),
         ("mpicomp trace", DOCS / "traces.md"),
+        ("mpicomp run", DOCS / "run.md"),
         ("python -m apps.train", TRAINING),
         ("python -m apps.train.compare", TRAINING),
         ("python -m apps.train.plot", TRAINING),

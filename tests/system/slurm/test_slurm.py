@@ -87,6 +87,63 @@ def test_a_benchmark_runs_on_both_nodes(cluster: SlurmCluster) -> None:
     assert (line["algorithm"], line["count"], line["ranks"]) == ("marsit", 100_000, 2)
 
 
+PROGRAM = """
+import os
+import platform
+import time
+from pathlib import Path
+
+import mpicomp
+
+with mpicomp.Communicator() as comm:
+    threads = os.environ["OMP_NUM_THREADS"]
+    print(f"rank {comm.rank} is on {platform.node()} with {threads} threads", flush=True)
+    saved = Path("saved")
+    if comm.allreduce(saved.exists(), "max"):
+        print("resumed", flush=True)
+    else:
+        while not comm.stop_requested():
+            time.sleep(0.05)
+        comm.barrier()
+        saved.touch()
+        print("stopped", flush=True)
+"""
+
+
+def require_program_stops_and_resumes(cluster: SlurmCluster) -> None:
+    """Run a program by ``slurm/run.sbatch``: on both nodes with both cores of each, until a signal, and again."""
+    (cluster.project / "saved").unlink(missing_ok=True)
+    (cluster.project / "program.py").write_text(PROGRAM)
+    job = cluster.submit("run", PER_NODE, "--cpus-per-task=2", arguments=("program.py",))
+    job.said("is on", times=2)
+    cluster.run("scancel", "--batch", "--signal=USR1", job.id)
+    record = job.end()
+    assert (record.state, record.exit_code, record.restarts) == ("COMPLETED", "0:0", 1), job.output
+    for number, node in enumerate(("n1", "n2")):
+        assert job.output.count(f"mpicomp run: {node}: rank {number}, 2 cores") == 2, job.output
+        assert job.output.count(f"rank {number} is on {node} with 2 threads") == 2, job.output
+    assert "SIGUSR1: asking the ranks to stop" in job.output
+    assert (job.output.count("stopped"), job.output.count("resumed")) == (2, 2), job.output
+
+
+def test_a_program_of_a_user_stops_and_goes_on(cluster: SlurmCluster) -> None:
+    require_program_stops_and_resumes(cluster)
+
+
+@pytest.mark.usefixtures("pmix")
+def test_a_program_of_a_user_stops_and_goes_on_under_srun(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster.env, "MPICOMP_LAUNCHER", "srun --mpi=pmix")
+    require_program_stops_and_resumes(cluster)
+
+
+@pytest.mark.parametrize("name", ["run", "train", "bench"])
+def test_slurm_accepts_the_options_of_the_scripts(cluster: SlurmCluster, name: str) -> None:
+    options = ["--ntasks-per-node=1"] if name == "train" else []
+    assert cluster.refusal("sbatch", "--test-only", *options, str(cluster.project / f"slurm/{name}.sbatch")) is None
+
+
 def test_srun_without_pmix_is_refused_and_a_program_alone_in_its_allocation_is_not(cluster: SlurmCluster) -> None:
     program = (sys.executable, "-c", "import mpicomp; mpicomp.Communicator().close()")
     refused = cluster.refusal("srun", "-n", "2", *program)

@@ -1,0 +1,179 @@
+"""Hosts, slots and cores that a batch system has granted, read from the environment of its job."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from mpicomp.cli.doctor.environment import quota
+
+# Host files that launchers read by themselves; the first two are set by Kubernetes' MPI operator.
+HOST_FILES = (
+    "OMPI_MCA_orte_default_hostfile",
+    "I_MPI_HYDRA_HOST_FILE",
+    "HYDRA_HOST_FILE",
+    "PRTE_MCA_prte_default_hostfile",
+)
+TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+class Host(NamedTuple):
+    """A host of a job; `cores` is None if the batch system does not state their number."""
+
+    name: str
+    slots: int
+    cores: int | None = None
+
+
+class Allocation(NamedTuple):
+    """Hosts of a job, in the order in which launchers fill them."""
+
+    grantor: str  # in words, as in "the allocation of Slurm"
+    cure: str  # advice where it is too small
+    hosts: tuple[Host, ...]
+    host_file: str = ""
+
+    @property
+    def slots(self) -> int:
+        """Number of ranks for which there is room."""
+        return sum(host.slots for host in self.hosts)
+
+    def place(self, n_ranks: int) -> list[tuple[Host, int]]:
+        """Return the hosts that get ranks and how many, one host filled after the other."""
+        placed = []
+        for host in self.hosts:
+            here = min(host.slots, n_ranks)
+            n_ranks -= here
+            if here:
+                placed.append((host, here))
+        return placed
+
+
+def granted(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation that this process is in; None outside of any.
+
+    Raises
+    ------
+    ValueError
+        The variables of the batch system or its host file cannot be read.
+    """
+    if environ.get("SLURM_JOB_ID"):
+        return _slurm(environ)
+    if path := environ.get("PBS_NODEFILE"):
+        cure = "ask for more, as in qsub -l select=2:ncpus=4:mpiprocs=4"
+        return Allocation("the allocation of PBS", cure, _count(_read("PBS_NODEFILE", path), environ))
+    if hosts := environ.get("LSB_MCPU_HOSTS"):
+        cure, words = "ask for more, as in bsub -n 8", hosts.split()
+        slots = dict(zip(words[::2], map(_number, words[1::2]), strict=False))
+        return Allocation(
+            "the allocation of LSF", cure, _with_cores(slots, environ), environ.get("LSB_DJOB_HOSTFILE", "")
+        )
+    for name in HOST_FILES:
+        if path := environ.get(name):
+            cure = "add hosts or slots to it"
+            return Allocation(f"the host file {path}", cure, _count(_read(name, path), environ), path)
+    return None
+
+
+# Batch systems --------------------------------------------------------------------------------------------------------
+
+
+def _slurm(environ: Mapping[str, str]) -> Allocation:
+    names = list(expand(environ.get("SLURM_JOB_NODELIST", "") or platform.node()))
+    cores = _repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or [1] * len(names)
+    slots = _repeated(environ.get("SLURM_TASKS_PER_NODE", "")) or cores
+    if not len(names) == len(slots) == len(cores):
+        raise ValueError(
+            f"SLURM_JOB_NODELIST names {len(names)} nodes, SLURM_TASKS_PER_NODE {len(slots)} and "
+            f"SLURM_JOB_CPUS_PER_NODE {len(cores)}; start the job with sbatch or salloc"
+        )
+    hosts = tuple(Host(*about) for about in zip(names, slots, cores, strict=True))
+    return Allocation("the allocation of Slurm", "ask for more, as in sbatch --nodes=2 --ntasks-per-node=4", hosts)
+
+
+def expand(names: str) -> Iterator[str]:
+    """Yield the hosts of a list of Slurm's: ``n[1-2,07],m`` are n1, n2, n07 and m."""
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names):
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        pieces[1::2] = [list(_ranges(piece)) for piece in pieces[1::2]]
+        pieces[::2] = [[piece] for piece in pieces[::2]]
+        yield from map("".join, itertools.product(*pieces))
+
+
+def _ranges(text: str) -> Iterator[str]:
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not dash:
+            yield first
+        else:
+            yield from (f"{number:0{len(first)}}" for number in range(_number(first), _number(last) + 1))
+
+
+def _repeated(text: str) -> list[int]:
+    """Return the numbers of ``"4(x2),1"``: 4, 4 and 1."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        number, _, times = part.rstrip(")").partition("(x")
+        found += [_number(number)] * (_number(times) if times else 1)
+    return found
+
+
+def _read(variable: str, path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError as error:
+        raise ValueError(f"{variable}={path}: {error.strerror}; the batch system should have written it") from error
+
+
+def _count(lines: list[str], environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the hosts of a file with a line for each slot, or for each host: ``h``, ``h slots=2`` or ``h:2``."""
+    slots: dict[str, int] = {}
+    for line in lines:
+        words = line.partition("#")[0].split()
+        if words:
+            name, _, count = words[0].partition(":")
+            named = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
+            slots[name] = slots.get(name, 0) + _number((named or [count or "1"])[0])
+    return _with_cores(slots, environ)
+
+
+def _with_cores(slots: Mapping[str, int], environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return hosts; if this process runs on one of them, each slot is taken to have as many cores as here."""
+    here = slots.get(platform.node()) or slots.get(platform.node().partition(".")[0])
+    own = cores()
+    bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    # a batch system that binds no processes leaves the whole machine visible
+    own = own if bound else min(own, _number(environ.get("NCPUS", "")) or here or 1)
+    return tuple(Host(name, n, None if here is None else max(1, own * n // here)) for name, n in slots.items())
+
+
+def _number(text: str) -> int:
+    if text and not text.isdecimal():
+        raise ValueError(f"{text!r} should be a number: the variables of the batch system cannot be read")
+    return int(text or 0)
+
+
+# This machine ---------------------------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use: a core has one thread or more, a container a quota."""
+    siblings = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
+    return max(1, int(min(len(siblings), quota())))
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return (TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)
+
+
+def this_machine() -> Allocation:
+    """Return the cores of this machine as slots."""
+    return Allocation("this machine", "", (Host(platform.node(), cores(), cores()),))

