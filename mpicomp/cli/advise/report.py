@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from collectives import TOPOLOGIES
+from mpicomp.aggregator.arguments import expression
 from mpicomp.algorithms import ALGORITHMS, Algorithm, Dense, Marsit, algorithm
 
 Record: TypeAlias = dict[str, Any]
@@ -251,18 +251,10 @@ def lines_to_copy(record: Record, choice: Choice) -> list[str]:
         where.append(f"threads={record['threads']}")
     return [
         "import mpicomp.torch",
-        f"comm, method = mpicomp.Communicator({', '.join(where)}), {expression(method)}",
+        f"comm, method = mpicomp.Communicator({', '.join(where)}), mpicomp.{expression(method)}",
         "optimizer = mpicomp.torch.DistributedOptimizer(optimizer, method, comm, model.named_parameters())",
         f"# or, without PyTorch: aggregator = method.start(comm, {record['count']}{dtype})",
     ]
-
-
-def expression(method: Algorithm) -> str:
-    """Return the method as a Python expression, without options at their defaults."""
-    made: Any = method  # all methods are dataclasses, and their base is not
-    options = ((field.name, field.default, getattr(method, field.name)) for field in fields(made))
-    given = ", ".join(f"{name}={value!r}" for name, default, value in options if value != default)
-    return f"mpicomp.{type(method).__name__}({given})"
 
 
 def _dense_row(record: Record) -> Row:
