@@ -24,7 +24,6 @@ from apps.train.agreement import LAST_RANK_S, JobError, fail, on_rank_0, raise_o
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
 from apps.train.options import ONE_BIT_ADAM, parse
-from apps.train.preemption import StopRequest
 from apps.train.report import STATUS_DIVERGED, Report
 from apps.train.saver import Saver, require_unused, resume
 from apps.train.training import Training, device_of
@@ -94,7 +93,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
                 resumed = resume(options, comm, training)
             else:
                 require_unused(options, comm)
-            saver = Saver(options, comm, training, stack.enter_context(StopRequest()))
+            saver = Saver(options, comm, training)
         with raise_on_all_ranks(comm):
             report = Report(comm.rank == 0, options.json, _header(options, comm, training), training.epoch)
         stack.enter_context(report)

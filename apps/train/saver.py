@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from apps.train import checkpoint
-from apps.train.agreement import any_rank, raise_on_all_ranks
+from apps.train.agreement import raise_on_all_ranks
 from apps.train.options import differing, identity
-from apps.train.preemption import StopRequest
 from apps.train.redistribute import redistribute
 from apps.train.training import Training
 from collectives import Communicator
@@ -17,18 +16,22 @@ from mpicomp.torch import require_same
 
 
 class Saver:
-    """Writes a checkpoint whenever one is due, and one more when a stop is requested, which ends the run."""
+    """Writes a checkpoint whenever one is due, and one more when a stop is requested, which ends the run.
 
-    def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training, stop: StopRequest) -> None:
+    Making it is collective.
+    """
+
+    def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training) -> None:
         self._folder: Path = options.checkpoint
         self._every, self._unit = options.checkpoint_every
         self._options = identity(options)
-        self._comm, self._training, self._stop = comm, training, stop
+        self._comm, self._training = comm, training
         self._last_step = training.step
+        comm.stop_requested()  # installs the handlers: a signal during the first step must not end the rank
 
     def after_step(self) -> bool:
         """Save if a checkpoint is due or any rank is to stop; collective. Returns whether to stop."""
-        stop = any_rank(self._comm, self._stop.requested)
+        stop = self._comm.stop_requested()
         due = self._unit == "steps" and self._training.step - self._last_step >= self._every
         if stop or due:
             self._save()

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Array, Bytes, Kept
 from collectives.arrays.elements import Combine, add
-from collectives.communicator import arguments, exchanges, point_to_point, splitting
+from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
@@ -240,6 +240,7 @@ class Communicator:
             self.close()
         else:
             self.ending.leave_block(error)
+            stopping.STOP.release(self)
 
     def __del__(self) -> None:
         # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.
@@ -270,7 +271,11 @@ class Communicator:
         ...     comm.barrier()
         """
         free = self.dense_buffers.clear, self._users.free_all, self._call_check.free, self.mpi_comm.Free
-        close(self, self.ending, self._call_check if self.verifies else None, free)
+        try:
+            close(self, self.ending, self._call_check if self.verifies else None, free)
+        finally:
+            if self.calls.broken:
+                stopping.STOP.release(self)
 
     def start_progress_thread(self) -> bool:
         """Let a thread of this process drive all calls from now on, while the caller computes. Not collective.
@@ -567,6 +572,7 @@ class Communicator:
 
     broadcast, allgather, barrier = exchanges.broadcast, exchanges.allgather, exchanges.barrier
     broadcast_object, allgather_object = exchanges.broadcast_object, exchanges.allgather_object
+    stop_requested = stopping.stop_requested
     send, recv, isend, irecv = point_to_point.send, point_to_point.recv, point_to_point.isend, point_to_point.irecv
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------

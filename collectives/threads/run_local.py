@@ -7,7 +7,6 @@ others; only MPI itself is replaced, by `collectives.threads.thread_comm`. So th
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.communicator.arguments import require_rank
 from collectives.errors import CollectiveError, CollectiveMismatch
+from collectives.progress.main_thread import run_threads
 from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
@@ -96,15 +96,8 @@ def run_local(
                     time.sleep(0.001)
             world.end()
 
-    threads = [
-        threading.Thread(target=work, args=(rank,), name=f"rank {rank} of {ranks}", daemon=True)
-        for rank in range(ranks)
-    ]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(ranks, work, f"rank {{}} of {ranks}")
     except BaseException:
         world.end()
         raise

@@ -1,0 +1,169 @@
+"""Requests to stop: signals that announce preemption or a time limit, and the ranks' agreement on them.
+
+A batch system announces preemption or a time limit with SIGTERM. Open MPI's ``mpirun`` passes SIGTERM on to the ranks,
+but kills them a quarter of a second later and reports a failure. It passes SIGUSR1 on and does no more, so batch
+scripts send SIGUSR1. Both signals mean "save and end" here. They may reach the ranks at different moments, or only one
+of them, so the ranks agree in a call.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
+
+from collectives.arrays.elements import COMBINE
+from collectives.consistency.descriptions import fingerprint
+from collectives.execution.handle import Call, keep_uncompiled
+from collectives.progress.main_thread import run_in_main_thread
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_NAME = "stop_requested()"
+_MARK = fingerprint(_NAME)
+
+
+class StopSignals:
+    """Signals that set `requested` instead of ending this process, while a communicator uses them.
+
+    After the first of these signals the process ignores them to its end: Slurm and its launcher may send two, and the
+    second must not kill a rank that has saved its state and is about to end.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._users: WeakSet[Communicator] = WeakSet()
+        self._previous: dict[int, Any] = {}  # handlers, by signal
+        self._forks_watched = False
+
+    def watches(self, comm: Communicator, numbers: Iterable[int]) -> bool:
+        """Return True if these signals are noted for this communicator."""
+        return comm in self._users and all(number in self._previous for number in numbers)
+
+    def watch(self, comm: Communicator, numbers: Iterable[int]) -> None:
+        """Note these signals until the communicator is closed.
+
+        Raises
+        ------
+        RuntimeError
+            This thread can install no handlers.
+        ValueError
+            There is no such signal, or a program cannot handle it.
+        """
+        missing = [number for number in numbers if number not in self._previous]
+        if missing:
+            run_in_main_thread(lambda: self._install(missing))
+        self._users.add(comm)
+
+    def release(self, comm: Communicator) -> None:
+        """Restore the handlers from before unless other communicators use these signals, or one has come."""
+        if self._previous and set(self._users) == {comm}:
+            # otherwise no main thread waits, and a signal restores them, see `_note`
+            with suppress(RuntimeError):
+                run_in_main_thread(self._restore_unless_requested)
+        self._users.discard(comm)
+
+    def _restore_unless_requested(self) -> None:
+        # handlers of signals that have come run in this thread before this line: they are noted
+        if not self.requested:
+            self._restore()
+
+    def _install(self, numbers: list[int]) -> None:
+        if not self._previous:
+            self._restore_in_children()
+        # another rank of this process may have installed some meanwhile
+        for number in [one for one in numbers if one not in self._previous]:
+            try:
+                previous = signal.signal(number, self._note)
+            except (OSError, TypeError, ValueError) as error:
+                raise ValueError(f"signal {number!r} cannot be handled; pass others, such as signal.SIGUSR1") from error
+            self._previous[number] = signal.SIG_DFL if previous is None else previous
+
+    def _restore(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+
+    def _restore_in_children(self) -> None:
+        """Let processes that are forked from this one end by the signals: pools end their workers so."""
+        if not self._forks_watched:
+            self._forks_watched = True
+            os.register_at_fork(after_in_child=self._restore)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._users or self.requested:
+            self.requested = True
+        else:  # of a communicator that another thread has closed, or that was let go
+            self._restore()
+            signal.raise_signal(number)
+
+
+STOP = StopSignals()
+
+
+@keep_uncompiled
+def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNALS) -> bool:
+    """Return True on all ranks once one of these signals has come to any rank; collective, a few microseconds.
+
+    The first call installs the handlers: make it before the first step. From then on the signals do not end the process
+    until the communicator is closed, which restores the handlers from before. After a signal has come they are ignored
+    to the end of the program, so that a second one cannot kill a rank that saves.
+
+    Parameters
+    ----------
+    signals : int or several of them
+        Signals that request a stop; by default SIGTERM, and SIGUSR1, which Slurm sends before a time limit if the job
+        asks for it (``--signal=B:USR1@60``, see docs/slurm.md).
+
+    Raises
+    ------
+    RuntimeError
+        The first call is made by a thread that is neither the main thread nor a rank of `run_local`. The other ranks
+        then raise CollectiveMismatch.
+    ValueError
+        A program cannot handle the signal, as SIGKILL; the other ranks then raise CollectiveMismatch.
+    CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> def train(comm):
+    ...     for step in range(100):
+    ...         if comm.stop_requested():
+    ...             return f"saved and stopped before step {step}"
+    ...     return "trained to the end"
+    >>> mpicomp.run_local(2, train)
+    ['trained to the end', 'trained to the end']
+    """
+    numbers = (signals,) if isinstance(signals, int) else signals
+    if not STOP.watches(comm, numbers):
+        _watch(comm, numbers)
+    values = np.array([STOP.requested], np.int64)
+    call, result = Call(comm, _describe), values.copy()
+    with comm.span("stop_requested"):
+        comm.run(call, comm.check(call, _MARK, None, values, result, combine=COMBINE["max"]))
+    if result[0]:
+        # a rank that has had no signal yet ends too, and must not be killed by one that comes late
+        STOP.requested = True
+    return bool(result[0])
+
+
+def _watch(comm: Communicator, numbers: Iterable[int]) -> None:
+    try:
+        STOP.watch(comm, numbers)
+    except RuntimeError as error:
+        cure = "call it once in the main thread, before other threads do"
+        comm.reject(RuntimeError(f"{comm.here}, {_NAME}: {error}, and only that can install handlers; {cure}"), _NAME)
+    except ValueError as error:
+        comm.reject(ValueError(f"{comm.here}, {_NAME}: {error}"), _NAME)
+
+
+def _describe() -> str:
+    return _NAME
