@@ -44,12 +44,19 @@ Number = bool | int | float | np.bool | np.integer[Any] | np.floating[Any]
 _NAMES = (
     *("rank", "size", "local_rank", "local_size", "topology", "link", "mpi_comm", "traffic"),
     *("allreduce", "iallreduce", "broadcast", "allgather", "broadcast_object", "allgather_object", "barrier"),
-    *("send", "recv", "isend", "irecv", "split", "grid", "select", "start_progress_thread", "close"),
+    *("send", "recv", "isend", "irecv", "split", "grid", "select", "stop_requested", "start_progress_thread", "close"),
 )
 """Names that programs use, which docs/communicator.md describes."""
 
 
-class Communicator:
+class _Listed(type):
+    """Class whose names are listed like those of its objects: Python's prompt completes with both lists."""
+
+    def __dir__(cls) -> list[str]:
+        return [*_NAMES]
+
+
+class Communicator(metaclass=_Listed):
     """Ranks that communicate with each other.
 
     Parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+import rlcompleter
 from contextlib import suppress
 from typing import Any
 from weakref import ref
@@ -38,6 +39,8 @@ def test_completion_lists_the_names_that_the_page_describes() -> None:
     with Communicator(MPI.COMM_SELF) as comm:
         names = dir(comm)
         assert all(hasattr(comm, name) for name in names)
+        complete = rlcompleter.Completer({"comm": comm}).attr_matches  # of Python's prompt
+        assert {found.strip("()").removeprefix("comm.") for found in complete("comm.")} == {*names}
     page = set(re.findall(r"\w+", " ".join(inline_code(prose(PROJECT / "docs" / "communicator.md")))))
     assert not set(names) - page
     assert len(names) < 30
@@ -83,7 +86,7 @@ def test_a_subclass_overrides_methods_that_parts_implement() -> None:
 
 def test_the_class_has_all_methods_with_their_documentation() -> None:
     comm = Communicator(MPI.COMM_SELF)
-    methods = [name for name in dir(Communicator) if not name.startswith("_") and callable(getattr(comm, name))]
+    methods = [name for name in vars(Communicator) if not name.startswith("_") and callable(getattr(comm, name))]
     for name in methods:
         assert inspect.getdoc(getattr(Communicator, name)), name
     assert {"run", "begin", "advance", "check", "turn_of", "await_request", "fixed_tag", "persistent"} <= {*methods}
