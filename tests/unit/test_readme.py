@@ -52,6 +52,7 @@ PROGRAMS = {
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
     "mpicomp trace": "mpicomp/cli/trace.py",
+    "mpicomp completion": "mpicomp/cli/completion.py",
     "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",
