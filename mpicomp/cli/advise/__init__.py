@@ -43,7 +43,7 @@ COMMAND = "mpicomp advise"
 ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"
 MPI_CALLS, MPI_LONGEST_S = 3, 10.0
 LEAST_S, MOST_S = 2, 5  # usual duration of a measurement
-QUICK_S = 55.0  # after which --quick begins no further measurement
+QUICK_S = 42.0  # after which --quick begins no further measurement: a minute less start, end and a slow method
 AGREEING_S = 60.0
 PREDICTING_S = 600.0  # the other ranks wait as long for rank 0
 
