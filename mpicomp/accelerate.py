@@ -56,8 +56,14 @@ class MPIAccelerator(Accelerator):
 
     Examples
     --------
-    >>> accelerator = MPIAccelerator(mpicomp.ScaleCom(rate=8))  # doctest: +SKIP
-    >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
+    >>> import mpicomp
+    >>> import torch
+    >>> from mpicomp.accelerate import MPIAccelerator
+    >>> accelerator = MPIAccelerator(mpicomp.ScaleCom(rate=8))
+    >>> model = accelerator.prepare(torch.nn.Linear(16, 1))
+    >>> accelerator.num_processes
+    1
+    >>> accelerator.end_training()
     """
 
     def __init__(

@@ -128,8 +128,12 @@ class MPIStrategy(_OverMPI, DDPStrategy):
 
     Examples
     --------
-    >>> from lightning.pytorch import Trainer  # doctest: +SKIP
-    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.ScaleCom(rate=8)), max_epochs=3)  # doctest: +SKIP
+    >>> import mpicomp
+    >>> from lightning.pytorch import Trainer
+    >>> from mpicomp.lightning import MPIStrategy
+    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.ScaleCom(rate=8)), accelerator="cpu", logger=False)
+    >>> trainer.world_size
+    1
     """
 
     optimizers: Any  # of the base

@@ -52,9 +52,13 @@ class MPICallback(TrainerCallback):
 
     Examples
     --------
-    >>> with MPICallback(mpicomp.ScaleCom(rate=8)) as callback:  # doctest: +SKIP
-    ...     trainer = Trainer(model, TrainingArguments(use_cpu=True), train_dataset=data)
-    ...     callback.attach(trainer).train()
+    >>> import mpicomp
+    >>> from transformers import TrainingArguments
+    >>> from mpicomp.transformers import MPICallback
+    >>> with MPICallback(mpicomp.ScaleCom(rate=8)) as callback:
+    ...     arguments = TrainingArguments(use_cpu=True, report_to="none")
+    ...     arguments.world_size
+    1
     """
 
     def __init__(

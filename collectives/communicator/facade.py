@@ -50,10 +50,10 @@ _NAMES = (
 
 
 class _Listed(type):
-    """Class whose names are listed like those of its objects: Python's prompt completes with both lists."""
+    """Class that lists the names that programs use: Python's prompt completes with those of object and class."""
 
     def __dir__(cls) -> list[str]:
-        return [*_NAMES]
+        return [name for name in super().__dir__() if name in _NAMES or name.startswith("__")]
 
 
 class Communicator(metaclass=_Listed):
