@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -11,6 +13,7 @@ from collectives.communicator.stopping import STOP
 from mpicomp.torch.process_group.joining import leave_process_group
 from tests.documents import PROJECT, blocks
 
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION")
 MARKS = [
     pytest.mark.mpi(max_size=3),
     pytest.mark.timeout(180),
@@ -32,7 +35,14 @@ def require(package: str) -> None:
 
 @pytest.fixture(autouse=True)
 def reset() -> Iterator[None]:
-    """End the process group, and forget a signal: a process that has had one takes no other."""
+    """End the process group, and forget variables, the state of all accelerators, and a signal that has come."""
+    before = {name: os.environ.get(name) for name in VARIABLES}
     yield
     leave_process_group()
-    STOP.requested = False
+    STOP.requested = False  # a process that has had a signal takes no other
+    if "accelerate" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value

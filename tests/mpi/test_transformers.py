@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,12 @@ from tests.mpi import integrations
 integrations.require("transformers")
 integrations.require("accelerate")
 
-from accelerate.state import AcceleratorState  # noqa: E402
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from mpicomp.transformers import MPICallback  # noqa: E402
 
 pytestmark = integrations.MARKS
 reset = integrations.reset
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Forget the state that all accelerators of a process share, and the variables that it sets."""
-    before = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION")}
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
 
 
 class Model(PreTrainedModel):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import subprocess
+import sys
 import tomllib
 
 import mpicomp
@@ -24,6 +26,12 @@ def test_all_of_a_checkout_is_in_the_source_archive_so_that_its_tests_run() -> N
 
 def test_versions_agree() -> None:
     assert BUILD["project"]["version"] == mpicomp.__version__
+    assert "__version__" in dir(mpicomp)
+
+
+def test_the_package_is_run_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "mpicomp", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mpicomp {mpicomp.__version__}\n"
 
 
 def test_links_of_the_project_are_of_papers_that_the_docs_name() -> None:
