@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     parser, _ = make_parser(COMMANDS, lenient=True)
     for action in _actions(parser):
-        kind = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}.get(str(action.metavar))
+        kind = {"FILE": shtab.FILE, "PROGRAM": shtab.FILE, "FOLDER": shtab.DIRECTORY}.get(str(action.metavar))
         if kind is not None:
             action.complete = kind  # type: ignore[attr-defined]
         choices = _values().get(action.dest)

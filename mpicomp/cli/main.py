@@ -51,9 +51,9 @@ def make_parser(chosen: Collection[str], lenient: bool = False) -> tuple[argpars
         try:
             command = importlib.import_module(module)
         except (ImportError, RuntimeError) as error:
-            problem = importlib.import_module("collectives.errors").mpi_problem(error)
-            if lenient and problem:
+            if lenient:
                 continue
+            problem = importlib.import_module("collectives.errors").mpi_problem(error)
             if not problem:
                 raise
             parser.exit(1, f"mpicomp {name}: error: {problem}\n")

@@ -58,3 +58,15 @@ def test_without_shtab_the_error_has_the_cure(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1
     assert "pip install 'mpicomp[completion]'" in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_be_imported_is_completed_without_its_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("shtab")
+    monkeypatch.setitem(sys.modules, "mpicomp.cli.bench", None)
+    assert main(["completion", "bash"]) == 0
+    printed = capsys.readouterr().out
+    assert " bench " in printed
+    assert "--quick" in printed
+    assert "--baseline" not in printed
