@@ -32,6 +32,17 @@ except ImportError as error:
 _log = logging.getLogger("mpicomp")
 
 
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path)
+
+
+def _local(path: Any) -> Path:
+    """Return a checkpoint's file, also where the path is a link to it, as Lightning's ``save_last="link"`` makes it."""
+    if _is_remote(path):
+        raise ValueError(f"{path} is not in a file system, where each rank can write its residuals: name a folder")
+    return Path(path).resolve()
+
+
 class _OverMPI:
     """Part of a strategy that takes ranks, devices and process group from MPI."""
 
@@ -241,17 +252,17 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if self._owners and self.comm is not None and "optimizer_states" in checkpoint:
-            save_beside(Path(filepath), self._owners, self.comm)
+            save_beside(_local(filepath), self._owners, self.comm)
 
     @override
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
-        if self.is_global_zero:
-            remove_beside(Path(filepath))
+        if self.is_global_zero and not _is_remote(filepath):
+            remove_beside(_local(filepath))
 
     @override
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        self._restored_from = Path(checkpoint_path)
+        self._restored_from = None if _is_remote(checkpoint_path) else _local(checkpoint_path)
         found: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         return found
 
@@ -261,7 +272,9 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         assert self.comm is not None
         found = path is not None and bool(self._owners) and load_beside(path, self._owners, self.comm)
         if not found and self._owners:
-            rank_zero_warn(f"{path} has no files of ranks: the residuals of {self.algorithm} start at zero")
+            rank_zero_warn(
+                f"the checkpoint {path or ''} has no files of ranks: the residuals of {self.algorithm} start at zero"
+            )
         if not wrapped:
             super().load_optimizer_state_dict(checkpoint)
         elif not found:

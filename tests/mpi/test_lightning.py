@@ -102,7 +102,11 @@ def test_training_goes_on_from_a_checkpoint_to_the_bit(way: dict[str, Any], comm
     assert {one.name for one in folder.iterdir()} == {
         "last.ckpt", *(f"last.ckpt.rank{rank}-of-{comm.size}" for rank in range(comm.size)),
     }  # fmt: skip
-    module, _ = fit(MPIStrategy(comm=comm, **way), 12, ckpt_path=path)
+    link = folder.parent / f"{folder.name} link"
+    if comm.rank == 0:
+        link.symlink_to(path)
+    comm.barrier()
+    module, _ = fit(MPIStrategy(comm=comm, **way), 12, ckpt_path=link)
     assert torch.equal(weights(module), weights(straight))
     trainer.strategy.remove_checkpoint(path)
     comm.barrier()
@@ -110,7 +114,7 @@ def test_training_goes_on_from_a_checkpoint_to_the_bit(way: dict[str, Any], comm
 
 
 class SaveAtEnd(Callback):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.path = path
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
@@ -205,6 +209,11 @@ def test_fsdp2_takes_the_steps_of_ddp(comm: Communicator) -> None:
     assert trainer.global_step == 4
     full = torch.cat([one.full_tensor().detach().flatten() for one in sharded.parameters()])
     torch.testing.assert_close(full, weights(plain))
+
+
+def test_residuals_are_not_saved_elsewhere_than_in_folders(comm: Communicator) -> None:
+    with pytest.raises(ValueError, match=r"memory://last.ckpt is not in a file system, where each rank can write"):
+        fit(MPIStrategy(Dense(), comm), 2, callbacks=[SaveAtEnd("memory://last.ckpt")])
 
 
 def test_what_cannot_be_used_is_refused() -> None:
