@@ -203,12 +203,18 @@ class Sharded(Module):
                 fully_shard(layer, mesh=mesh)
 
 
-def test_fsdp2_takes_the_steps_of_ddp(comm: Communicator) -> None:
-    plain, _ = fit(MPIStrategy(comm=comm), 4)
-    sharded, trainer = fit(MPIShardedStrategy(comm), 4, Sharded())
-    assert trainer.global_step == 4
-    full = torch.cat([one.full_tensor().detach().flatten() for one in sharded.parameters()])
-    torch.testing.assert_close(full, weights(plain))
+def full_weights(module: nn.Module) -> Tensor:
+    return torch.cat([one.full_tensor().detach().flatten() for one in module.parameters()])
+
+
+def test_fsdp2_takes_the_steps_of_ddp_and_goes_on_from_a_checkpoint(comm: Communicator, folder: Path) -> None:
+    plain, _ = fit(MPIStrategy(comm=comm), 8)
+    sharded, _ = fit(MPIShardedStrategy(comm), 8, Sharded())
+    torch.testing.assert_close(full_weights(sharded), weights(plain))
+    fit(MPIShardedStrategy(comm), 4, Sharded(), callbacks=[SaveAtEnd(folder / "sharded.ckpt")])
+    resumed, trainer = fit(MPIShardedStrategy(comm), 8, Sharded(), ckpt_path=folder / "sharded.ckpt")
+    assert trainer.global_step == 8
+    assert torch.equal(full_weights(resumed), full_weights(sharded))
 
 
 def test_residuals_are_not_saved_elsewhere_than_in_folders(comm: Communicator) -> None:
