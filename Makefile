@@ -12,6 +12,8 @@
 # make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
+# make test-integrations  the tests of Lightning, Accelerate and the Trainer on 1, 2 and 3 ranks, with the packages of
+#              make examples
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
 #              With TORCH_SOURCE=FOLDER those of a tree of sources of PyTorch, on 4 ranks
 # make warm    compiles all kernels; tests and jobs then find them
@@ -29,6 +31,7 @@ BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 8,2,3,4,1
 # What depends on the MPI library. Programs, commands and optimizers rest on it.
 NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline reducers torch/process_group)
+INTEGRATIONS := $(patsubst %,tests/mpi/test_%.py,lightning accelerate transformers)
 # Every test has a limit of its own. This one ends a run that hangs outside of tests, and must not end a slow one.
 WHOLE_RUN := timeout -k 10 7200
 # Tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
@@ -48,7 +51,7 @@ READY_MPICH := .venv-mpich/.ready
 READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
 
-.PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
+.PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-integrations test-system test-cluster test-slurm torch-suite fixtures \
     lint bench dist clean
 MAKEFLAGS += --no-print-directory
 
@@ -122,6 +125,9 @@ test-gpu: $(READY)
 
 test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 3 --tests $(NEAR_MPI)
+
+test-integrations: $(READY_EXAMPLES)
+	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks 3,2,1 --tests $(INTEGRATIONS)
 
 test-system: test-cluster test-slurm
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collectives.schedules.plan import TopologyError as TopologyError
     from collectives.schedules.plan import Transfer as Transfer
     from collectives.schedules.registry import TOPOLOGIES as TOPOLOGIES
+    from collectives.schedules.registry import TopologyName as TopologyName
     from collectives.schedules.registry import topology as topology
     from collectives.schedules.ring import Ring as Ring
     from collectives.schedules.star import Direct as Direct
@@ -56,7 +57,7 @@ _HOMES = {
     "execution.handle": ("Handle", "Traffic", "TrafficLog"),
     "schedules.halving_doubling": ("HalvingDoubling",),
     "schedules.plan": ("Plan", "PlanError", "Step", "Topology", "TopologyError", "Transfer"),
-    "schedules.registry": ("TOPOLOGIES", "topology"),
+    "schedules.registry": ("TOPOLOGIES", "TopologyName", "topology"),
     "schedules.ring": ("Ring",),
     "schedules.star": ("Direct", "Star"),
     "schedules.torus": ("Torus",),

@@ -1,6 +1,7 @@
 """Type aliases for annotations, `Testable`, and `override`, which `typing` has from Python 3.12 on.
 
-Annotations name the kind of array instead of `Any`: its memory and its element type.
+Annotations name the kind of array instead of `Any`: its memory and its element type. Those of public functions keep the
+kind that the caller passes: `Kept`, and `Result` of a handle.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ Array: TypeAlias = Any
 """Array of the host or tensor on a device: code that serves both."""
 
 
+class SupportsDLPack(Protocol):
+    """Array of NumPy, PyTorch or another library that exports its memory."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a capsule with the array's memory."""
+        ...
+
+
+Kept = TypeVar("Kept", bound=SupportsDLPack)
+"""Array whose library and dtype the result has too."""
+
+
 class Testable(Protocol):
     """Work under way that can be polled: requests of MPI, exchanges of ranks, work of devices."""
 
@@ -36,8 +49,12 @@ class Testable(Protocol):
 
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
     from typing_extensions import override as override
+
+    Result = TypeVarWithDefault("Result", covariant=True, default=Any)
 else:
+    Result = TypeVar("Result", covariant=True)
     _Method = TypeVar("_Method")
 
     def override(method: _Method) -> _Method:

@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face Transformers over MPI: DDP over the backend "mpicomp", with a hook that compresses.
+"""The Trainer of Hugging Face Transformers over MPI, with a callback that compresses gradients.
 
     source slurm/env.sh
     mpirun -n 2 python examples/trainer.py
@@ -10,27 +10,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from typing import Any
 
-import torch.distributed as dist
 from minilm import accuracy, classifier, tokenized
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import mpicomp
-from mpicomp.torch import ddp_hook, register_backend
-
-
-class Compression(TrainerCallback):
-    """Average the gradients of a Trainer by a method of mpicomp."""
-
-    def __init__(self, trainer: Trainer, algorithm: Any, comm: mpicomp.Communicator) -> None:
-        self.trainer, self.algorithm, self.comm = trainer, algorithm, comm
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Register the hook with the Trainer's DistributedDataParallel, which exists by now."""
-        model = self.trainer.model_wrapped
-        self.state, hook = ddp_hook(self.algorithm, self.comm, model)
-        model.register_comm_hook(self.state, hook)
+from mpicomp.transformers import MPICallback
 
 
 def main() -> None:
@@ -38,9 +23,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps")
     options = parser.parse_args()
 
-    register_backend()  # added
-    dist.init_process_group("mpicomp")  # added: the Trainer uses the existing process group
-    comm = mpicomp.Communicator()  # added
+    callback = MPICallback(mpicomp.ScaleCom(rate=8))  # added: an eighth of the gradient; before TrainingArguments
     train, test = tokenized()
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(), save_strategy="no", report_to="none", disable_tqdm=True,
@@ -48,13 +31,12 @@ def main() -> None:
         max_steps=options.steps, per_device_train_batch_size=8, learning_rate=3e-4,
     )  # fmt: skip
     trainer = Trainer(classifier(), arguments, train_dataset=train)
-    trainer.add_callback(Compression(trainer, mpicomp.ScaleCom(rate=8), comm))  # added
+    callback.attach(trainer)  # added
     trainer.train()
 
     if trainer.is_world_process_zero():
         print(f"accuracy {accuracy(trainer.model, test):.1%} after {trainer.state.global_step} steps")
-    comm.close()
-    dist.destroy_process_group()
+    callback.close()  # added
 
 
 if __name__ == "__main__":

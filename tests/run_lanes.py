@@ -24,7 +24,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 TESTS = PROJECT / "tests" / "mpi"
 # Layers above the communicator reach other ranks through it alone, and 1, 2, 3 and 4 ranks show all that they do. On
 # more ranks they are left out of a run of all tests: eight ranks on two cores load PyTorch's compiler for a minute.
-ABOVE_COMMUNICATOR = ("apps", "cli", "pipeline", "torch", "test_migrating.py", "test_readme.py")
+ABOVE_COMMUNICATOR = (
+    *("apps", "cli", "pipeline", "torch", "test_migrating.py", "test_readme.py"),
+    *("test_accelerate.py", "test_lightning.py", "test_transformers.py"),
+)
 MOST_RANKS_ABOVE = 4
 KILL_AFTER_S = 10.0
 POLL_S = 0.1

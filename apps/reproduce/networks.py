@@ -19,6 +19,7 @@ from apps.train.models import build
 from apps.train.options import parse
 from apps.train.training import Training
 from collectives import Communicator, NonFiniteGradient
+from collectives import topology as topology_of
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
 
@@ -99,7 +100,7 @@ def train(
         accuracy = 1 / dataset.n_classes if diverged else epochs[-1]["accuracy"]
         return {"epochs": epochs, "accuracy": accuracy, "diverged": diverged, "count": training.n_parameters}
 
-    return run_local(task.ranks, rank, task.topology)[0]
+    return run_local(task.ranks, rank, topology_of(task.topology))[0]
 
 
 def last(records: Sequence[Record], key: str) -> list[float]:

@@ -27,6 +27,7 @@ from collectives.process_end import install_unless_attended
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks, one_line
 from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TopologyName
 from collectives.schedules.registry import topology as topology_of
 from collectives.trace.recorder import Trace, compare_clocks
 
@@ -48,7 +49,7 @@ class CommunicatorArguments(NamedTuple):
     """Arguments of a communicator, with which it can be made."""
 
     parent: MPI.Comm
-    topology: str | Topology
+    topology: TopologyName | Topology
     timeout: float
     arrival_timeout: float
     workers: Workers | None
@@ -57,7 +58,7 @@ class CommunicatorArguments(NamedTuple):
 
 def validate_arguments(
     mpi_comm: MPI.Comm | None,
-    topology: str | Topology,
+    topology: TopologyName | Topology,
     timeout: float | None,
     arrival_timeout: float | None,
     piece_bytes: int | None,
@@ -127,9 +128,9 @@ def _parent(mpi_comm: object) -> MPI.Comm:
     return cast(MPI.Comm, mpi_comm)
 
 
-def _topology(given: str | Topology, parent: MPI.Comm) -> str | Topology:
+def _topology(given: TopologyName | Topology, parent: MPI.Comm) -> TopologyName | Topology:
     if given in ROUTES:
-        return str(given)
+        return given
     found = topology_of(given, ROUTES)
     found.plan(parent.rank, parent.size)
     return found

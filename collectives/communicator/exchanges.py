@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Array, Bytes, Indices
+from collectives.annotations import Array, Bytes, Indices, Kept
 from collectives.arrays.elements import COMBINE, COPIED, FLOATS, INTEGERS
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
 from collectives.consistency.descriptions import fingerprint
@@ -34,6 +34,7 @@ from collectives.quoting import one_line, shown
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
 
+_Object = TypeVar("_Object")
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array compares its argument
 _MOST = 2**63 - 1
 _OPS_OF_MPI = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MINLOC", "MAXLOC")
@@ -130,7 +131,7 @@ def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception
 
 
 @keep_uncompiled
-def broadcast(comm: Communicator, x: Array, root: int = 0) -> Array:
+def broadcast(comm: Communicator, x: Kept, root: int = 0) -> Kept:
     """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 
     Parameters
@@ -182,7 +183,7 @@ def broadcast(comm: Communicator, x: Array, root: int = 0) -> Array:
 
 
 @keep_uncompiled
-def allgather(comm: Communicator, x: Array) -> Array:
+def allgather(comm: Communicator, x: Kept) -> Kept:
     """Return the rows of all ranks in one new array, rank 0's first; the same on every rank.
 
     Parameters
@@ -218,7 +219,8 @@ def allgather(comm: Communicator, x: Array) -> Array:
     call = Call(comm, lambda: text)
     with comm.span("allgather", bytes=rows.values.nbytes):
         steps = all_gather_rows(call, comm.check(call, fingerprint(text)), x, rows)
-        return comm.run(call, stage(call, steps, rows.staging, None))
+        gathered: Kept = comm.run(call, stage(call, steps, rows.staging, None))
+    return gathered
 
 
 @keep_uncompiled
@@ -300,7 +302,7 @@ def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
 
 
 @keep_uncompiled
-def allgather_object(comm: Communicator, obj: object) -> list[Any]:
+def allgather_object(comm: Communicator, obj: _Object) -> list[_Object]:
     """Return copies of every rank's object, on every rank; pickled, see `broadcast_object`.
 
     Parameters

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
+import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import AnyArray, Array, Bytes
+from collectives.annotations import AnyArray, Array, Bytes, Kept
 from collectives.arrays.elements import Combine, add
 from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
@@ -31,15 +32,31 @@ from collectives.execution.program import Program
 from collectives.process_end import end_with_process
 from collectives.progress.polling import keep_alive, wait
 from collectives.schedules.plan import Topology, TopologyError
+from collectives.schedules.registry import TopologyName
 from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
 _Kind = TypeVar("_Kind")
 Op = Literal["sum", "mean", "min", "max"] | MPI.Op
+NotMean = Literal["sum", "min", "max"] | MPI.Op
+Number = bool | int | float | np.bool | np.integer[Any] | np.floating[Any]
+_NAMES = (
+    *("rank", "size", "local_rank", "local_size", "topology", "link", "mpi_comm", "traffic"),
+    *("allreduce", "iallreduce", "broadcast", "allgather", "broadcast_object", "allgather_object", "barrier"),
+    *("send", "recv", "isend", "irecv", "split", "grid", "select", "stop_requested", "start_progress_thread", "close"),
+)
+"""Names that programs use, which docs/communicator.md describes."""
 
 
-class Communicator:
+class _Listed(type):
+    """Class that lists the names that programs use: Python's prompt completes with those of object and class."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name in _NAMES or name.startswith("__")]
+
+
+class Communicator(metaclass=_Listed):
     """Ranks that communicate with each other.
 
     Parameters
@@ -48,8 +65,8 @@ class Communicator:
         Always duplicated; None: COMM_WORLD. Making a Communicator is collective.
     topology : str or Topology
         ``"ring"``, ``"segmented-ring"``, ``"torus"``, ``"tree"``, ``"double-tree"``, ``"halving-doubling"``,
-        ``"star"``, an instance from `collectives`, ``"mpi"`` (dense sums by MPI's own all-reduce, everything else as
-        "auto"), or ``"auto"``: by payload size.
+        ``"star"``, an instance from `collectives` or of your own class, ``"mpi"`` (dense sums by MPI's own all-reduce,
+        everything else as "auto"), or ``"auto"``: by payload size.
     timeout : float, optional
         Seconds without progress within a call before it raises `CollectiveTimeout`. None: the environment's
         ``MPICOMP_TIMEOUT``, else 60.
@@ -153,7 +170,7 @@ class Communicator:
     def __init__(
         self,
         mpi_comm: MPI.Comm | None = None,
-        topology: str | Topology = "auto",
+        topology: TopologyName | Topology = "auto",
         timeout: float | None = None,
         verify: bool = True,
         piece_bytes: int | None = None,
@@ -201,6 +218,10 @@ class Communicator:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
             self.trace.link = "" if self.link is None else str(self.link)
             self.ending.trace = self.trace
+
+    def __dir__(self) -> list[str]:
+        """Return the names that programs use, for completion. The others are for methods, executors and tests."""
+        return [*_NAMES]
 
     def __repr__(self) -> str:
         link = "" if self.link is None else f", emulated link of {self.link}"
@@ -450,6 +471,16 @@ class Communicator:
 
     # Dense sums ------------------------------------------------------------------------------------------------------
 
+    @overload
+    def allreduce(self, x: Kept, op: Op = "sum", out: Kept | None = None) -> Kept: ...
+    @overload
+    def allreduce(self, x: Number, op: Literal["mean"], out: None = None) -> float: ...
+    @overload
+    def allreduce(self, x: bool | np.bool, op: Literal["min", "max"], out: None = None) -> bool: ...
+    @overload
+    def allreduce(self, x: int | np.integer[Any] | np.bool, op: NotMean = "sum", out: None = None) -> int: ...
+    @overload
+    def allreduce(self, x: float | np.floating[Any], op: NotMean = "sum", out: None = None) -> float: ...
     @keep_uncompiled
     def allreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Array:
         """Sum, mean, minimum or maximum over ranks of equally shaped arrays, or of numbers; equal on every rank.
@@ -503,7 +534,7 @@ class Communicator:
         return result
 
     @keep_uncompiled
-    def iallreduce(self, x: Array, op: Op = "sum", out: Array = None) -> Handle:
+    def iallreduce(self, x: Kept, op: Op = "sum", out: Kept | None = None) -> Handle[Kept]:
         """Like `allreduce` of an array, but returns at once. Do not touch `x` and `out` until the handle is done.
 
         Parameters
@@ -553,8 +584,18 @@ class Communicator:
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
 
+    @overload
+    def split(self, color: int, key: int = 0, topology: TopologyName | Topology | None = None) -> Communicator: ...
+    @overload
+    def split(self, color: None, key: int = 0, topology: TopologyName | Topology | None = None) -> None: ...
+    @overload
+    def split(
+        self, color: int | None, key: int = 0, topology: TopologyName | Topology | None = None
+    ) -> Communicator | None: ...
     @keep_uncompiled
-    def split(self, color: int | None, key: int = 0, topology: str | Topology | None = None) -> Communicator | None:
+    def split(
+        self, color: int | None, key: int = 0, topology: TopologyName | Topology | None = None
+    ) -> Communicator | None:
         """Return a communicator of the ranks that give the same colour; collective.
 
         It has this one's timeouts, `verify`, `piece_bytes` and `threads`, but neither its network, which other groups

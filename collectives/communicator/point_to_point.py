@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Array, Bytes
+from collectives.annotations import Array, Bytes, Kept, SupportsDLPack
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
 from collectives.communicator.calls import FIXED_TAGS
@@ -32,7 +32,7 @@ _FIRST_TAG = 2 * FIXED_TAGS
 _DESCRIPTION_BYTES = 96
 
 
-def send(comm: Communicator, x: Array, to: int, tag: int = 0) -> None:
+def send(comm: Communicator, x: SupportsDLPack, to: int, tag: int = 0) -> None:
     """Send an array, and wait until the receiver has taken it or MPI has copied it.
 
     Parameters
@@ -62,7 +62,7 @@ def send(comm: Communicator, x: Array, to: int, tag: int = 0) -> None:
         comm.run(*_make_send(comm, name, vector, to, tag))
 
 
-def isend(comm: Communicator, x: Array, to: int, tag: int = 0) -> Handle:
+def isend(comm: Communicator, x: SupportsDLPack, to: int, tag: int = 0) -> Handle[None]:
     """Begin to send an array to another rank.
 
     Parameters
@@ -101,7 +101,7 @@ def isend(comm: Communicator, x: Array, to: int, tag: int = 0) -> Handle:
     return comm.begin(*_make_send(comm, name, vector, to, tag))
 
 
-def recv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Array:
+def recv(comm: Communicator, out: Kept, source: int, tag: int = 0) -> Kept:
     """Overwrite an array with the one that another rank sends; `send` has an example.
 
     Parameters
@@ -121,10 +121,11 @@ def recv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Array:
     """
     vector, name = _validate(comm, "recv", out, "from", source, tag)
     with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
-        return comm.run(*_make_receive(comm, name, vector, out, source, tag))
+        comm.run(*_make_receive(comm, name, vector, out, source, tag))
+    return out
 
 
-def irecv(comm: Communicator, out: Array, source: int, tag: int = 0) -> Handle:
+def irecv(comm: Communicator, out: Kept, source: int, tag: int = 0) -> Handle[Kept]:
     """Begin to receive an array from another rank; `isend` has an example.
 
     Parameters

@@ -120,7 +120,7 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
     ----------
     signals : int or several of them
         Signals that request a stop; by default SIGTERM, and SIGUSR1, which Slurm sends before a time limit if the job
-        has the option (``--signal=B:USR1@60``, see docs/slurm.md).
+        asks for it (``--signal=B:USR1@60``, see docs/slurm.md).
 
     Raises
     ------

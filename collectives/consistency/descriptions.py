@@ -39,6 +39,13 @@ class Description(str):
         made.wire = _BETWEEN_PARTS.join([text, kind, *map(_IN_PART.join, pairs)])
         return made
 
+    @property
+    def brief(self) -> str:
+        """Kind of the call and its first part, for a `repr`."""
+        _, kind, first, *_ = self.wire.split(_BETWEEN_PARTS)
+        shown = first.split(_IN_PART)[1]
+        return shown if shown.startswith(kind) else f"{kind} of {shown}"
+
 
 def fingerprint(text: str) -> int:
     """Return 62 bits that stand for a description."""

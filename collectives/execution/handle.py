@@ -11,16 +11,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from collectives.annotations import Result
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
+from collectives.quoting import one_line
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class")
 _COMPILER, _CALLBACKS = "torch._dynamo", "torch._C._dynamo.eval_frame"
 _REASON = (
@@ -65,6 +66,11 @@ class Call(Backoff):
     ) -> None:
         super().__init__(group, name, clock)
         self.name = name
+
+    def brief(self) -> str:
+        """Return a short description for a `repr`."""
+        name = self.name()
+        return str(getattr(name, "brief", name))
 
     def advance(self) -> bool:
         """Do a small part of the call without waiting; an error is kept until `wait` raises it."""
@@ -186,13 +192,13 @@ class Call(Backoff):
 # it has not loaded its compiler, a function runs without detour.
 
 
-def keep_uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+def keep_uncompiled(function: _Function) -> _Function:
     """Return `function` as a function that `torch.compile` neither traces nor compiles, with all that it calls."""
-    disabled: Callable[_Parameters, _Result] | None = None
+    disabled: Callable[..., Any] | None = None
     compiler_of_thread: Callable[[], object] = _none
 
     @functools.wraps(function)
-    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    def run(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled, compiler_of_thread
         if disabled is None:
             if _COMPILER not in sys.modules:  # whose import takes a second, and which has nothing to compile yet
@@ -204,7 +210,7 @@ def keep_uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Param
 
     marked: Any = run  # as torch.compiler.disable would mark it, so that a graph ends before the call
     marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, _REASON
-    return run
+    return cast(_Function, run)
 
 
 def _none() -> None:
@@ -232,7 +238,7 @@ def keep_methods_uncompiled(cls: type[_Class]) -> type[_Class]:
 # Handles --------------------------------------------------------------------------------------------------------------
 
 
-class Handle:
+class Handle(Generic[Result]):
     """Handle of a call in the background. Keep it until `wait` returns.
 
     Ranks may poll their handles and wait for them in different orders, since `poll` and `wait` advance all calls of the
@@ -261,6 +267,13 @@ class Handle:
 
     def __init__(self, call: Call) -> None:
         self._call = call
+
+    def __repr__(self) -> str:
+        call = self._call
+        state = "done" if call.done else "pending"
+        if call.error is not None:
+            state = f"failed, {type(call.error).__name__}: {one_line(call.error)}"
+        return f"<Handle of {call.brief()}, {call.group.here}: {state}>"
 
     @keep_uncompiled
     def poll(self) -> bool:
@@ -292,7 +305,7 @@ class Handle:
     test = poll
 
     @keep_uncompiled
-    def wait(self) -> Any:
+    def wait(self) -> Result:
         """Wait for the end of the call.
 
         Returns
@@ -312,13 +325,13 @@ class Handle:
             if call.group.trace is not None and not call.done and call.wait_name is not None:
                 kind = "wait" if call.completion is None else "exposed"
                 with call.group.trace.span(kind, f"wait for {call.name()}"):
-                    return call.wait()
-            return call.wait()
+                    return call.wait()  # type: ignore[no-any-return]
+            return call.wait()  # type: ignore[no-any-return]
         finally:
             if call.done:
                 call.mark_seen()
 
-    def then(self, callback: Callable[[Handle], None]) -> None:
+    def then(self, callback: Callable[[Handle[Result]], None]) -> None:
         """Register a callback, which the progress thread calls with this handle once the call has ended.
 
         The callback may begin calls, and must not wait for one. The handle's `wait` returns or raises at once. An

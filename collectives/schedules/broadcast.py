@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, steps_by_time
 from collectives.schedules.ring import Index, LockstepExchange, all_gather, lockstep_plan
@@ -24,7 +23,7 @@ from collectives.schedules.ring import Index, LockstepExchange, all_gather, lock
 class Broadcast:
     """Broadcast along a chain, or else along a binomial tree. Its receives overwrite; none merges."""
 
-    name: ClassVar[str] = "broadcast"
+    name = "broadcast"
     root: int
     chunks: int = 1
     chain: bool = True
@@ -69,7 +68,7 @@ class AllGather:
     Rounds M - 1; bytes sent per rank: its own payload and those of M - 2 others, each once.
     """
 
-    name: ClassVar[str] = "all-gather"
+    name = "all-gather"
 
     def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
         """Yield the steps of one rank, or of an array of ranks."""

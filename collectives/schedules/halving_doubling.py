@@ -22,7 +22,6 @@ Int. J. High Perform. Comput. Appl. 19 (2005).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from collectives.schedules.plan import Plan, Transfer, steps_by_time
 
@@ -55,7 +54,7 @@ class HalvingDoubling:
     [1, 2, 4, 4, 2, 1]
     """
 
-    name: ClassVar[str] = "halving-doubling"
+    name = "halving-doubling"
 
     def plan(self, rank: int, size: int) -> Plan:
         """Return the part of rank ``rank`` among ``size`` ranks."""

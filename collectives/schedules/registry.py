@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from collectives.quoting import suggestion
 from collectives.schedules.halving_doubling import HalvingDoubling
@@ -27,6 +28,19 @@ TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
     }
 )
 """Maker of each topology with its default options."""
+
+TopologyName: TypeAlias = Literal[
+    "auto",
+    "mpi",
+    "ring",
+    "segmented-ring",
+    "torus",
+    "tree",
+    "double-tree",
+    "halving-doubling",
+    "star",
+]
+"""Names that a communicator accepts, for type checkers and for completion in editors."""
 
 
 def topology(name_or_instance: str | Topology, also: Iterable[str] = ()) -> Topology:

@@ -25,7 +25,6 @@ Reference for the star: M. Li et al., "Scaling distributed machine learning with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError, Transfer, require_segments, steps_by_time
 
@@ -56,7 +55,7 @@ class Star:
     (1, 2)
     """
 
-    name: ClassVar[str] = "star"
+    name = "star"
     root: int = 0
     segments: int = 8
 
@@ -115,7 +114,7 @@ class Direct:
     {1, 2, 3}
     """
 
-    name: ClassVar[str] = "direct"
+    name = "direct"
     segments: int = 4
 
     def __post_init__(self) -> None:

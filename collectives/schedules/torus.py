@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
-from typing import ClassVar
 
 from collectives.schedules.plan import Plan, TopologyError
 from collectives.schedules.ring import Index, LockstepExchange, all_gather, lockstep_plan, reduce_scatter
@@ -48,7 +47,7 @@ class Torus:
     12
     """
 
-    name: ClassVar[str] = "torus"
+    name = "torus"
     rows: int | None = None
     cols: int | None = None
 

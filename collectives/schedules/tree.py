@@ -33,7 +33,6 @@ Computing 35 (2009).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from collectives.schedules.plan import Plan, Transfer, require_segments, steps_by_time
 
@@ -62,7 +61,7 @@ class Tree:
     [4, 2, 1]
     """
 
-    name: ClassVar[str] = "tree"
+    name = "tree"
     segments: int = 8
 
     def __post_init__(self) -> None:
@@ -157,7 +156,7 @@ class DoubleTree:
     2.0
     """
 
-    name: ClassVar[str] = "double-tree"
+    name = "double-tree"
     segments: int = 8
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from collectives.errors import CollectiveError, CollectiveMismatch
 from collectives.progress.main_thread import run_threads
 from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TopologyName
 from collectives.threads.thread_comm import Ended, LocalComm, World
 
 REPORTING_S = 0.5  # time for all ranks to raise a mismatch after one of them has raised it
@@ -30,7 +31,7 @@ _Result = TypeVar("_Result")
 def run_local(
     ranks: int,
     function: Callable[[Communicator], _Result],
-    topology: str | Topology = "auto",
+    topology: TopologyName | Topology = "auto",
     **communicator_options: Any,
 ) -> list[_Result]:
     """Call a function on several ranks that are threads of this process.

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import index
 from pathlib import Path
@@ -28,6 +29,15 @@ class Encoding(Protocol):
     def encodes_on_devices(self, dtype: str) -> bool:
         """Return True if vectors of this type can be encoded on GPUs."""
         ...
+
+
+def expression(method: object) -> str:
+    """Return a method as a Python expression, without options at their defaults."""
+    if not is_dataclass(method):
+        return repr(method)
+    options = ((field.name, field.default, getattr(method, field.name)) for field in fields(method))
+    given = ", ".join(f"{name}={value!r}" for name, default, value in options if value != default)
+    return f"{type(method).__name__}({given})"
 
 
 def vector_spec(

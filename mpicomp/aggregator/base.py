@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, overload
 from weakref import ref
 
 import numpy as np
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.annotations import AnyArray, Array
+from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import named
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
@@ -21,6 +21,8 @@ from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.execution.staged import deliver, fetch, use_in_background
+from collectives.quoting import one_line
+from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
@@ -104,6 +106,18 @@ class Aggregator:
         self._text = CallText(comm, algorithm, spec, self._tag, text)
         self._fingerprint = self._text.fingerprint
 
+    def __repr__(self) -> str:
+        spec, comm = self.spec, self.comm
+        kind = f"{spec.dtype}[{spec.n}]" if spec.device == "cpu" else f"{spec.dtype}[{spec.n}] on {spec.device}"
+        state = f"{self.step} step{'s'[: self.step != 1]} done"
+        if self._call is not None and not self._call.done:
+            state += ", one pending"
+        try:
+            self.feedback.check_ready()
+        except RuntimeError as error:
+            state += f", unusable: {one_line(error)}"
+        return f"<Aggregator by {expression(self.algorithm)} of {kind}, {comm.here}: {state}>"
+
     @property
     def n(self) -> int:
         """Number of elements."""
@@ -127,6 +141,12 @@ class Aggregator:
 
     # One step --------------------------------------------------------------------------------------------------------
 
+    @overload
+    def aggregate(self, vector: Kept, out: Kept | None = None) -> Kept: ...
+    @overload
+    def aggregate(self, vector: Difference, out: Kept) -> Kept: ...
+    @overload
+    def aggregate(self, vector: Difference, out: None = None) -> AnyArray: ...
     @keep_uncompiled
     def aggregate(self, vector: Array | Difference, out: Array | None = None) -> Array:
         """Approximate the mean of the ranks' vectors.
@@ -172,6 +192,12 @@ class Aggregator:
         with trace.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
             return self.comm.run(*self._open(vector, out))
 
+    @overload
+    def begin(self, vector: Kept, out: Kept | None = None) -> Handle[Kept]: ...
+    @overload
+    def begin(self, vector: Difference, out: Kept) -> Handle[Kept]: ...
+    @overload
+    def begin(self, vector: Difference, out: None = None) -> Handle[AnyArray]: ...
     @keep_uncompiled
     def begin(self, vector: Array | Difference, out: Array | None = None) -> Handle:
         """Like `aggregate`, but returns at once.

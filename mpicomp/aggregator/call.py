@@ -144,6 +144,10 @@ class VectorCall(Call):
     def name(self) -> str:
         return self._text.at(self.step)
 
+    @override
+    def brief(self) -> str:
+        return f"{super().brief()}, step {self.step}"
+
     @property
     def values(self) -> FloatArray:
         """See the attributes."""

@@ -22,6 +22,7 @@ from collectives.annotations import Array, FloatArray, override
 from collectives.arrays import Place, Taken, named, wait
 from collectives.arrays.vectors import Flat
 from collectives.schedules.plan import Topology
+from collectives.schedules.registry import TopologyName
 from mpicomp.aggregator.base import Aggregator, Method
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
@@ -104,7 +105,7 @@ def _compiles_on_devices() -> bool:
     return os.environ.get("TRITON_INTERPRET") != "1"  # the interpreter has nothing to compile
 
 
-def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
+def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: TopologyName | Topology, with_moves: bool) -> None:
     """Make a few steps of a method on ranks that are threads, unless this machine has seen them.
 
     with_moves : also make steps of a `Difference` if the method is meant for updates.
@@ -128,7 +129,9 @@ def _shortened(method: Any) -> Any:
     return replace(method, **{name: _SHORTER[name](value) for name, value in options.items() if value is not None})
 
 
-def _make_steps(method: Method, spec: VectorSpec, ranks: int, topology: str | Topology, with_moves: bool) -> None:
+def _make_steps(
+    method: Method, spec: VectorSpec, ranks: int, topology: TopologyName | Topology, with_moves: bool
+) -> None:
     from collectives.threads.run_local import run_local
 
     waiting = logging.getLogger("collectives")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 FAREWELL_S = 10.0
+LEAST_STEPS = 2  # whose mean duration the remaining ones are expected to have
 _Request = TypeVar("_Request")
 
 
@@ -130,6 +131,18 @@ class Steps:
         if self._bar is not None:
             self._bar.stop()
 
+    def announce(self, duration: str) -> None:
+        """Display how long all steps will take."""
+        if self._active:
+            print(f"{self._command}: {duration}", file=sys.stderr, flush=True)
+
+    def print(self, text: str) -> None:
+        """Print results of a step to stdout, above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif self._active:
+            print(text, flush=True)
+
     def begin(self, work: str) -> None:
         """Display the next step, which does this work."""
         if self._bar is not None:
@@ -137,7 +150,9 @@ class Steps:
             self._bar.refresh()
         elif self._active:
             elapsed_s = time.perf_counter() - self._start
-            line = f"{self._command}: step {self._done + 1} of {self._n_steps}, after {elapsed_s:.0f} s: {work}"
+            left_s = (self._n_steps - self._done) * elapsed_s / self._done if self._done >= LEAST_STEPS else None
+            left = "" if left_s is None else f", about {left_s:.0f} s to go"
+            line = f"{self._command}: step {self._done + 1} of {self._n_steps}, after {elapsed_s:.0f} s{left}: {work}"
             print(line, file=sys.stderr, flush=True)
         self._done += 1
 
@@ -146,9 +161,17 @@ def _bar() -> Progress | None:
     """Return a bar that is erased when it ends; None where rich is not installed."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
     except ImportError:
         return None
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    times = TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=False)
+    columns = BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.description}")
     console = Console(force_terminal=True, soft_wrap=True)
     return Progress(*columns, console=console, transient=True, auto_refresh=False)

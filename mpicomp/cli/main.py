@@ -20,30 +20,14 @@ COMMANDS = {
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
     "advise": ("mpicomp.cli.advise", "predict the time of a training step with each method on this network"),
     "trace": ("mpicomp.cli.trace", "join the ranks' traces into one file, and print where their time went"),
+    "completion": ("mpicomp.cli.completion", "print a script with which bash, zsh or fish completes this command"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; `argv` is for tests, the command line by default."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
-    parser.add_argument("--version", action="version", version=f"mpicomp {__version__}")
-    options: Collection[str] = ()
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
-    for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        # Only the chosen command is imported: the doctor must work where imports of the other commands fail.
-        if name in arguments[:1]:
-            try:
-                command = importlib.import_module(module)
-            except (ImportError, RuntimeError) as error:
-                problem = importlib.import_module("collectives.errors").mpi_problem(error)
-                if not problem:
-                    raise
-                parser.exit(1, f"mpicomp {name}: error: {problem}\n")
-            command.add_arguments(subparser)
-            subparser.set_defaults(run=command.run)
-            options = subparser._option_string_actions  # argparse has no public list of them
+    parser, options = make_parser(arguments[:1])
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         found = _suggestion(arguments[0], COMMANDS)
         parser.error(f"there is no command {arguments[0]!r}{found}: choose one of {', '.join(COMMANDS)}")
@@ -52,6 +36,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = unknown[0].partition("=")[0]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(name, options)}")
     return int(args.run(args))
+
+
+def make_parser(chosen: Collection[str], lenient: bool = False) -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """Return a parser that knows the options of the chosen commands, and their names.
+
+    Only these commands are imported: the doctor must work where imports of the others fail. `lenient` leaves out the
+    options of a command that cannot be imported; otherwise that ends the program.
+    """
+    parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
+    parser.add_argument("--version", action="version", version=f"mpicomp {__version__}")
+    options: list[str] = []
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name not in chosen:
+            continue
+        try:
+            command = importlib.import_module(module)
+        except (ImportError, RuntimeError) as error:
+            if lenient:
+                continue
+            problem = importlib.import_module("collectives.errors").mpi_problem(error)
+            if not problem:
+                raise
+            parser.exit(1, f"mpicomp {name}: error: {problem}\n")
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+        options += subparser._option_string_actions  # argparse has no public list of them
+    return parser, options
 
 
 def _suggestion(name: str, names: Collection[str]) -> str:

@@ -12,6 +12,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
+from collectives import TopologyName
 from mpicomp import algorithms
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.rehearsal import WARM, rehearse
@@ -62,7 +63,7 @@ FORMS: tuple[Algorithm, ...] = (
 )
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 SHORT, LONG = 1 << 10, 1 << 18  # gathered, and merged on the way
-ROUTES = (  # ranks, elements, topology
+ROUTES: tuple[tuple[int, int, TopologyName], ...] = (  # ranks, elements, topology
     (1, SHORT, "auto"),
     (2, SHORT, "auto"),
     (3, SHORT, "auto"),

@@ -58,8 +58,12 @@ LAYERS = {
         ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
         (*ARRAYS, "torch"),
     ),
-    "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich")),  # rich only where it is installed
+    # rich and shtab only where they are installed
+    "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich", "shtab")),
     "mpicomp.torch.process_group": Layer(("mpicomp.torch.devices", "collectives"), (*ARRAYS, "torch")),
+    "mpicomp.lightning": Layer(("mpicomp.torch", "collectives"), ("torch", "lightning")),
+    "mpicomp.accelerate": Layer(("mpicomp.torch", "collectives"), ("torch", "accelerate")),
+    "mpicomp.transformers": Layer(("mpicomp.torch", "collectives"), ("torch", "transformers")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }

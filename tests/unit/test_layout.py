@@ -9,7 +9,6 @@ from tests.documents import PROJECT
 
 # Modules, or folders whose modules need no file of tests of their own, and a file that tests them together.
 TOGETHER = {
-    "collectives/annotations.py": "unit/test_imports.py",
     "collectives/arrays": "unit/collectives/arrays/test_device.py",
     "collectives/communicator": "unit/collectives/communicator/test_facade.py",
     "collectives/errors.py": "unit/test_readme.py",

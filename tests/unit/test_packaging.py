@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,12 @@ def test_all_job_scripts_are_in_the_wheel() -> None:
 
 def test_versions_agree() -> None:
     assert BUILD["project"]["version"] == mpicomp.__version__
+    assert "__version__" in dir(mpicomp)
+
+
+def test_the_package_is_run_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "mpicomp", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mpicomp {mpicomp.__version__}\n"
 
 
 # Files that name the version, and the pattern of the name; `{}` stands for the version.

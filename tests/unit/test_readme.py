@@ -54,6 +54,7 @@ PROGRAMS = {
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
     "mpicomp trace": "mpicomp/cli/trace.py",
     "mpicomp run": "mpicomp/cli/run/start.py",
+    "mpicomp completion": "mpicomp/cli/completion.py",
     "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
     "python -m apps.train.compare": "apps/train/compare.py",

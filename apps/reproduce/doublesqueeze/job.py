@@ -14,6 +14,7 @@ from apps.records import Record
 from apps.reproduce.doublesqueeze.methods import DS_1BIT, DS_TOPK, MEM_1BIT, MEM_TOPK, formula_bytes, methods
 from apps.reproduce.networks import NoiseStep, heavy_tailed
 from collectives import Communicator
+from collectives import topology as topology_of
 from mpicomp.cli.timing import alternate, elapsed, gather, slowest, turns
 
 DETERMINISTIC = (DS_1BIT, MEM_1BIT, DS_TOPK, MEM_TOPK)
@@ -29,7 +30,8 @@ def compare_topologies(topologies: Sequence[str], n: int, steps: int) -> Record:
     """Run some steps of every method over each topology; see `compare_methods`."""
     found = {}
     for topology in topologies:
-        with Communicator(topology=topology, verify=False) as comm:  # so that only the methods themselves send bytes
+        # not verified, so that only the methods themselves send bytes
+        with Communicator(topology=topology_of(topology), verify=False) as comm:
             found[topology] = compare_methods(comm, topology, n, steps)
     return found
 
@@ -73,7 +75,7 @@ def time_calls(topologies: Sequence[str], lengths: Sequence[int], repeats: int) 
     for n in lengths:
         found[str(n)] = {}
         for topology in topologies:
-            with Communicator(topology=topology, timeout=300.0) as comm:
+            with Communicator(topology=topology_of(topology), timeout=300.0) as comm:
                 started = {name: method.start(comm, n) for name, method in methods().items()}
                 x, out = np.resize(vector(min(n, 1_000_003), comm.rank, 0), n), np.zeros(n, np.float32)
                 found[str(n)][topology] = take_turns(comm, started, x, out, repeats)

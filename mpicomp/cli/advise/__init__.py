@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TextIO
@@ -30,7 +33,7 @@ from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
-from mpicomp.cli.advise.report import COMPARED, METHODS, Record
+from mpicomp.cli.advise.report import COMPARED, METHODS, QUICK, Record
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
 from mpicomp.cli.command import Steps, UsageError, conduct, open_file, require_none, write
@@ -39,6 +42,8 @@ from mpicomp.cli.timing import alternate
 COMMAND = "mpicomp advise"
 ALONE = "one rank sends and merges nothing: start two or more with mpirun, also with --network and --ranks"
 MPI_CALLS, MPI_LONGEST_S = 3, 10.0
+LEAST_S, MOST_S = 2, 5  # usual duration of a measurement
+QUICK_S = 42.0  # after which --quick begins no further measurement: a minute less start, end and a slow method
 AGREEING_S = 60.0
 PREDICTING_S = 600.0  # the other ranks wait as long for rank 0
 
@@ -60,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", help="predict for this number of ranks on the network (default this job's)")
     parser.add_argument(
         "--threads", default="1", help="threads of each rank, for Communicator(threads=...) (default %(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="take at most a minute: fewer and shorter calls, of the best methods"
     )
     parser.add_argument("--timeout", default="60", help="seconds to wait for a silent rank (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write network, speeds and predictions")
@@ -94,50 +102,107 @@ def _run(request: AdviseRequest, comm: Communicator, args: argparse.Namespace) -
     if comm.size == 1:
         raise UsageError(ALONE)
     with open_file(comm, "--json", args.json) as record_file, open_file(comm, "--save", args.save) as network_file:
-        job, speeds, mpi_s, hosts = _measure(request, comm, network_file)
-        record: Record = {}
+        record = _measure(request, comm, network_file)
         if comm.rank == 0:
-            record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
-            print(report.text(record), flush=True)
-        here = f"rank {comm.rank} of {comm.size}"
-        wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, lambda: f"{here}: rank 0 does not end its predictions")
+            print(report.conclusion(record), flush=True)
         write(comm, "--json", record_file, json.dumps(record, indent=1) + "\n")
     return 0
 
 
-def _measure(
-    request: AdviseRequest, comm: Communicator, network_file: TextIO | None
-) -> tuple[Job, dict[str, Speed], float | None, int]:
-    """Measure; return the job, each method's speed, the time of MPI's own all-reduce, if any, and hosts; collective."""
+def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | None) -> Record:
+    """Measure and predict one method after the other; rank 0 prints the rows of each. Collective.
+
+    The record is complete on rank 0, and empty on the others.
+    """
     plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
-    size = request.ranks or comm.size
+    size, clock = request.ranks or comm.size, Countdown(comm, QUICK_S if request.quick else math.inf)
     timed = size == comm.size and request.network is None
     n_steps = (request.network is None) + len(set(plain.values())) + timed
     with Steps(COMMAND, n_steps, comm.rank == 0) as steps:
+        steps.announce(_duration(n_steps, request.quick))
         hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
         network = request.network
         if network is None:
             steps.begin("measuring the network")
             network = measure_network(comm)
         write(comm, "--save", network_file, json.dumps(asdict(network), indent=1) + "\n")
+        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
         measured: dict[Algorithm, Speed] = {}
+        speeds: dict[str, Speed] = {}
+        left_out: list[str] = []
+        record: Record = {}
+        mpi_s: float | None = None
+        waiting = partial("{}: rank 0 does not end its predictions".format, comm.here)
         for name, one in plain.items():
+            # dense sums and one method are needed for any advice
+            if len(measured) > 1 and one not in measured and not clock.has_time():
+                left_out.append(name)
+                continue
             if one not in measured:
                 steps.begin(f"measuring {name}")
-                measured[one] = measure_speed(comm, one, request.count, request.dtype, network)
-        speeds = {name: measured[one] for name, one in plain.items()}
-        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
-        mpi_s = None
-        if timed:
-            steps.begin("timing MPI's own all-reduce")
-            mpi_s = time_mpi(comm, request.count, request.dtype, fastest_dense(job, speeds["dense"])(job))
-    return job, speeds, mpi_s, hosts
+                with clock.running():
+                    measured[one] = measure_speed(comm, one, request.count, request.dtype, network, request.quick)
+            speeds[name] = measured[one]
+            if name == "dense":  # the first one, to which all others are compared
+                if timed:
+                    steps.begin("timing MPI's own all-reduce")
+                    longest_s = MPI_LONGEST_S / 3 if request.quick else MPI_LONGEST_S
+                    expected_s = fastest_dense(job, speeds["dense"])(job)
+                    mpi_s = time_mpi(comm, request.count, request.dtype, expected_s, longest_s)
+                if comm.rank == 0:
+                    record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
+                    steps.print("\n".join((*report.heading(record), *report.rows(record, record["rows"]))))
+            elif comm.rank == 0:
+                found = predictions(request, job, {"dense": speeds["dense"], name: speeds[name]}, mpi_s, (name,))
+                record["speeds"] |= found["speeds"]
+                record["rows"] += found["rows"]
+                steps.print("\n".join(report.rows(record, found["rows"])))
+            wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, waiting)
+        return record | {"left_out": left_out} if record else record
 
 
-def predictions(request: AdviseRequest, job: Job, speeds: Mapping[str, Speed], mpi_s: float | None) -> Record:
-    """Return the record for report and JSON; `mpi_s` is the measured time of MPI's own all-reduce."""
+def _duration(n_steps: int, quick: bool) -> str:
+    """Return the expected time in words."""
+    if quick:
+        return "at most a minute, if the kernels are compiled"
+    return f"{n_steps} measurements of {LEAST_S} to {MOST_S} s each, about {n_steps * (LEAST_S + MOST_S) / 2:.0f} s"
+
+
+class Countdown:
+    """Time that is left for measurements; all ranks decide by the clock of rank 0."""
+
+    def __init__(self, comm: Communicator, limit_s: float) -> None:
+        self._comm, self._limit_s, self._start, self._longest_s = comm, limit_s, time.perf_counter(), 0.0
+
+    def has_time(self) -> bool:
+        """Return True if another measurement, as long as the longest so far, ends within the limit; collective."""
+        if math.isinf(self._limit_s):
+            return True
+        ends_s = time.perf_counter() - self._start + self._longest_s
+        answer: bool = self._comm.broadcast_object(ends_s < self._limit_s)
+        return answer
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time a measurement."""
+        start = time.perf_counter()
+        yield
+        self._longest_s = max(self._longest_s, time.perf_counter() - start)
+
+
+def predictions(
+    request: AdviseRequest,
+    job: Job,
+    speeds: Mapping[str, Speed],
+    mpi_s: float | None,
+    names: Collection[str] | None = None,
+) -> Record:
+    """Return the record for report and JSON, with rows of these methods, or of all with a speed.
+
+    `mpi_s` is the measured time of MPI's own all-reduce.
+    """
     dense = fastest_dense(job, speeds["dense"])
-    methods = {name: (METHODS[name], speed) for name, speed in speeds.items()}
+    methods = {name: (METHODS[name], speed) for name, speed in speeds.items() if names is None or name in names}
     return {
         "ranks": job.size,
         "threads": request.threads,
@@ -166,9 +231,9 @@ def predictions(request: AdviseRequest, job: Job, speeds: Mapping[str, Speed], m
     }
 
 
-def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float) -> float:
+def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float, longest_s: float = MPI_LONGEST_S) -> float:
     """Return the median time of MPI's own all-reduce on the slowest rank, extrapolated for long vectors."""
-    part = min(1.0, MPI_LONGEST_S / max(expected_s * (MPI_CALLS + 1), 1e-9))
+    part = min(1.0, longest_s / max(expected_s * (MPI_CALLS + 1), 1e-9))
     count = max(1, int(n * part))
     kind = "float32" if dtype == "float16" else dtype
     x, out = aligned_empty(count, kind, 64), aligned_empty(count, kind, 64)
@@ -189,6 +254,7 @@ class AdviseRequest:
     ranks: int | None  # None: this job's
     threads: int  # of each rank
     timeout_s: float
+    quick: bool = False  # fewer and shorter calls, within QUICK_S
 
     @classmethod
     def parse(cls, args: argparse.Namespace) -> AdviseRequest:
@@ -198,11 +264,12 @@ class AdviseRequest:
         return cls(
             dtype=choice("--dtype", args.dtype, DTYPES),
             compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
-            methods=tuple(METHODS) if args.methods is None else _chosen(args.methods),
+            methods=(QUICK if args.quick else tuple(METHODS)) if args.methods is None else _chosen(args.methods),
             network=_network(args.network),
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
             threads=integer("--threads", args.threads, 1, MOST_THREADS),
             timeout_s=seconds("--timeout", args.timeout),
+            quick=args.quick,
             count=_parameters(args.model) if args.count is None else count(args.count),  # may take long
         )
 

@@ -7,14 +7,14 @@ source of each figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from collectives import TOPOLOGIES
+from mpicomp.aggregator.arguments import expression
 from mpicomp.algorithms import ALGORITHMS, Algorithm, Dense, Marsit, algorithm
 
 Record: TypeAlias = dict[str, Any]
@@ -25,15 +25,28 @@ CAUTION = "Compare accuracy with a dense run of your training before you rely on
 
 def text(record: Record) -> str:
     """Return the report of a record of `mpicomp.cli.advise.predictions` with ``hosts``; the advice comes last."""
+    return "\n".join((*heading(record), *rows(record, record["rows"]), conclusion(record)))
+
+
+def rows(record: Record, some: Sequence[Row]) -> list[str]:
+    """Return lines of the table; the record needs the rows of dense sums alone."""
+    dense_s = dense_step(record)
+    return [_row(row, dense_s) for row in some]
+
+
+def conclusion(record: Record) -> str:
+    """Return the lines below the table; the advice comes last but for lines to copy."""
     choice = choose(record)
-    table = [*_heading(record), *(_row(row, choice.dense_s) for row in record["rows"])]
     passed = passed_over(record, choice)
     reasons = ["", "Predicted to be faster, but passed over:", *(f"  {reason}" for reason in passed)] if passed else []
     code = ["", "To copy:", *(f"  {line}" for line in lines_to_copy(record, choice))]
-    return "\n".join((*table, *reasons, "", advice(record), *code))
+    late = record.get("left_out")
+    left = ["", f"Not measured within the time of --quick: {', '.join(late)}"] if late else []
+    return "\n".join((*reasons, *left, "", advice(record), *code))
 
 
-def _heading(record: Record) -> list[str]:
+def heading(record: Record) -> list[str]:
+    """Return the lines above the table, and its head."""
     network, count = record["network"], record["count"]
     link = f"{rate(network['bandwidth_bytes_s'])} and {duration(network['latency_s'])} between neighbours"
     if network["uplink_bytes_s"] is not None:
@@ -157,6 +170,8 @@ METHODS: Mapping[str, Algorithm] = {
     "marsit-2-winners": Marsit(full_precision_every=None, winners=2),
     **{name: algorithm(name) for name in ALGORITHMS if name not in ("dense", "marsit", *_LEFT_OUT)},
 }
+QUICK = tuple(name for name in METHODS if name == "dense" or LEARNING[name].grade <= Grade.PROMISING)
+"""Methods of ``--quick``: those whose record is as good as that of dense sums."""
 COMPARED = frozenset(name for name, learned in LEARNING.items() if learned.grade is Grade.COMPARED)
 """Methods for comparison, advised only if no others were requested."""
 
@@ -251,18 +266,10 @@ def lines_to_copy(record: Record, choice: Choice) -> list[str]:
         where.append(f"threads={record['threads']}")
     return [
         "import mpicomp.torch",
-        f"comm, method = mpicomp.Communicator({', '.join(where)}), {expression(method)}",
+        f"comm, method = mpicomp.Communicator({', '.join(where)}), mpicomp.{expression(method)}",
         "optimizer = mpicomp.torch.DistributedOptimizer(optimizer, method, comm, model.named_parameters())",
         f"# or, without PyTorch: aggregator = method.start(comm, {record['count']}{dtype})",
     ]
-
-
-def expression(method: Algorithm) -> str:
-    """Return the method as a Python expression, without options at their defaults."""
-    made: Any = method  # all methods are dataclasses, and their base is not
-    options = ((field.name, field.default, getattr(method, field.name)) for field in fields(made))
-    given = ", ".join(f"{name}={value!r}" for name, default, value in options if value != default)
-    return f"mpicomp.{type(method).__name__}({given})"
 
 
 def _dense_row(record: Record) -> Row:

@@ -24,7 +24,7 @@ from mpicomp.cli.timing import gather, spin_barrier
 SAMPLE_S = 0.25  # time on the network for which samples are sized
 FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
 TINY = 64
-WARM_UPS, CALLS, TINY_CALLS = 1, 5, 30
+WARM_UPS, CALLS, QUICK_CALLS, TINY_CALLS = 1, 5, 3, 30
 NAP_S = 1e-4  # between two tests of a rank that waits
 SHARING_ELEMENTS, SHARING_S = 1 << 16, 0.15
 
@@ -47,11 +47,14 @@ def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
     return found
 
 
-def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel) -> Speed:
+def measure_speed(
+    comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel, quick: bool = False
+) -> Speed:
     """Run samples around a ring of all ranks, or over the method's own route, at most `n` elements long; collective.
 
-    Needs two ranks or more, and returns the same on all. One thread is measured, and the part of a core that each has
-    while the threads of all ranks compute. The threads of a rank share its work, except for dense sums.
+    `quick` makes fewer calls, of shorter samples. Needs two ranks or more, and returns the same on all. One thread is
+    measured, and the part of a core that each has while the threads of all ranks compute. The threads of a rank share
+    its work, except for dense sums.
     """
     algorithm = without_dense_rounds(algorithm)
     size = comm.size
@@ -60,14 +63,15 @@ def measure_speed(comm: Communicator, algorithm: Algorithm, n: int, dtype: str, 
     gathers = isinstance(route, AllGather)
     shape = dtype, size, comm.packed_piece_bytes()
     bytes_an_element = _traffic(algorithm, FEWEST, *shape)[1] / 2 / FEWEST  # each way
-    fitting = SAMPLE_S * network.bandwidth_bytes_s / bytes_an_element
-    sample = int(min(n, MOST, max(FEWEST, fitting)))
+    calls, sample_s, most = (QUICK_CALLS, SAMPLE_S / 2, MOST // 4) if quick else (CALLS, SAMPLE_S, MOST)
+    fitting = sample_s * network.bandwidth_bytes_s / bytes_an_element
+    sample = int(min(n, most, max(FEWEST, fitting)))
     small = max(1, sample // 4)
     with Communicator(
         comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes, arrival_timeout=comm.arrival_timeout
     ) as ring:
-        costs = _costs(ring, algorithm, sample, dtype, CALLS)
-        less = _costs(ring, algorithm, small, dtype, CALLS)
+        costs = _costs(ring, algorithm, sample, dtype, calls)
+        less = _costs(ring, algorithm, small, dtype, calls)
         tiny = _calls(ring, algorithm, TINY, dtype, TINY_CALLS, time.perf_counter)
         tiny_s = float(np.median(tiny[:, :, 0].max(axis=0)))
     encoding_s, merging_s, decoding_s, other_s, sent = costs.tolist()

@@ -176,7 +176,8 @@ class StepAgreement:
 
     def require_same_options(self) -> None:
         """Raise CollectiveMismatch on all ranks unless their optimizers have one class and equal options."""
-        ranks = self._comm.allgather_object({"refusal": "", "drops": False, "compared": self.describe()})
+        mine: RankDescription = {"refusal": "", "drops": False, "compared": self.describe()}
+        ranks = self._comm.allgather_object(mine)
         if any(of_rank != ranks[0] for of_rank in ranks):
             raise CollectiveMismatch(_difference(ranks, ""))
 

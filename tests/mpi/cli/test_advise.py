@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from collectives import Communicator, Ring
 from collectives.communicator.routes import fastest
 from collectives.cost.link import LinkModel
 from collectives.network_probe import measure_network
+from mpicomp.cli import advise
+from mpicomp.cli.advise.speeds import Speed
 from mpicomp.cli.main import main
 from tests.mpi.lanes import few_ranks
 
@@ -111,8 +114,10 @@ def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.
     printed, progress = capsys.readouterr()
     assert bool(printed) == bool(progress) == (WORLD.rank == 0)
     if WORLD.rank == 0:
-        told = ("the network", "dense", *methods[2:], "MPI's own")
-        assert [next(name for name in told if name in line) for line in progress.splitlines()] == list(told)
+        told = ("the network", "dense", "MPI's own", *methods[2:])
+        duration, *steps = progress.splitlines()
+        assert duration == "mpicomp advise: 6 measurements of 2 to 5 s each, about 21 s"
+        assert [next(name for name in told if name in line) for line in steps] == list(told)
         record = json.loads((tmp_path / "advice.json").read_text())
         assert record["ranks"] == WORLD.size
         assert LinkModel.load(tmp_path / "network.json").bandwidth_bytes_s == record["network"]["bandwidth_bytes_s"]
@@ -121,6 +126,40 @@ def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.
         assert all(record["speeds"][name]["volume"] == pytest.approx(1, abs=0.05) for name in ("dense", "marsit"))
         assert all(0 < row["seconds"] < 60 for row in record["rows"])
         assert "\nTo copy:\n  import mpicomp.torch\n  comm, method = mpicomp.Communicator(" in printed
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+def test_rows_are_printed_as_soon_as_their_method_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[list[str]] = []
+    original = advise.measure_speed
+
+    def measure(*arguments: Any) -> Speed:
+        printed.append([line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != "#"])
+        return original(*arguments)
+
+    monkeypatch.setattr(advise, "measure_speed", measure)
+    assert main(["advise", "--count", "1e4", "--methods", "marsit,power-sgd"]) == 0
+    if WORLD.rank == 0:
+        before = [sorted({*names}) for names in printed]
+        assert before == [[], ["dense", "method"], ["marsit"]]
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_the_quick_way_ends_in_time(
+    seconds: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advise, "QUICK_S", seconds)
+    file = str(tmp_path / "advice.json")
+    assert main(["advise", "--count", "1e4", "--quick", "--methods", "marsit,power-sgd", "--json", file]) == 0
+    if WORLD.rank == 0:
+        record = json.loads(Path(file).read_text())
+        left_out = [] if seconds else ["power-sgd"]
+        assert record["left_out"] == left_out
+        assert {row["method"] for row in record["rows"]} == {"dense", "marsit", "power-sgd"} - {*left_out}
+        assert ("Not measured within the time of --quick" in capsys.readouterr().out) == bool(left_out)
 
 
 @pytest.mark.mpi(min_size=2, max_size=4)

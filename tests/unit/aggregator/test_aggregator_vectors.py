@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpicomp import Communicator, Dense, Marsit
+from mpicomp import Communicator, Dense, Marsit, NonFiniteGradient
 from mpicomp.algorithms import ALGORITHMS, Aggregator, Auto, CascadingSSDM
 from tests.methods import METHODS
 
@@ -153,3 +153,16 @@ def test_bad_vectors_are_refused_and_the_aggregator_goes_on_as_if_they_had_not_b
     with pytest.raises(ValueError, match="out is read-only"):
         tried.aggregate(good, constant)
     assert tried.traffic.total.calls == untried.traffic.total.calls
+
+
+def test_an_aggregator_and_its_handle_show_method_vector_and_progress(comm: Communicator) -> None:
+    aggregator = start(Marsit(full_precision_every=10), comm, 64)
+    shown = "<Aggregator by Marsit(full_precision_every=10) of float32[64], rank 0 of 1: "
+    assert repr(aggregator) == f"{shown}0 steps done>"
+    handle = aggregator.begin(np.ones(64, np.float32))
+    handle.wait()
+    assert repr(handle) == "<Handle of aggregate by Marsit of float32[64], step 0, rank 0 of 1: done>"
+    assert repr(aggregator) == f"{shown}1 step done>"
+    with pytest.raises(NonFiniteGradient):
+        aggregator.aggregate(np.full(64, np.nan, np.float32))
+    assert repr(aggregator).startswith(f"{shown}1 step done, unusable: an earlier step met NaN")

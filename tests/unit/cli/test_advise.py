@@ -17,10 +17,11 @@ from collectives import Ring
 from collectives.cost.link import ComputeModel, LinkModel
 from collectives.progress.polling import rest_by
 from collectives.schedules.broadcast import AllGather
+from mpicomp.aggregator.arguments import expression
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
 from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies
-from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, expression, lines_to_copy, passed_over
+from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, lines_to_copy, passed_over
 from mpicomp.cli.advise.speeds import Speed, _solve
 from tests.documents import PROJECT, inline_code, tables
 
@@ -136,7 +137,7 @@ def test_each_way_that_is_faster_than_the_advice_has_a_reason() -> None:
 
 def test_the_lines_to_copy_make_what_is_advised() -> None:
     for name, method in METHODS.items():
-        assert eval(expression(method), {"mpicomp": mpicomp}) == method, name
+        assert eval(expression(method), vars(mpicomp.algorithms)) == method, name
 
     def copied(*rows: tuple[str, str, float], mpi_s: float | None = None) -> str:
         record = told(*rows, mpi_s=mpi_s)

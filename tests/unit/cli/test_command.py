@@ -28,6 +28,27 @@ def test_without_a_terminal_each_step_is_a_line_of_stderr(capsys: pytest.Capture
     ]
 
 
+def test_the_time_to_go_is_that_of_the_steps_so_far(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 0.0, 3.0, 8.0, 12.0])
+    monkeypatch.setattr(command.time, "perf_counter", lambda: next(now))
+    with Steps("mpicomp toil", 4, True) as steps:
+        steps.announce("4 holes of 1 to 5 s each")
+        for hole in range(4):
+            steps.begin(f"hole {hole}")
+        steps.print("a row")
+    out, err = capsys.readouterr()
+    assert out == "a row\n"
+    assert err.splitlines() == [
+        "mpicomp toil: 4 holes of 1 to 5 s each",
+        "mpicomp toil: step 1 of 4, after 0 s: hole 0",
+        "mpicomp toil: step 2 of 4, after 3 s: hole 1",
+        "mpicomp toil: step 3 of 4, after 8 s, about 8 s to go: hole 2",
+        "mpicomp toil: step 4 of 4, after 12 s, about 4 s to go: hole 3",
+    ]
+
+
 def test_on_a_terminal_a_bar_moves_and_vanishes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

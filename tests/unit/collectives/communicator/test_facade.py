@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import re
+import rlcompleter
 from contextlib import suppress
 from typing import Any
 from weakref import ref
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import CollectiveMismatch, Communicator
+from tests.documents import PROJECT, inline_code, prose
 
 
 def test_a_communicator_is_no_part_of_a_cycle() -> None:
@@ -30,6 +33,32 @@ def test_a_communicator_is_no_part_of_a_cycle() -> None:
         assert freed() is None
     finally:
         gc.enable()
+
+
+def test_completion_lists_the_names_that_the_page_describes() -> None:
+    with Communicator(MPI.COMM_SELF) as comm:
+        names = dir(comm)
+        assert all(hasattr(comm, name) for name in names)
+        complete = rlcompleter.Completer({"comm": comm}).attr_matches  # of Python's prompt
+        assert {found.strip("()").removeprefix("comm.") for found in complete("comm.")} == {*names}
+    page = set(re.findall(r"\w+", " ".join(inline_code(prose(PROJECT / "docs" / "communicator.md")))))
+    assert not set(names) - page
+    assert len(names) < 30
+    assert {"allreduce", "begin"} & set(names) == {"allreduce"}
+
+
+def test_a_handle_shows_its_call_and_whether_it_has_ended() -> None:
+    with Communicator(MPI.COMM_SELF) as comm:
+        handle = comm.iallreduce(np.ones(5), op="mean")
+        handle.wait()
+        assert repr(handle) == "<Handle of iallreduce(mean) of float64[5], rank 0 of 1: done>"
+        receiving = comm.irecv(np.ones(2), source=0)
+        pending = "<Handle of irecv of float64[2] from rank 0 with tag 0, rank 0 of 1: pending>"
+        assert repr(receiving) == pending
+        comm.send(np.ones(3), to=0)
+        with pytest.raises(CollectiveMismatch):
+            receiving.wait()
+        assert repr(receiving).startswith(f"{pending[:-8]}failed, CollectiveMismatch: rank 0 of 1: irecv of")
 
 
 def test_parts_know_that_the_communicator_ended() -> None:
@@ -57,7 +86,7 @@ def test_a_subclass_overrides_methods_that_parts_implement() -> None:
 
 def test_the_class_has_all_methods_with_their_documentation() -> None:
     comm = Communicator(MPI.COMM_SELF)
-    methods = [name for name in dir(comm) if not name.startswith("_") and callable(getattr(comm, name))]
+    methods = [name for name in vars(Communicator) if not name.startswith("_") and callable(getattr(comm, name))]
     for name in methods:
         assert inspect.getdoc(getattr(Communicator, name)), name
     assert {"run", "begin", "advance", "check", "turn_of", "await_request", "fixed_tag", "persistent"} <= {*methods}

@@ -1,4 +1,4 @@
-"""Run the command ``mpicomp``."""
+"""Run the command ``mpicomp``, as ``python -m mpicomp``."""
 
 import sys
 

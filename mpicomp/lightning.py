@@ -1,0 +1,314 @@
+"""Strategies of PyTorch Lightning: ranks, process group and gradient averaging over MPI.
+
+``Trainer(strategy=MPIStrategy(mpicomp.PowerSGD(rank=4)))`` under ``mpirun`` or ``srun``; docs/integrations.md has
+complete programs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from collectives import Communicator
+from collectives.annotations import override
+from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters, ddp_hook, register_backend
+from mpicomp.torch.front_ends import AlgorithmChoice
+from mpicomp.torch.process_group.joining import join_process_group
+from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
+from mpicomp.torch.state.schema import wrapped_part
+
+try:
+    from lightning.pytorch.plugins.environments import MPIEnvironment
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+    from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+except ImportError as error:
+    raise ImportError(f"mpicomp.lightning needs PyTorch Lightning ({error}): pip install lightning") from error
+
+_log = logging.getLogger("mpicomp")
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path)
+
+
+def _local(path: Any) -> Path:
+    """Return a checkpoint's file, also where the path is a link to it, as Lightning's ``save_last="link"`` makes it."""
+    if _is_remote(path):
+        raise ValueError(f"{path} is not in a file system, where each rank can write its residuals: name a folder")
+    return Path(path).resolve()
+
+
+class _OverMPI:
+    """Part of a strategy that takes ranks, devices and process group from MPI."""
+
+    comm: Communicator | None
+    stop_checkpoint: str | Path | None
+
+    def _open(self, comm: Communicator | None, stop_checkpoint: str | Path | None) -> None:
+        register_backend()
+        self.comm, self.stop_checkpoint = comm, stop_checkpoint
+        self._owns_comm, self._failed, self._saved_for_stop = comm is None, False, False
+
+    @property
+    def root_device(self) -> torch.device:
+        """Device of this rank: a CPU that all ranks of the node share, or a GPU of its own."""
+        strategy: Any = self
+        devices: list[torch.device] = strategy.parallel_devices
+        if devices[0].type == "cpu":
+            return devices[0]
+        place = int(strategy.local_rank)
+        if place >= len(devices):
+            raise ValueError(
+                f"rank {strategy.global_rank} of {strategy.world_size} is number {place} on its node, and the Trainer "
+                f"has {len(devices)} GPUs there: pass devices='auto', or start fewer ranks on a node"
+            )
+        return devices[place]
+
+    def setup_environment(self) -> None:
+        """Join the process group over MPI, and make the communicator."""
+        strategy: Any = self
+        join_process_group(strategy._timeout)
+        if self.comm is None:
+            self.comm = Communicator()
+        super().setup_environment()  # type: ignore[misc]
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+        """Stop on all ranks once a signal has come to one of them, after saving to `stop_checkpoint`."""
+        strategy: Any = self
+        trainer = strategy.lightning_module.trainer
+        assert self.comm is not None
+        if trainer.should_stop or not self.comm.stop_requested():
+            return
+        trainer.should_stop = True
+        if self.stop_checkpoint is not None:
+            trainer.save_checkpoint(self.stop_checkpoint)
+        if self.comm.rank == 0:
+            _log.warning("a signal requests a stop: training ends after this batch")
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Leave the communicator to the end of the process: other ranks may be in another call."""
+        self._failed = True
+        super().on_exception(exception)  # type: ignore[misc]
+
+    def teardown(self) -> None:
+        """Close the communicator if the strategy made it."""
+        super().teardown()  # type: ignore[misc]
+        if self._owns_comm and self.comm is not None and not self._failed:
+            self.comm.close()
+            self.comm = None
+
+
+class MPIStrategy(_OverMPI, DDPStrategy):
+    """Data parallelism over MPI, with gradients or updates averaged by a method of mpicomp.
+
+    Start the program with ``mpirun`` or ``srun``; leave out ``devices`` and ``num_nodes`` of the Trainer, which MPI
+    determines. Lightning saves the checkpoints. The residuals of each rank are in a file next to them
+    (``last.ckpt.rank0-of-4``), and are restored with them, also on another number of ranks.
+
+    Parameters
+    ----------
+    algorithm : Algorithm, mapping or callable, optional
+        Method, or methods by patterns of parameters' names, as for `ddp_hook`. None: gradients are averaged in full
+        precision by PyTorch's DDP over MPI.
+    comm : Communicator, optional
+        All ranks; None makes one, and closes it when the Trainer is done.
+    average : "ddp" or "optimizer"
+        "ddp": DistributedDataParallel with `ddp_hook`. "optimizer": a `DistributedOptimizer` around each optimizer of
+        the module, for methods that average updates, as Marsit, and for several local steps.
+    optimizer_options : mapping, optional
+        Options of `DistributedOptimizer`, such as ``{"local_steps": 4}``.
+    stop_checkpoint : str or Path, optional
+        File for a checkpoint when SIGTERM or SIGUSR1 requests a stop on any rank. Training then ends on all ranks.
+    **options
+        Options of `lightning.pytorch.strategies.DDPStrategy`, and of DistributedDataParallel.
+
+    Attributes
+    ----------
+    state : DDPHookState or None
+        State of the hook while the Trainer fits.
+
+    Raises
+    ------
+    ValueError
+        `average` is neither "ddp" nor "optimizer", "optimizer" has no algorithm, or a GPU is missing.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> from lightning.pytorch import Trainer
+    >>> from mpicomp.lightning import MPIStrategy
+    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.ScaleCom(rate=8)), accelerator="cpu", logger=False)
+    >>> trainer.world_size
+    1
+    """
+
+    optimizers: Any  # of the base
+
+    def __init__(
+        self,
+        algorithm: AlgorithmChoice | None = None,
+        comm: Communicator | None = None,
+        *,
+        average: Literal["ddp", "optimizer"] = "ddp",
+        optimizer_options: Mapping[str, Any] | None = None,
+        stop_checkpoint: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        if average not in ("ddp", "optimizer"):
+            raise ValueError(f"average is {average!r}: choose 'ddp' or 'optimizer'")
+        if average == "optimizer" and algorithm is None:
+            raise ValueError("average='optimizer' needs an algorithm, such as mpicomp.Marsit(full_precision_every=100)")
+        if optimizer_options and average == "ddp":
+            raise ValueError("optimizer_options are of DistributedOptimizer: pass average='optimizer' too")
+        super().__init__(process_group_backend="mpicomp", cluster_environment=MPIEnvironment(), **options)
+        self._open(comm, stop_checkpoint)
+        self.algorithm, self.average = algorithm, average
+        self.optimizer_options = dict(optimizer_options or {})
+        self.state: Any = None
+        self._restored_from: Path | None = None
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @override
+    def configure_ddp(self) -> None:
+        assert self.comm is not None
+        if self.average == "optimizer":
+            broadcast_parameters(self.model, self.comm)
+            return
+        super().configure_ddp()
+        if self.algorithm is not None:  # Lightning's option for hooks works on GPUs only
+            self.state, hook = ddp_hook(self.algorithm, self.comm, self.model)
+            self.model.register_comm_hook(self.state, hook)
+
+    @override
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        if self.average == "optimizer":
+            names = list(self.lightning_module.named_parameters())
+            self.optimizers = [self._distributed(optimizer, names) for optimizer in self.optimizers]
+
+    def _distributed(self, optimizer: torch.optim.Optimizer, names: list[tuple[str, torch.Tensor]]) -> Any:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        named = [(name, parameter) for name, parameter in names if id(parameter) in own]
+        assert self.algorithm is not None
+        return DistributedOptimizer(optimizer, self.algorithm, self.comm, named, **self.optimizer_options)
+
+    @contextmanager
+    @override
+    def block_backward_sync(self) -> Iterator[None]:
+        with super().block_backward_sync(), ExitStack() as stack:
+            for optimizer in self._wrapped:
+                stack.enter_context(optimizer.no_sync())
+            yield
+
+    @property
+    def _wrapped(self) -> list[Any]:
+        return [one for one in self.optimizers if isinstance(one, DistributedOptimizer)]
+
+    def synchronize(self) -> None:
+        """Make the ranks' models equal after local steps, before they are evaluated or saved; collective."""
+        for optimizer in self._wrapped:
+            if optimizer.mode == "updates" and optimizer.models_differ:
+                optimizer.synchronize()
+        if self._wrapped and self.comm is not None:
+            average_buffers(self.lightning_module, self.comm)
+
+    @override
+    def on_validation_start(self) -> None:
+        self.synchronize()
+        super().on_validation_start()
+
+    @override
+    def on_train_end(self) -> None:
+        self.synchronize()
+        super().on_train_end()
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _owners(self) -> list[Any]:
+        return self._wrapped or [self.state][: self.state is not None]
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self.synchronize()
+        found: dict[str, Any] = super().lightning_module_state_dict()
+        return found
+
+    @override
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super().optimizer_state(optimizer)
+        return wrapped_part(found) if self.average == "optimizer" else found
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self._owners and self.comm is not None and "optimizer_states" in checkpoint:
+            save_beside(_local(filepath), self._owners, self.comm)
+
+    @override
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero and not _is_remote(filepath):
+            remove_beside(_local(filepath))
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        self._restored_from = None if _is_remote(checkpoint_path) else _local(checkpoint_path)
+        found: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        return found
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        path, wrapped = self._restored_from, self._wrapped
+        assert self.comm is not None
+        found = path is not None and bool(self._owners) and load_beside(path, self._owners, self.comm)
+        if not found and self._owners:
+            rank_zero_warn(
+                f"the checkpoint {path or ''} has no files of ranks: the residuals of {self.algorithm} start at zero"
+            )
+        if not wrapped:
+            super().load_optimizer_state_dict(checkpoint)
+        elif not found:
+            for optimizer, state in zip(wrapped, checkpoint["optimizer_states"], strict=True):
+                optimizer.optimizer.load_state_dict(state)
+
+    @override
+    def teardown(self) -> None:
+        self.state = None
+        super().teardown()
+
+
+class MPIShardedStrategy(_OverMPI, ModelParallelStrategy):
+    """FSDP2 over MPI: Lightning's ModelParallelStrategy on the process group "mpicomp". Nothing is compressed.
+
+    The module shards itself in ``configure_model``, over ``self.device_mesh["data_parallel"]``.
+
+    Parameters
+    ----------
+    comm : Communicator, optional
+        Makes and closes its own by default.
+    stop_checkpoint : str or Path, optional
+        As of `MPIStrategy`.
+    **options
+        Options of `lightning.pytorch.strategies.ModelParallelStrategy`. By default all ranks shard, and there is no
+        tensor parallelism.
+    """
+
+    def __init__(
+        self, comm: Communicator | None = None, *, stop_checkpoint: str | Path | None = None, **options: Any
+    ) -> None:
+        environment = MPIEnvironment()
+        options.setdefault("data_parallel_size", environment.world_size())
+        options.setdefault("tensor_parallel_size", 1)
+        super().__init__(process_group_backend="mpicomp", **options)
+        self.cluster_environment = environment
+        self._open(comm, stop_checkpoint)

@@ -1,0 +1,235 @@
+"""MPIStrategy and MPIShardedStrategy with the real Lightning: training, checkpoints with residuals, stops, FSDP2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+from mpicomp import Communicator, Dense, Marsit, ScaleCom
+from mpicomp.torch import require_same
+from tests.mpi import integrations
+
+integrations.require("lightning")
+
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+
+from mpicomp.lightning import MPIShardedStrategy, MPIStrategy  # noqa: E402
+
+pytestmark = integrations.MARKS
+reset = integrations.reset
+FEATURES, CLASSES, BATCH, BATCHES = 8, 3, 4, 24
+
+
+def loader(rank: int) -> DataLoader[Any]:
+    """Return a rank's own batches, which are all equal: Lightning itself resumes with another one."""
+    inputs = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(rank)).repeat(BATCHES, 1)
+    return DataLoader(TensorDataset(inputs, inputs[:, :CLASSES].argmax(1)), batch_size=BATCH)
+
+
+class Module(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
+        self.log("correct", (self.net(batch[0]).argmax(1) == batch[1]).float().mean(), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def fit(strategy: Any, steps: int, module: LightningModule | None = None, **options: Any) -> tuple[Any, Trainer]:
+    module = Module() if module is None else module
+    resumed = options.pop("ckpt_path", None)
+    trainer = Trainer(
+        strategy=strategy, accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_train_batches=6, use_distributed_sampler=False,
+        **{"num_sanity_val_steps": 0} | options,
+    )  # fmt: skip
+    trainer.fit(module, loader(trainer.global_rank), ckpt_path=resumed)
+    return module, trainer
+
+
+def weights(module: nn.Module) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in module.parameters()])
+
+
+def test_without_a_method_ddp_takes_the_steps_of_a_single_process(comm: Communicator) -> None:
+    strategy = MPIStrategy(comm=comm)
+    assert strategy.distributed_sampler_kwargs == {"num_replicas": comm.size, "rank": comm.rank}
+    module, trainer = fit(strategy, 4)
+    assert (trainer.world_size, trainer.global_rank, trainer.global_step) == (comm.size, comm.rank, 4)
+    alone = Module()
+    optimizer, everyones = alone.configure_optimizers(), [loader(rank) for rank in range(comm.size)]
+    for _, *batches in zip(range(4), *everyones, strict=False):
+        optimizer.zero_grad()
+        sum(alone.training_step(batch, 0) / comm.size for batch in batches).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(module), weights(alone))
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "hook": {"algorithm": ScaleCom(rate=4)},
+    "optimizer": {"algorithm": ScaleCom(rate=4), "average": "optimizer"},
+    "updates": {
+        "algorithm": Marsit(full_precision_every=5), "average": "optimizer", "optimizer_options": {"local_steps": 2},
+    },
+}  # fmt: skip
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@every_way
+def test_training_goes_on_from_a_checkpoint_to_the_bit(way: dict[str, Any], comm: Communicator, folder: Path) -> None:
+    straight, _ = fit(MPIStrategy(comm=comm, **way), 12)
+    require_same(straight, comm)
+    path = folder / "last.ckpt"
+    _, trainer = fit(MPIStrategy(comm=comm, **way), 6, callbacks=[SaveAtEnd(path)])
+    assert {one.name for one in folder.iterdir()} == {
+        "last.ckpt", *(f"last.ckpt.rank{rank}-of-{comm.size}" for rank in range(comm.size)),
+    }  # fmt: skip
+    link = folder.parent / f"{folder.name} link"
+    if comm.rank == 0:
+        link.symlink_to(path)
+    comm.barrier()
+    module, _ = fit(MPIStrategy(comm=comm, **way), 12, ckpt_path=link)
+    assert torch.equal(weights(module), weights(straight))
+    trainer.strategy.remove_checkpoint(path)
+    comm.barrier()
+    assert not list(folder.iterdir())
+
+
+class SaveAtEnd(Callback):
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_residuals_are_redistributed_over_another_number_of_ranks(comm: Communicator, folder: Path) -> None:
+    path = folder / "last.ckpt"
+    fit(MPIStrategy(ScaleCom(rate=4), comm), 6, callbacks=[SaveAtEnd(path)])
+    for file in folder.glob("*-of-3"):  # as if two ranks had written the same residuals
+        if comm.rank == 0:
+            states = torch.load(file, weights_only=True)
+            for state in states:
+                state["mpicomp"]["ranks"] = 2
+            torch.save(states, file.with_name(file.name.replace("-of-3", "-of-2")))
+    comm.barrier()
+    if comm.rank == 0:
+        for name in ("rank0-of-3", "rank1-of-3", "rank2-of-3", "rank2-of-2"):
+            (folder / f"last.ckpt.{name}").unlink()
+    comm.barrier()
+    module, trainer = fit(MPIStrategy(ScaleCom(rate=4), comm), 8, ckpt_path=path)
+    assert trainer.global_step == 8
+    require_same(module, comm)
+
+
+def test_a_checkpoint_without_residuals_is_a_warning(comm: Communicator, folder: Path) -> None:
+    path = folder / "last.ckpt"
+    fit(MPIStrategy(Dense(), comm), 4, callbacks=[SaveAtEnd(path)])
+    comm.barrier()
+    (folder / f"last.ckpt.rank{comm.rank}-of-{comm.size}").unlink()
+    comm.barrier()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit(MPIStrategy(Dense(), comm), 6, ckpt_path=path)
+    told = [str(one.message) for one in seen if "has no files of ranks" in str(one.message)]
+    assert len(told) == (comm.rank == 0)
+
+
+@every_way
+def test_models_are_equal_when_they_are_evaluated(way: dict[str, Any], comm: Communicator) -> None:
+    equal: list[int] = []
+
+    class Compare(Callback):
+        def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+            require_same(module, comm)
+            equal.append(trainer.global_step)
+
+    module = Module()
+    trainer = Trainer(
+        strategy=MPIStrategy(comm=comm, **way), accelerator="cpu", max_steps=6, logger=False, callbacks=[Compare()],
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        val_check_interval=3,
+    )  # fmt: skip
+    trainer.fit(module, loader(comm.rank), loader(comm.rank))
+    assert equal == [3, 6]
+
+
+@every_way
+def test_gradients_accumulate(way: dict[str, Any], comm: Communicator) -> None:
+    module, trainer = fit(MPIStrategy(comm=comm, **way), 3, accumulate_grad_batches=2, gradient_clip_val=0.5)
+    assert trainer.global_step == 3
+    require_same(module, comm)
+
+
+class Signal(Callback):
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        if trainer.global_step == 3 and trainer.is_global_zero:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_on_one_rank_saves_and_stops_all(comm: Communicator, folder: Path) -> None:
+    path = folder / "stopped.ckpt"
+    strategy = MPIStrategy(ScaleCom(rate=4), comm, stop_checkpoint=path)
+    _, trainer = fit(strategy, 20, callbacks=[Signal()])
+    assert trainer.global_step == 4
+    assert torch.load(path, weights_only=False)["global_step"] == 3
+    assert len(list(folder.glob("stopped.ckpt.rank*"))) == comm.size
+
+
+class Sharded(Module):
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        for layer in self.net:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+
+
+def full_weights(module: nn.Module) -> Tensor:
+    return torch.cat([one.full_tensor().detach().flatten() for one in module.parameters()])
+
+
+def test_fsdp2_takes_the_steps_of_ddp_and_goes_on_from_a_checkpoint(comm: Communicator, folder: Path) -> None:
+    plain, _ = fit(MPIStrategy(comm=comm), 8)
+    sharded, _ = fit(MPIShardedStrategy(comm), 8, Sharded())
+    torch.testing.assert_close(full_weights(sharded), weights(plain))
+    fit(MPIShardedStrategy(comm), 4, Sharded(), callbacks=[SaveAtEnd(folder / "sharded.ckpt")])
+    resumed, trainer = fit(MPIShardedStrategy(comm), 8, Sharded(), ckpt_path=folder / "sharded.ckpt")
+    assert trainer.global_step == 8
+    assert torch.equal(full_weights(resumed), full_weights(sharded))
+
+
+def test_residuals_are_not_saved_elsewhere_than_in_folders(comm: Communicator) -> None:
+    with pytest.raises(ValueError, match=r"memory://last.ckpt is not in a file system, where each rank can write"):
+        fit(MPIStrategy(Dense(), comm), 2, callbacks=[SaveAtEnd("memory://last.ckpt")])
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    with pytest.raises(ValueError, match="average is 'sum': choose 'ddp' or 'optimizer'"):
+        MPIStrategy(Dense(), average="sum")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="average='optimizer' needs an algorithm, such as"):
+        MPIStrategy(average="optimizer")
+    with pytest.raises(ValueError, match="optimizer_options are of DistributedOptimizer: pass average='optimizer' too"):
+        MPIStrategy(Dense(), optimizer_options={"local_steps": 2})
+
+
+def test_the_program_of_the_page_runs() -> None:
+    integrations.run_block("mpicomp.lightning")

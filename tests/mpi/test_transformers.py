@@ -1,0 +1,98 @@
+"""MPICallback with the real Trainer: training over DDP, states of ranks in its checkpoints, and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpicomp import Communicator, ScaleCom
+from mpicomp.torch import require_same
+from tests.mpi import integrations
+
+integrations.require("transformers")
+integrations.require("accelerate")
+
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+
+from mpicomp.transformers import MPICallback  # noqa: E402
+
+pytestmark = integrations.MARKS
+reset = integrations.reset
+
+
+class Model(PreTrainedModel):
+    config_class = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.post_init()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.net(inputs)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def rows() -> list[dict[str, Tensor]]:
+    inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
+    return [{"inputs": row, "labels": row[:3].argmax()} for row in inputs]
+
+
+def trainer(callback: MPICallback, folder: Path, steps: int, **options: Any) -> Trainer:
+    arguments = TrainingArguments(
+        output_dir=str(folder), report_to="none", disable_tqdm=True, use_cpu=True, max_steps=steps,
+        ddp_find_unused_parameters=False, per_device_train_batch_size=4, lr_scheduler_type="constant",
+        learning_rate=0.01, **{"save_strategy": "no"} | options,
+    )  # fmt: skip
+    return callback.attach(Trainer(Model(PretrainedConfig()), arguments, train_dataset=rows()))
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def test_training_goes_on_from_a_checkpoint_to_the_bit(comm: Communicator, folder: Path) -> None:
+    straight = trainer(MPICallback(ScaleCom(rate=4), comm), folder / "straight", 6)
+    straight.train()
+    assert straight.args.world_size == comm.size
+    require_same(straight.model, comm)
+    trainer(MPICallback(ScaleCom(rate=4), comm), folder / "saved", 3, save_strategy="steps", save_steps=3).train()
+    if comm.size > 1:
+        assert len(list((folder / "saved" / "checkpoint-3").glob(f"mpicomp.rank*-of-{comm.size}"))) == comm.size
+    resumed = trainer(MPICallback(ScaleCom(rate=4), comm), folder / "saved", 6)
+    resumed.train(resume_from_checkpoint=str(folder / "saved" / "checkpoint-3"))
+    assert resumed.state.global_step == 6
+    assert torch.equal(weights(resumed.model), weights(straight.model))
+
+
+def test_a_signal_on_one_rank_saves_and_stops_all(comm: Communicator, folder: Path) -> None:
+    class Signal(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 1 and comm.rank == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    made = trainer(MPICallback(ScaleCom(rate=4), comm), folder, 20)
+    made.add_callback(Signal())
+    made.train()
+    assert made.state.global_step == 2
+    comm.barrier()
+    assert (folder / "checkpoint-2" / "trainer_state.json").exists()
+
+
+def test_a_callback_that_does_not_know_its_trainer_says_how_to_attach_it(comm: Communicator, folder: Path) -> None:
+    callback = MPICallback(ScaleCom(rate=4), comm)
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", max_steps=1)
+    made = Trainer(Model(PretrainedConfig()), arguments, train_dataset=rows(), callbacks=[callback])
+    with pytest.raises(RuntimeError, match=r"write callback.attach\(trainer\) instead of callbacks="):
+        made.train()
+
+
+def test_the_program_of_the_page_runs() -> None:
+    integrations.run_block("mpicomp.transformers")
