@@ -34,5 +34,5 @@ def draw(records: Sequence[Record], path: Path) -> Path:
     for axes in (by_epoch, by_bytes):
         name_lines(axes)
     shown = ", ".join(f"{name} {loss:.3f}" for name, loss in ends.items())
-    headline(figure, f"Validation loss after {len(records[0]['epochs'])} epochs: {shown}")
+    headline(figure, f"Validation loss after the last epoch: {shown}" if ends else "No run finished an epoch")
     return save(figure, path)
