@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -98,3 +100,48 @@ def test_the_figure_of_fine_tuning_has_the_table_s_numbers() -> None:
         (line,) = re.findall(rf"^\| {row['name']} \| [\d.]+ \|.*$", page, re.MULTILINE)
         assert f"{row['accuracy']:.2f} ± {row['error']:.2f}" in line
         assert line.endswith(f"{row['bits_per_element']:.2f} |")
+
+
+def test_the_titles_of_aq_sgd_have_the_numbers_of_the_data() -> None:
+    pictures = import_module("apps.reproduce.aq_sgd.pictures")
+    found = json.loads((DATA / "aq-sgd.json").read_text())
+    assert pictures.gaps_title(found["gaps"]) == (
+        "Fine-tuning by AQ-SGD ends at most 0.01 nats above float32, by DirectQ up to 0.46; "
+        "from random weights 0.12 and 0.26"
+    )
+    times = found["seconds"]["to_loss_s"]
+    expected = f"AQ-SGD reaches float32's loss {times['float32'] / times['AQ-SGD']:.2f} times as fast at 100 Mbit/s"
+    assert pictures.seconds_title(times) == f"{expected}; DirectQ does not reach it"
+    assert pictures.seconds_title(times | {"DirectQ": 9.0}) == expected
+    assert pictures.printed(["2.5", "2"]) == (0.5, 0)
+    assert pictures.printed("-0.1 ± 0.02") == (-0.1, 0.02)
+
+
+def test_changes_of_activations_are_parts_of_their_size() -> None:
+    pictures = import_module("apps.reproduce.aq_sgd.pictures")
+    sizes = np.full((2, 40), 2.0)
+    changes = np.concatenate([np.full((2, 10), np.nan), np.full((2, 15), 0.5), np.full((2, 15), 0.1)], axis=1)
+    assert pictures.parts_that_change(sizes, changes) == pytest.approx((0.25, 0.05))
+
+
+def test_the_titles_of_sparse_loco_and_split_learning_have_the_numbers_of_the_data() -> None:
+    runs = json.loads((DATA / "sparse-loco.json").read_text())["runs"]
+    sent, ends = (
+        {name: np.mean([pick(record) for record in records]) for name, records in runs.items()}
+        for pick in (lambda record: record["bytes"], lambda record: record["losses"][-1])
+    )
+    assert import_module("apps.reproduce.sparse_loco").finding(runs) == (
+        f"SparseLoCo sends {sent['local steps'] / sent['SparseLoCo']:.0f} times fewer bytes than averaging local steps "
+        f"in full and ends {ends['SparseLoCo'] - ends['local steps']:.2f} nats above it"
+    )
+
+    plot = import_module("apps.pipeline.split.plot")
+    split = json.loads((DATA / "split-learning.json").read_text())["runs"]
+    assert (
+        plot.finding(split)
+        == "AQ-SGD in 2 bits ends with 83.3 % accuracy, float32 with 83.5 %, and sends 12 times fewer bytes"
+    )
+    last = {plot.called(run): run["rounds"][-1] for run in split}
+    assert last["AQ-SGD, 2 bits"]["test_accuracy"] == 0.833
+    assert last["float32"]["test_accuracy"] == 0.835
+    assert plot.finding(split[:1]) == "Test accuracy after the last round: float32 83.5 %"
