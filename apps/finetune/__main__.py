@@ -15,12 +15,14 @@ from apps.finetune import report, study
 from apps.finetune.methods import METHODS
 from apps.launch import PROJECT
 from apps.performance.part import chosen_from, replace_block
+from apps.records import write_record
 from apps.studies.results import Results
 from apps.train.options import positive
 
 FOLDER = Path("runs") / "finetune"
 DOCUMENT = PROJECT / "docs" / "fine-tuning.md"
 FIGURE = PROJECT / "docs" / "figures" / "fine-tuning.png"
+DATA = FIGURE.parent / "data" / "fine-tuning.json"
 SEEDS, STEPS = 5, 200
 
 
@@ -40,10 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace) -> None:
     runs = study.compare(Results(options.folder, options.fresh), options.only, options.seeds, options.steps)
-    figure = report.draw(runs, FIGURE if options.docs else options.folder / FIGURE.name)
+    found = report.summary(runs)
+    figure = report.draw(found, FIGURE if options.docs else options.folder / FIGURE.name)
     text = report.markdown(runs)
     print(f"{text}\n\nwrote {figure}")
     if options.docs:
+        write_record(DATA, found)
         DOCUMENT.write_text(replace_block(DOCUMENT.read_text(), "fine-tuning", text))
 
 

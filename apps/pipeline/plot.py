@@ -7,33 +7,32 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.plotting import legend, new_figure, save
+from apps.plotting import headline, name_lines, new_figure, save, unit_ticks
 from apps.records import Record
-
-MB = 1e6
+from mpicomp.cli.figure_style import looks_of
 
 
 def draw(records: Sequence[Record], path: Path) -> Path:
     """Training and validation loss of each run."""
-    figure, axes = new_figure(2, size=(9, 3.8))
-    handles = []
-    for number, record in enumerate(records):
-        epochs = record["epochs"]
+    figure, ((by_epoch,), (by_bytes,)) = new_figure(1, 2, height=5.6)
+    looks = looks_of(record["name"] for record in records)
+    ends = {}
+    for record in records:
+        epochs, look = record["epochs"], looks[record["name"]]
         if not epochs:
             continue
-        sent = np.cumsum([each["bytes_forward"] + each["bytes_backward"] for each in epochs]) / MB
+        sent = np.cumsum([each["bytes_forward"] + each["bytes_backward"] for each in epochs])
         validation = [each["validation_loss"] for each in epochs]
-        (line,) = axes[0][0].plot(
-            [each["epoch"] for each in epochs], validation, color=f"C{number}", marker="o", label=record["name"]
-        )
-        handles.append(line)
-        axes[0][1].plot(sent, validation, color=f"C{number}", marker="o")
+        by_epoch.plot([each["epoch"] for each in epochs], validation, label=record["name"], **look._asdict())
+        by_bytes.plot(sent, validation, label=record["name"], **look._asdict())
         steps = np.linspace(0, len(epochs), len(record["losses"]) + 1)[1:]
-        axes[0][0].plot(steps, record["losses"], color=f"C{number}", alpha=0.25, linewidth=0.8)
-    axes[0][0].set_xlabel("epoch (pale: training, each step)")
-    axes[0][1].set_xlabel("MB sent between stages")
-    axes[0][1].set_xscale("log")
-    axes[0][0].set_ylabel("loss, nats a character")
-    if handles:
-        legend(figure, handles)
+        by_epoch.plot(steps, record["losses"], color=look.color, alpha=0.25, linewidth=0.8)
+        ends[record["name"]] = validation[-1]
+    by_epoch.set(xlabel="epoch (pale: training, each step)", ylabel="loss, nats a character")
+    by_bytes.set(xlabel="bytes between stages", ylabel="validation loss, nats a character", xscale="log")
+    unit_ticks(by_bytes.xaxis, "B")
+    for axes in (by_epoch, by_bytes):
+        name_lines(axes)
+    shown = ", ".join(f"{name} {loss:.3f}" for name, loss in ends.items())
+    headline(figure, f"Validation loss after the last epoch: {shown}" if ends else "No run finished an epoch")
     return save(figure, path)

@@ -14,6 +14,7 @@ from collectives import LinkModel
 from collectives.cost.rate import Rate
 
 SPLIT_RANKS = (8, 32, 128)
+DATA = Path("docs/figures/data/scale.json")
 GROUP_FASTER = 10  # a group's own links, next to its uplink
 
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     speed, latency_s = rate / 8, 1e-6 * options.latency_us
     networks = {
         f"{options.rate} for each rank": LinkModel(latency_s, speed),
-        f"{options.group} ranks share {options.rate}, {GROUP_FASTER} times as fast within": LinkModel(
+        f"{options.group} ranks share {options.rate}": LinkModel(
             latency_s / 4, GROUP_FASTER * speed, group_size=options.group, between_latency_s=latency_s,
             uplink_bytes_s=speed,
         ),
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", type=_count(2), default=4, help="ranks that share an uplink (default %(default)s)")
     parser.add_argument("--most-ranks", type=_count(4), default=4096, help="how far to go (default %(default)s)")
     parser.add_argument("--processes", type=_count(1), help="that simulate at once (default: all cores)")
-    parser.add_argument("--json", type=Path, default=Path("runs/scale.json"), help="what was simulated (%(default)s)")
+    parser.add_argument("--json", type=Path, default=DATA, help="what was simulated (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="folder of the plots (%(default)s)")
     return parser
 

@@ -8,18 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from apps.plotting import legend, named_ticks, new_figure, save
-from apps.scale.simulations import LINES, METHODS, TOPOLOGIES, Point
+from apps.plotting import (
+    STAGE_COLORS,
+    Bars,
+    draw_bars,
+    headline,
+    in_units,
+    mark_level,
+    name_lines,
+    named_ticks,
+    new_figure,
+    save,
+    unit_ticks,
+)
+from apps.scale.simulations import LINES, TOPOLOGIES, Point
 from collectives import LinkModel
+from mpicomp.cli.figure_style import PALE, known_look, looks_of
 
-STYLES: dict[str, Any] = dict(zip(METHODS, ("-", "--", "-.", ":"), strict=True))
-COLOURS = dict(zip(TOPOLOGIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True))
-# lines that are drawn first are wider, so that those which coincide can be seen
-WIDTHS = dict(zip(TOPOLOGIES, (5.0, 3.5, 2.5, 1.8, 1.0), strict=True))
+CALLED = {
+    "dense": "dense",
+    "one-bit": "Marsit",
+    "one winner": "Marsit, one winner",
+    "two winners": "Marsit, two winners",
+}
+"""The methods as the figures name them."""
 THROUGHPUT = (("ring", "dense"), ("torus", "dense"), ("ring", "one-bit"), ("torus", "one-bit"),
               ("ring", "one winner"), ("ring", "two winners"))  # fmt: skip
+SPLIT = ("dense", "one-bit")
+SIMULATED = "Simulated, message by message"
 
 
 @dataclass(frozen=True)
@@ -40,83 +57,129 @@ def points(networks: Networks, model: Model, n: int, ranks: Sequence[int], split
     asked = [(network, line, length) for network in networks.values()
              for lines, length in ((LINES, n), (THROUGHPUT, model.n)) for line in lines]  # fmt: skip
     found = [Point(*line, count, length, network) for network, line, length in asked for count in ranks]
-    split = [Point("torus", method, count, model.n, asked[-1][0]) for method in METHODS for count in split_ranks]
+    split = [Point("torus", method, count, model.n, asked[-1][0]) for method in SPLIT for count in split_ranks]
     return found + split
 
 
-def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, path: Path) -> None:
-    """Time of an all-reduce against the number of ranks, a panel for each network."""
-    figure, panels = new_figure(len(networks), size=(12, 4.8))
-    for axis, (name, network) in zip(panels[0], networks.items(), strict=True):
-        for topology, method in LINES:
-            seconds = [1e3 * times[Point(topology, method, count, n, network)] for count in ranks]
-            axis.plot(ranks, seconds, **_look(topology, method))
-        _ranks(axis, ranks)
-        axis.set(yscale="log", title=name, xlabel="ranks")
-    panels[0][0].set_ylabel(f"all-reduce of {n / 1e6:g} M elements, ms")
-    handles = [Line2D([], [], color=COLOURS[name], linewidth=WIDTHS[name], label=name) for name in TOPOLOGIES]
-    handles += [Line2D([], [], color="black", linestyle=style, label=method) for method, style in STYLES.items()]
-    legend(figure, handles)
-    save(figure, path)
+def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, path: Path) -> Path:
+    """Time of an all-reduce against the number of ranks: a row for each network, dense next to Marsit."""
+    figure, panels = new_figure(2, len(networks), height=2.9 * len(networks) + 1.0, sharex=True)
+    for row, (name, network) in zip(panels, networks.items(), strict=True):
+        for axis, merging in zip(row, SPLIT, strict=True):
+            for topology, method in LINES:
+                if (method == "dense") == (merging == "dense"):
+                    winners = method if method not in SPLIT else ""
+                    look = known_look(CALLED[method] if winners else topology)
+                    assert look is not None
+                    seconds = [times[Point(topology, method, count, n, network)] for count in ranks]
+                    axis.plot(ranks, seconds, label=winners or topology, **(look._asdict() | {"markersize": 4}))
+            _ranks(axis, ranks, fontsize=8)
+            axis.set_yscale("log")
+            axis.set_title(f"{CALLED[merging]}, {name}", fontsize=8.5)
+            unit_ticks(axis.yaxis, "s")
+            axis.set_xlim(ranks[0] / 1.3, ranks[-1] * 1.3)
+    for axis in panels.flat:
+        name_lines(axis, size=7.5)
+    for axis in panels[-1]:
+        axis.set_xlabel("ranks")
+    figure.supylabel("time of an all-reduce (log scale)", fontsize=10)
+    note = (
+        f"{SIMULATED}: all-reduces of {n / 1e6:g} million elements over each topology. Shared links: ten times as fast "
+        "within the group. One winner, two winners: Marsit's signs go round a ring once."
+    )
+    headline(figure, times_title(next(iter(networks.values())), n, ranks[-1], times), note)
+    return save(figure, path)
 
 
-def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], times: Times, path: Path) -> None:
-    """Samples per second against the number of processors, and their part of the ideal."""
-    figure, panels = new_figure(len(networks), 2, size=(12, 7), sharex=True, sharey="row")
-    alone = model.batch / model.compute_s
-    for column, (name, network) in enumerate(networks.items()):
-        above, below = panels[:, column]
-        above.plot(ranks, [alone * count for count in ranks], ":", color="black", label="ideal")
+def times_title(network: LinkModel, n: int, ranks: int, times: Times) -> str:
+    """The finding: how many times as fast Marsit is over the best topology, and over a ring."""
+    found = {method: {topology: times[Point(topology, method, ranks, n, network)] for topology in TOPOLOGIES}
+             for method in SPLIT}  # fmt: skip
+    dense, ours = (min(found[method].values()) for method in SPLIT)
+    return (
+        f"On {ranks} ranks, Marsit's all-reduce is {dense / ours:.0f} times as fast as dense over the best topology, "
+        f"{found['dense']['ring'] / found['one-bit']['ring']:.1f} times over a ring"
+    )
+
+
+def plot_throughput(networks: Networks, model: Model, ranks: Sequence[int], times: Times, path: Path) -> Path:
+    """Samples per second against processors, as a part of processors that never wait; a row for each network."""
+    figure, panels = new_figure(1, len(networks), height=2.6 * len(networks) + 1.0, sharex=True)
+    looks = looks_of(_line(topology, method) for topology, method in THROUGHPUT)
+    for (axis,), (name, network) in zip(panels, networks.items(), strict=True):
         for topology, method in THROUGHPUT:
-            parts = [model.compute_s / (model.compute_s + times[Point(topology, method, count, model.n, network)])
+            parts = [100 * part_of_ideal(model, times[Point(topology, method, count, model.n, network)])
                      for count in ranks]  # fmt: skip
-            look = _look(topology, method)
-            rates = [alone * count * part for count, part in zip(ranks, parts, strict=True)]
-            above.plot(ranks, rates, label=f"{method}, {topology}", **look)
-            below.plot(ranks, [100 * part for part in parts], **look)
-        above.set(yscale="log", title=name)
-        below.set(xlabel="processors", ylim=(0, 102))
-        _ranks(below, ranks)
-    panels[0][0].set_ylabel("samples per second")
-    panels[1][0].set_ylabel("% of ideal")
-    panels[0][0].legend(frameon=False, handlelength=5)
-    save(figure, path)
+            line = _line(topology, method)
+            axis.plot(ranks, parts, label=line, **looks[line]._asdict())
+        _ranks(axis, ranks)
+        axis.set_title(name)
+        axis.set(ylim=(0, 109), ylabel="% of the ideal")
+        mark_level(axis, 100, "processors that never wait")
+        name_lines(axis, size=8.5)
+    panels[-1][0].set_xlabel("processors")
+    note = (
+        f"{SIMULATED}: training of {model.n / 1e6:g} million parameters, {in_units(model.compute_s, 's')} of computing "
+        f"for {model.batch} samples a processor, and then the all-reduce."
+    )
+    headline(figure, throughput_title(model, next(iter(networks.values())), ranks[-1], times), note)
+    return save(figure, path)
+
+
+def throughput_title(model: Model, network: LinkModel, ranks: int, times: Times) -> str:
+    """The finding: the part of the ideal that Marsit and dense reach over a torus."""
+    dense, ours = (
+        100 * part_of_ideal(model, times[Point("torus", method, ranks, model.n, network)]) for method in SPLIT
+    )
+    return (
+        f"{ranks} processors train at {ours:.0f} % of their ideal speed with Marsit over a torus, "
+        f"at {dense:.0f} % with dense"
+    )
+
+
+def part_of_ideal(model: Model, reduce_s: float) -> float:
+    """Return the part of a step in which processors compute."""
+    return model.compute_s / (model.compute_s + reduce_s)
 
 
 def plot_split(
-    network: LinkModel, model: Model, batches: Sequence[int], ranks: Sequence[int], times: Times, path: Path
-) -> None:
+    network: LinkModel, model: Model, batches: tuple[int, int], ranks: Sequence[int], times: Times, path: Path
+) -> Path:
     """Stacked bars: computing and the all-reduce, for mini-batches of several sizes and numbers of processors."""
-    figure, panels = new_figure(len(batches), size=(12, 4.2))
-    for axis, batch in zip(panels[0], batches, strict=True):
+    panels = []
+    for batch in batches:
         compute_s = model.compute_s * batch / model.batch
-        labels, computing, reducing = [], [], []
-        for count in ranks:
-            whole = compute_s + times[Point("torus", "dense", count, model.n, network)]
-            for method in METHODS:
-                labels.append(f"{method}\n{count}".replace(" ", "\n"))
-                computing.append(100 * compute_s / whole)
-                reducing.append(100 * times[Point("torus", method, count, model.n, network)] / whole)
-        places = [i + i // len(METHODS) * 0.6 for i in range(len(labels))]
-        axis.bar(places, computing, color="tab:gray", label="computing")
-        axis.bar(places, reducing, bottom=computing, color="tab:blue", label="all-reduce")
-        for place, below, above in zip(places, computing, reducing, strict=True):
-            axis.text(place, below + above + 1, f"{below + above:.0f}", ha="center", fontsize=8)
-        axis.set_xticks(places, labels, fontsize=6.5)
-        axis.set(title=f"{batch} samples a processor", ylim=(0, 112), xlabel="processors")
-    panels[0][0].set_ylabel("% of a dense step")
-    handles, names = panels[0][0].get_legend_handles_labels()
-    legend(figure, handles, names)
-    save(figure, path)
+        parts = {
+            f"{CALLED[method]}, {count} processors": [
+                1e3 * compute_s, 1e3 * times[Point("torus", method, count, model.n, network)]
+            ]
+            for count in ranks for method in SPLIT
+        }  # fmt: skip
+        texts = {name: in_units(1e-3 * sum(both), "s") for name, both in parts.items()}
+        panels.append(Bars(f"{batch} samples a processor", parts, texts))
+    looks = [{"color": PALE}, {"color": STAGE_COLORS[1]}]
+    figure = draw_bars(panels, ("computing", "all-reduce"), "time of a step, ms", looks)
+    shared = f"groups of {network.group_size} ranks that share an uplink"
+    note = f"{SIMULATED}: {model.n / 1e6:g} million parameters over a torus, {shared}."
+    headline(figure, split_title(network, model, batches, ranks[-1], times), note)
+    return save(figure, path)
 
 
-def _look(topology: str, method: str) -> dict[str, Any]:
-    return {
-        "linestyle": STYLES[method], "color": COLOURS[topology], "linewidth": WIDTHS[topology], "alpha": 0.8
-    }  # fmt: skip
+def split_title(network: LinkModel, model: Model, batches: tuple[int, int], ranks: int, times: Times) -> str:
+    """The finding: how many times as fast a step is with Marsit, for small and large mini-batches."""
+    dense, ours = (times[Point("torus", method, ranks, model.n, network)] for method in SPLIT)
+    computing = [model.compute_s * batch / model.batch for batch in batches]
+    few, many = ((one + dense) / (one + ours) for one in computing)
+    return (
+        f"On {ranks} processors, Marsit's step is {few:.1f} times as fast as dense with {batches[0]} samples a "
+        f"processor, {many:.1f} times with {batches[1]}"
+    )
 
 
-def _ranks(axis: Axes, ranks: Sequence[int]) -> None:
+def _line(topology: str, method: str) -> str:
+    return f"{CALLED[method]}, {topology}"
+
+
+def _ranks(axis: Axes, ranks: Sequence[int], **look: Any) -> None:
     axis.set_xscale("log", base=2)
-    named_ticks(axis.xaxis, ranks, [str(count) for count in ranks])
-    axis.grid(alpha=0.3)
+    named_ticks(axis.xaxis, ranks, [str(count) for count in ranks], **look)

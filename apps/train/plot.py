@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from apps.plotting import legend, listed, new_figure, plain_numbers, save
+from apps.plotting import headline, listed, new_figure, plain_numbers, save, unit_ticks
 from apps.train.run_records import epochs, read_run, settings
+from mpicomp.cli.figure_style import looks_of
 
 _AXES = (
-    ("epoch", 1.0, "epochs", False),
-    ("bytes_so_far_per_rank", 1e-6, "MB sent per rank", True),
-    ("seconds_so_far", 1.0, "training seconds", False),
+    ("epoch", "epochs"),
+    ("bytes_so_far_per_rank", "bytes that a rank sent"),
+    ("seconds_so_far", "training seconds"),
 )
 _TICKS = (0, 20, 50, 70, 80, 90, 95, 98, 99, 100)
 _MOST_MARKED_EPOCHS = 40
@@ -41,30 +42,46 @@ def plot(runs: Sequence[tuple[str, list[dict[str, Any]]]], out: Path) -> None:
 
     The suffix of `out` names the format. A record of another program raises ValueError.
     """
-    heading = _title([settings(*run) for run in runs])
-    of_epochs = [(name, epochs(name, records)) for name, records in runs]
-    figure, (axes,) = new_figure(len(_AXES), size=(13, 4))
-    for axis, (field, factor, title, logarithmic) in zip(axes, _AXES, strict=True):
-        for number, (name, records) in enumerate(of_epochs):
-            axis.plot(
-                [record[field] * factor for record in records],
-                [100 * record["accuracy"] for record in records],
-                marker="osv^D"[number % 5] if len(records) <= _MOST_MARKED_EPOCHS else None,
-                markersize=3.5,
-                linewidth=1.2,
-                label=name,
-            )
+    note = _note([settings(*run) for run in runs])
+    of_epochs = {name: epochs(name, records) for name, records in runs}
+    looks = looks_of(of_epochs)
+    figure, panels = new_figure(2, 2, height=5.6)
+    for axis, (field, title) in zip(panels.flat, _AXES, strict=False):
+        for name, records in of_epochs.items():
+            look = looks[name]._asdict() | {"markersize": 4}
+            if len(records) > _MOST_MARKED_EPOCHS:
+                look["marker"] = None
+            accuracy = [100 * record["accuracy"] for record in records]
+            axis.plot([record[field] for record in records], accuracy, label=name, **look)
         axis.set_xlabel(title)
-        axis.grid(alpha=0.3)
-        if logarithmic and all(record[field] > 0 for _, records in of_epochs for record in records):
-            axis.set_xscale("log")
-            plain_numbers(axis.xaxis)
-    _stretch(axes[0])
-    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set_ylabel("test accuracy, %\n(scale stretched towards 100 %)")
-    legend(figure, axes[0].get_lines())
-    figure.suptitle(heading)
+    panels[0][0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    sent = panels[0][1]
+    if all(record["bytes_so_far_per_rank"] > 0 for records in of_epochs.values() for record in records):
+        sent.set_xscale("log")
+    unit_ticks(sent.xaxis, "B")
+    _stretch(panels[0][0])
+    figure.supylabel("test accuracy, % (scale stretched towards 100 %)", fontsize=10)
+    empty = panels[1][1]
+    empty.axis("off")
+    empty.legend(handles=panels[0][0].get_lines(), loc="center", fontsize=8)
+    headline(figure, finding(of_epochs), note)
     save(figure, out)
+
+
+def finding(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """The title of a figure: the run that sends fewest bytes compared with dense, or the run that ends best."""
+    ends = {name: records[-1] for name, records in runs.items() if records}
+    if not ends:
+        return "No run finished an epoch"
+    dense = next((end for name, end in ends.items() if name.startswith("dense") and end["bytes_so_far_per_rank"]), None)
+    fewest = min(ends, key=lambda name: float(ends[name]["bytes_so_far_per_rank"]))
+    if dense is None or ends[fewest] is dense or not ends[fewest]["bytes_so_far_per_rank"]:
+        best = max(ends, key=lambda name: float(ends[name]["accuracy"]))
+        return f"{best} ends with {100 * ends[best]['accuracy']:.1f} % of test accuracy"
+    factor = dense["bytes_so_far_per_rank"] / ends[fewest]["bytes_so_far_per_rank"]
+    points = 100 * (ends[fewest]["accuracy"] - dense["accuracy"])
+    where = f"{abs(points):.1f} points {'above' if points > 0 else 'below'}" if abs(points) >= 0.05 else "at"
+    return f"{fewest} sends {factor:.3g} times fewer bytes than dense and ends {where} its accuracy"
 
 
 _SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -73,17 +90,17 @@ _SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "ranks": lambda run: str(run["ranks"]),
     "optimizer": lambda run: f"{run['optimizer']} {run['lr']:g}",
 }
-"""What a title says of the runs."""
+"""Settings that a note names."""
 
 
-def _title(runs: Sequence[dict[str, Any]]) -> str:
+def _note(runs: Sequence[dict[str, Any]]) -> str:
     """The settings of all runs."""
     values = {name: listed(show(run) for run in runs) for name, show in _SHOWN.items()}
     return ", ".join(f"{value} ranks" if name == "ranks" else value for name, value in values.items())
 
 
 def names(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """A short name of each run: its method, and those of the title's settings that differ between the runs."""
+    """A short name of each run: its method, and those of the note's settings that differ between the runs."""
     differing = [(name, show) for name, show in _SHOWN.items() if len({show(run) for run in runs}) > 1]
     return [
         ", ".join([label(run), *(f"{show(run)} ranks" if name == "ranks" else show(run) for name, show in differing)])

@@ -14,6 +14,7 @@ from apps.performance.cluster import (
     backward,
     methods,
     overlap,
+    picture_data,
     pipeline,
     pipeline_grid,
     pipeline_grid_tables,
@@ -36,7 +37,6 @@ from apps.performance.cluster.grid import (
     default_plan,
     product,
 )
-from apps.performance.cluster.plots import draw, draw_backward, draw_iterations
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.part import chosen_from, replace_block
@@ -44,13 +44,16 @@ from apps.performance.part import chosen_from, replace_block
 FOLDER = PROJECT / "runs" / "performance" / "cluster"
 DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
 CAPTIONS = {
-    "cluster-time": "Time against size",
-    "cluster-speedup": "Speed-up against rate",
-    "cluster-stages": "Where the time goes",
-    "cluster-overlap": "Wire, computing and both",
-    "cluster-methods": "Time of an iteration by method",
-    "cluster-backward": "Communication during backward, and its exposed part",
+    "cluster-time": "Lines: time of an all-reduce against the size of the vector, a panel for each rate of the links",
+    "cluster-speedup": "Lines: how many times as fast as Open MPI's best Marsit is, against the rate of the links, "
+    "for three sizes of vectors, below the limit of 32 times",
+    "cluster-stages": "Bars: parts of a call that encode, merge, decode, wait and do everything else, at each rate",
+    "cluster-overlap": "Lines: time of sending alone, computing alone and both at once, against the rate of the links",
+    "cluster-methods": "Marks: time of the all-reduce of each method at two rates of the links",
+    "cluster-backward": "Bars: part of a step that communication during backward saves, by method and rate",
+    "cluster-training": "Bars: training seconds to the same accuracy by method, at two rates of the links",
 }
+"""What the figures show, for readers who do not see them."""
 PARTS = ("grid", "overlap", "methods", "backward", "steps", "pipeline", "pipeline-grid", "training", "tables")
 
 
@@ -123,11 +126,11 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     piped, gridded = read(folder / "pipeline", "pipeline"), read(folder / "pipeline-grid", "pipeline-grid")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
-    drawn = draw(records, overlaps, folder_of_figures)
-    curves = training.draw(trained, folder_of_figures)
-    bars = draw_iterations(timed, folder_of_figures)
-    shares = draw_backward(hidden, folder_of_figures)
-    for path in (*drawn, *curves, *bars, *shares):
+    parts = picture_data.condense(records, overlaps, timed, hidden, training.summaries(trained))
+    if parts:
+        picture_data.update(folder_of_figures / "data" / picture_data.NAME, parts)
+    drawn = {path.stem: path for path in picture_data.draw_parts(parts, folder_of_figures)}
+    for path in drawn.values():
         log(f"wrote {path}")
     bodies = tables(records, overlaps)
     bodies["cluster-training"] = training.render(trained)
@@ -143,15 +146,14 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         for name, body in bodies.items():
             print(f"\n## {name}\n\n{body}", flush=True)
         return
-    bodies["cluster-figures"] = figures(drawn, document.parent)
-    bodies["cluster-training"] += "\n\n" + figures(curves, document.parent)
-    if bars:
-        bodies["cluster-methods"] += "\n\n" + figures(bars, document.parent)
-    bodies["cluster-backward"] += "\n\n" + figures(shares, document.parent)
+    own = {"cluster-training", "cluster-methods", "cluster-backward"}  # figures that stand below their tables
+    for name in own & drawn.keys():
+        bodies[name] += "\n\n" + figures([drawn[name]], document.parent)
+    bodies["cluster-figures"] = figures([drawn[name] for name in drawn if name not in own], document.parent)
     made_of: dict[str, list[Sequence[object] | Mapping[Cluster, object]]] = {
         "cluster-overlap": [overlaps],
         "cluster-figures": [records, overlaps],
-        "cluster-training": [curves],
+        "cluster-training": [parts.get("training", ())],
         "cluster-methods": [timed],
         "cluster-backward": [hidden],
         "cluster-steps": [stepped],

@@ -1,56 +1,56 @@
-"""Plots of the records."""
+"""Figures of the all-reduces alone: time by size, speed-up by rate, stages of a call, overlap with computing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apps.performance.cluster import ratios
-from apps.performance.cluster.backward import over_communication
-from apps.performance.cluster.grid import size_text
-from apps.performance.cluster.implementations import (
-    DENSE_RING,
-    GLOO,
-    MARSIT_RING,
-    MPI_DEFAULT,
-    MPICH_DEFAULT,
-    ONE_BIT,
-    ONE_BIT_RING,
-)
+from apps.performance.cluster.implementations import DENSE_RING, GLOO, MARSIT_RING
 from apps.performance.cluster.records import cluster_of
-from apps.performance.cluster.tables import FULL, SHOWN_BYTES
-from apps.performance.part import STAGES, scaled
-from apps.plotting import Bars, draw_bars, legend, listed, named_ticks, new_figure, plain_numbers, save
+from apps.performance.cluster.tables import FULL
+from apps.performance.part import STAGES
+from apps.plotting import (
+    REST,
+    STAGE_COLORS,
+    Bars,
+    draw_bars,
+    headline,
+    in_units,
+    legend,
+    mark_level,
+    name_lines,
+    named_ticks,
+    new_figure,
+    save,
+    unit_ticks,
+)
 from apps.records import Record
+from collectives.cost.rate import Rate
+from mpicomp.cli.figure_style import FAINT, INK, OTHERS, looks_of
 
-MBIT = 1e6
-BEST_MPI = "best of Open MPI"
-STYLES = {
-    ONE_BIT_RING: ("C0", "o", "-"),
-    MARSIT_RING: ("C9", "s", "-"),
-    DENSE_RING: ("C2", "v", "-"),
-    MPI_DEFAULT: ("C3", "^", "--"),
-    BEST_MPI: ("C1", "D", "-"),
-    GLOO: ("C4", "P", ":"),
-    MPICH_DEFAULT: ("C5", "X", ":"),
-}
-REST: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.6", "hatch": "////"}
-STAGE_LOOKS = [{"color": color} for color in ("C0", "C2", "C1", "0.8")]
-OTHERS: dict[str, Any] = {"marker": "*", "markersize": 12, "markerfacecolor": "none", "linestyle": "none"}
-BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8}
-CLIPPED = 2.5  # bars end at so many medians
-BARS = (*(f"one-bit {name}" for name in ONE_BIT), MARSIT_RING, "Marsit torus", DENSE_RING)
+BEST_MPI = "Open MPI, best"
+SHOWN = {MARSIT_RING: "Marsit", DENSE_RING: "dense", BEST_MPI: BEST_MPI, GLOO: "Gloo"}
+"""Implementations whose times are drawn, by their names in records, and their names in figures."""
+SPEEDUP_BYTES = (100_000_000, 1_000_000, 64_000)
+TITLE_RATE = "1gbit"
+STAGES_BYTES = 100_000_000
+STAGE_NAMES = ("encode", "merge", "decode", "wait for the link", "everything else")
+SIZE_LOOKS = {100_000_000: ("#00456b", "s", "-"), 1_000_000: ("#0072b2", "o", "-"), 64_000: ("#56a8d8", "^", "-")}
+"""Shades of Marsit's colour."""
+SAME = 0.1
+"""Part by which two speed-ups at one rate differ at least if both are written."""
+LIMIT = 32
+"""Times fewer bits: one bit an element instead of float32's 32."""
+EMULATED = f"{FULL} emulated nodes with one rank each, which share two cores; float32 vectors; medians."
 
 
-def draw(records: Sequence[Record], overlaps: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw the plots that have records; returns the files written."""
-    full = [r for r in records if r["settings"]["nodes"] == FULL and r["settings"]["between"] == "none"]
+def draw(cells: Sequence[Record], overlaps: Sequence[Record], folder: Path) -> list[Path]:
+    """Draw the figures that have records; returns the files written."""
+    full = [r for r in cells if r["settings"]["nodes"] == FULL and r["settings"]["between"] == "none"]
     drawn = {
         "cluster-time": time_by_size(full),
         "cluster-speedup": speedup_by_rate(full),
@@ -60,246 +60,220 @@ def draw(records: Sequence[Record], overlaps: Sequence[Record], folder: Path) ->
     return [save(figure, folder / f"{name}.png") for name, figure in drawn.items() if figure is not None]
 
 
-def draw_iterations(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw the iterations of all methods; returns the files written."""
-    return [save(iterations(records), folder / "cluster-methods.png")] if records else []
-
-
-def draw_backward(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw the exposed communication next to backward; returns the files written."""
-    return [save(exposed(records), folder / "cluster-backward.png")] if records else []
-
-
-def exposed(records: Sequence[Record]) -> Figure:
-    """Backward and communication one after the other and at once, a panel for each method and rate."""
-    panels = []
-    for record in sorted(records, key=ratios.payload_rate, reverse=True):
-        for method in dict.fromkeys(row["method"] for row in record["rows"]):
-            parts: dict[str, list[float]] = {}
-            texts: dict[str, str] = {}
-            for row in record["rows"]:
-                if row["method"] == method:
-                    alone, sending, both, waits = (
-                        1e3 * row[f"{name}_s"] for name in ("backward", "communication", "both", "exposed")
-                    )
-                    apart, overlapped = (f"{over_communication(row):.2f}×, {how}" for how in ("apart", "overlapped"))
-                    parts[apart], texts[apart] = [alone, 0.0, sending], scaled(alone + sending, 1)
-                    parts[overlapped] = [alone, max(0.0, both - alone - waits), waits]
-                    # Medians of parts need not add up to the median of the step. The text states the latter.
-                    texts[overlapped] = scaled(both, 1)
-            panels.append(Bars(f"{method}, {_rate_title([record])}", parts, texts))
-    return draw_bars(
-        panels,
-        ("backward alone", "copies, and backward while it shares its core", "communication that the rank waits for"),
-        "ms",
-        [{"color": "C7"}, {"color": "C1"}, {"color": "C0"}],
-        (2 + 4.6 * len(panels), 3.6),
-        share_x=False,
-        share_y=False,
-        title="Backward of so many times its communication, as measured: median of the slowest rank",
+def speedup_by_rate(cells: Sequence[Record]) -> Figure | None:
+    """Speed-up of Marsit over the fastest of Open MPI against the rate of the links, for three sizes of vectors."""
+    by_rate = _by_rate(cells)
+    lines = {
+        nbytes: [
+            (place, gain, of_size[0]["flattered"])
+            for place, of_rate in enumerate(by_rate)
+            if (of_size := [record for record in of_rate if record["settings"]["bytes"] == nbytes])
+            and (gain := ratios.speedup(of_size[0], MARSIT_RING, "best MPI")) is not None
+        ]
+        for nbytes in SPEEDUP_BYTES
+    }
+    if not any(len(points) > 1 for points in lines.values()):
+        return None
+    figure, ((axes,),) = new_figure(height=4.3)
+    named: list[tuple[int, float]] = []
+    for nbytes, points in lines.items():
+        if not points:
+            continue
+        color, marker, dash = SIZE_LOOKS[nbytes]
+        places, gains, _ = zip(*points, strict=True)
+        axes.plot(places, gains, color=color, linestyle=dash, label=f"{in_units(nbytes, 'B')} vectors")
+        for place, gain, hollow in points:
+            axes.plot(place, gain, color=color, marker=marker, markerfacecolor="white" if hollow else color)
+            if all(abs(gain / other - 1) > SAME for at, other in named if at == place):
+                named.append((place, gain))
+                first, last = nbytes == SPEEDUP_BYTES[0], place == len(by_rate) - 1
+                axes.annotate(
+                    _times(gain), (place, gain), (0 if first or last else 5, -13 if first else 5),
+                    textcoords="offset points", ha="center" if first or last else "left", fontsize=9,
+                )  # fmt: skip
+    axes.set(yscale="log", ylim=(0.2, 50), ylabel="times as fast as Open MPI", xlabel="rate of each node's link")
+    named_ticks(axes.yaxis, (0.25, 0.5, 1, 2, 4, 8, 16, 32), ("¼", "½", "1", "2", "4", "8", "16", "32"))
+    named_ticks(axes.xaxis, range(len(by_rate)), [rate_text(of_rate[0]) for of_rate in by_rate])
+    axes.set_xlim(-0.25, len(by_rate) - 0.75)
+    axes.grid(visible=False, axis="x")
+    mark_level(axes, LIMIT, f"{LIMIT}× is the limit: 1 bit in place of {LIMIT}", right=True)
+    mark_level(axes, 1, "as fast as Open MPI", above=False)
+    name_lines(axes)
+    note = (
+        f"{EMULATED} Open MPI: the fastest of its algorithms at each point. Hollow: an emulated link lets a first "
+        "burst through at once, which flatters; a real link does not."
     )
+    headline(figure, speedup_title(cells), note)
+    return figure
 
 
-def time_by_size(records: Sequence[Record]) -> Figure | None:
+def speedup_title(cells: Sequence[Record]) -> str:
+    """The finding: the speed-up of the longest of `SPEEDUP_BYTES` at `TITLE_RATE`, or at the slowest rate there is."""
+    ordered = sorted(cells, key=lambda one: (one["settings"]["rate"] != TITLE_RATE, -one["settings"]["bytes"]))
+    found = next(record for record in ordered if record["settings"]["bytes"] in SPEEDUP_BYTES)
+    gain = ratios.speedup(found, MARSIT_RING, "best MPI") or 0.0
+    size, rate = in_units(found["settings"]["bytes"], "B"), rate_text(found)
+    return f"Marsit's all-reduce of {size} is {_times(gain).rstrip('×')} times as fast as Open MPI's best at {rate}"
+
+
+def time_by_size(cells: Sequence[Record]) -> Figure | None:
     """Time against size, a panel for each rate."""
-    rates = _by_rate(records)
-    if not rates:
+    by_rate = _by_rate(cells)
+    if not by_rate:
         return None
-    figure, (axes,) = new_figure(len(rates), size=(1.5 + 3.4 * len(rates), 4.4))
-    lines: dict[str, Any] = {}
-    for axis, cells in zip(axes, rates, strict=True):
-        for name, (color, marker, dashes) in STYLES.items():
-            points = [(r["settings"]["bytes"], 1e3 * s) for r in cells if (s := _seconds(r, name)) is not None]
-            if points:
-                look = {"color": color, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.2}
-                lines.setdefault(name, axis.plot(*zip(*points, strict=True), **look)[0])
-        axis.set(xscale="log", yscale="log", xlabel="float32 vector")
-        axis.set_title(_rate_title(cells), fontsize=10)
-        sizes = sorted({record["settings"]["bytes"] for record in records})
-        named_ticks(axis.xaxis, sizes, [size_text(nbytes) for nbytes in sizes], rotation=45)
-        plain_numbers(axis.yaxis)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("time of an all-reduce, ms")
-    legend(figure, list(lines.values()), list(lines))
-    figure.suptitle(f"{FULL} emulated nodes: median of the slowest rank")
+    looks = looks_of(SHOWN.values())
+    n_rows = -(-len(by_rate) // 2)
+    figure, axes = new_figure(2, n_rows, height=2.6 * n_rows + 1.1, sharex=True)
+    for axis, of_rate in zip(axes.flat, by_rate, strict=False):
+        for name, shown in SHOWN.items():
+            points = [(r["settings"]["bytes"], s) for r in of_rate if (s := seconds(r, name)) is not None]
+            look = looks[shown]
+            axis.plot(*zip(*points, strict=True), **look._asdict(), markersize=4, label=shown) if points else None
+        axis.set(xscale="log", yscale="log")
+        axis.set_title(rate_text(of_rate[0]))
+        sizes = sorted({record["settings"]["bytes"] for record in cells})
+        named_ticks(
+            axis.xaxis,
+            sizes,
+            [in_units(nbytes, "B") for nbytes in sizes],
+            rotation=40,
+            ha="right",
+            rotation_mode="anchor",
+            fontsize=8.5,
+        )
+        unit_ticks(axis.yaxis, "s")
+    for axis in axes.flat[len(by_rate) :]:
+        axis.remove()
+    legend(axes[0], axes[0][0].get_lines())
+    figure.supylabel("time of an all-reduce (log scale)", fontsize=10)
+    note = "Open MPI: the fastest of its algorithms at each point. Dense: mpicomp's all-reduce without compression."
+    headline(figure, time_title(by_rate), f"{EMULATED} {note}")
     return figure
 
 
-def speedup_by_rate(records: Sequence[Record]) -> Figure | None:
-    """Speed-up over the best MPI against the measured rate, a line for each size; where it passes 1 is marked."""
-    by_size: dict[int, list[Record]] = {}
-    for record in sorted(records, key=lambda one: (one["settings"]["bytes"], ratios.payload_rate(one))):
-        by_size.setdefault(record["settings"]["bytes"], []).append(record)
-    if not any(len(cells) > 1 for cells in by_size.values()):
-        return None
-    figure, (axes,) = new_figure(2, size=(11, 4.4))
-    colors = colormaps["viridis"]
-    handles: dict[str, Any] = {}
-    for axis, name in zip(axes, (ONE_BIT_RING, MARSIT_RING), strict=True):
-        marked = []
-        for number, (nbytes, cells) in enumerate(by_size.items()):
-            gained = [record for record in cells if ratios.speedup(record, name, "best MPI")]
-            points = [(ratios.payload_rate(r) / MBIT, ratios.speedup(r, name, "best MPI") or 0.0) for r in gained]
-            if not points:
-                continue
-            color = colors(number / max(1, len(by_size) - 1) * 0.9)
-            (line,) = axis.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, linewidth=1.2)
-            handles.setdefault(size_text(nbytes), line)
-            for record, point in zip(gained, points, strict=True):
-                if ratios.bucket_share(record) > ratios.NOTEWORTHY:
-                    axis.plot(*point, marker="o", color=color, markerfacecolor="white", markersize=5)
-            even = ratios.crossing(points)
-            if even is not None:
-                axis.plot([even], [1], marker="*", color=color, markersize=13, markeredgecolor="black", zorder=5)
-                marked.append(f"{size_text(nbytes)}: {_rate_text(even)}")
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", title=name, xlabel="payload that a link carries, Mbit/s")
-        plain_numbers(axis.xaxis, axis.yaxis)
-        axis.yaxis.set_minor_formatter("")
-        axis.grid(alpha=0.3)
-        text = "break-even (stars)\n" + "\n".join(marked) if marked else "no break-even in this range"
-        axis.text(0.98, 0.97, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, bbox=BOX)
-    axes[0].set_ylabel("times faster than the best of Open MPI")
-    legend(figure, list(handles.values()), list(handles))
-    unshaped = [ratios.payload_rate(record) / MBIT for record in records if record["settings"]["rate"] == "none"]
-    told = f" Unshaped links: {_rate_text(min(unshaped))}." if unshaped else ""
-    figure.suptitle(f"{FULL} emulated nodes.{told} Hollow: flattered by the links' token buckets", fontsize=11)
-    return figure
+def time_title(by_rate: Sequence[Sequence[Record]]) -> str:
+    """The finding: the size from which Marsit is faster than all others at every rate."""
+    won: dict[int, bool] = {}
+    for record in (record for of_rate in by_rate for record in of_rate):
+        ours = seconds(record, MARSIT_RING)
+        others = [one for name in SHOWN if name != MARSIT_RING and (one := seconds(record, name)) is not None]
+        if ours is not None and others:
+            nbytes = record["settings"]["bytes"]
+            won[nbytes] = won.get(nbytes, True) and ours < min(others)
+    lost = [nbytes for nbytes, always in won.items() if not always]
+    above = [nbytes for nbytes in won if nbytes > max(lost, default=0)]
+    if not above:
+        return "Marsit's all-reduce is the fastest at some rates only"
+    return f"From {in_units(min(above), 'B')} on, Marsit's all-reduce is the fastest at every rate"
 
 
-def stages(records: Sequence[Record]) -> Figure | None:
-    """Draw where a call's time goes, as parts of it; the time itself stands next to each bar."""
-    shown = [record for record in records if record["settings"]["bytes"] == max(SHOWN_BYTES)]
+def stages(cells: Sequence[Record]) -> Figure | None:
+    """Parts of a call of Marsit and of dense at each rate; the time itself stands next to each bar."""
+    shown = [record for record in _slow_first(cells) if record["settings"]["bytes"] == STAGES_BYTES]
+    shown = [record for record in shown if _timed(record, MARSIT_RING)]
     if not shown:
         return None
-    names = [name for name in BARS if any(name in record["timings"] for record in shown)]
     panels = []
-    for record in sorted(shown, key=ratios.payload_rate):
-        parts: dict[str, Sequence[float]] = {}
-        texts = {}
-        for name in names:
-            timed = record["timings"].get(name)
-            measured = timed is not None and timed["cost"]
-            parts[name] = [100 * part for part in _shares(timed)] if measured else ()
-            texts[name] = f"{scaled(timed['elapsed_s'], 1e-3)} ms" if measured else "not measured"
-        panels.append(Bars(_rate_title([record]), parts, texts, 100.0))
-    return draw_bars(
-        panels,
-        (*STAGES, "MPI, Python, others' turn"),
-        "per cent of the call",
-        [*STAGE_LOOKS, REST],
-        (2.2 + 3.4 * len(shown), 4.4),
-        title=f"{FULL} emulated nodes, {size_text(max(SHOWN_BYTES))}: mean over calls and ranks",
-    )
-
-
-def iterations(records: Sequence[Record]) -> Figure:
-    """Time of an iteration, a bar for each method: computing and the all-reduce's stages; a panel for each rate."""
-    panels = []
-    for record in sorted(records, key=ratios.payload_rate, reverse=True):
-        compute_ms = 1e3 * record["compute"]["elapsed_s"]
-        wholes = {name: compute_ms + 1e3 * row["elapsed_s"] for name, row in record["rows"].items()}
-        end = CLIPPED * median(wholes.values())
-        parts = {
-            name: [compute_ms, *(1e3 * row["elapsed_s"] * part for part in _shares(row))]
-            for name, row in record["rows"].items()
-        }
-        texts = {name: f"{'→ ' if whole > end else ''}{scaled(whole, 1)} ms" for name, whole in wholes.items()}
-        panels.append(Bars(_rate_title([record]), parts, texts, end))
-    return draw_bars(
-        panels,
-        ("compute: forward and backward", *STAGES, "moving bytes, Python"),
-        "ms of an iteration",
-        [{"color": "C7"}, *STAGE_LOOKS, REST],
-        (2 + 5 * len(panels), 5.6),
-        share_x=False,
-        title=f"{listed(record['settings']['nodes'] for record in records)} emulated nodes, "
-        f"{listed(size_text(4 * record['n']) for record in records)}: "
-        "mean over calls and ranks; arrows: longer than drawn",
-    )
+    for name in (MARSIT_RING, DENSE_RING):
+        timed = {rate_text(record): found for record in shown if (found := _timed(record, name))}
+        if timed:
+            panels.append(
+                Bars(
+                    SHOWN[name] if name != DENSE_RING else "Dense: mpicomp's all-reduce without compression",
+                    {rate: [100 * part for part in shares(one)] for rate, one in timed.items()},
+                    {rate: in_units(one["elapsed_s"], "s") for rate, one in timed.items()},
+                )
+            )
+    figure = draw_bars(panels, STAGE_NAMES, "per cent of the call", [*({"color": c} for c in STAGE_COLORS), REST])
+    waiting = [
+        100 * shares(_timed(record, MARSIT_RING))[list(STAGES).index("wait")] for record in (shown[0], shown[-1])
+    ]
+    title = f"Marsit waits for the link {waiting[0]:.0f} % of a call at {rate_text(shown[0])}"
+    if len(shown) > 1:
+        last = "without a limit" if shown[-1]["settings"]["rate"] == "none" else f"at {rate_text(shown[-1])}"
+        title += f", {waiting[1]:.0f} % {last}"
+    what = f"{in_units(STAGES_BYTES, 'B')}; means over calls and ranks. Beside each bar: the time of a call. "
+    what += "Everything else: moving bytes, Python, and the rank that shares the core."
+    headline(figure, title, EMULATED.replace("medians.", what))
+    return figure
 
 
 def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
-    """Draw wire, compute and both against the rate, and the overlap; lines of two nodes, hollow points of more."""
-    records = sorted((record for record in overlaps if record["settings"]["nodes"] == 2), key=ratios.payload_rate)
-    others = [record for record in overlaps if record["settings"]["nodes"] != 2]
+    """Sending, computing and both at once against the rate, on two nodes."""
+    records = sorted((one for one in overlaps if one["settings"]["nodes"] == 2), key=ratios.payload_rate)
     if len(records) < 2:
         return None
-    rates = [ratios.payload_rate(record) / MBIT for record in records]
-    figure, ((left, right),) = new_figure(2, size=(11, 4), sharey=False)
-    for name, label, color, marker in (
-        ("wire_s", "wire alone", "C0", "o"),
-        ("compute_s", "compute alone", "C1", "s"),
-        ("both_s", "both: the real call", "black", "D"),
+    rates = [ratios.payload_rate(record) for record in records]
+    figure, ((axes,),) = new_figure(height=4.0)
+    one_after = [record["wire_s"] + record["compute_s"] for record in records]
+    for label, times, color, marker, dash in (
+        ("one after the other", one_after, FAINT, "", (0, (2, 2))),
+        ("sending alone", [record["wire_s"] for record in records], OTHERS[1], "^", "-"),
+        ("computing alone", [record["compute_s"] for record in records], STAGE_COLORS[0], "o", "-"),
+        ("the real call", [record["both_s"] for record in records], INK, "s", "-"),
     ):
-        times = [1e3 * record[name] for record in records]
-        left.plot(rates, times, color=color, marker=marker, markersize=4, label=label)
-        for record in others:
-            left.plot(ratios.payload_rate(record) / MBIT, 1e3 * record[name], color=color, **OTHERS)
-    for made_of, style, label in (
-        (sum, "--", "one after the other"),
-        (max, ":", "all of the shorter hidden"),
-    ):
-        times = [1e3 * made_of((r["wire_s"], r["compute_s"])) for r in records]
-        left.plot(rates, times, color="0.6", linestyle=style, label=label)
-    left.set_ylabel("ms")
-    left.set_ylim(bottom=0)
-    right.plot(rates, [100 * record["overlap"] for record in records], color="black", marker="D", markersize=4)
-    for record in others:
-        right.plot(ratios.payload_rate(record) / MBIT, 100 * record["overlap"], color="black", **OTHERS)
-    more = listed(record["settings"]["nodes"] for record in others)
-    if others:
-        left.plot([], [], color="black", label=f"{more} nodes", **OTHERS)
-    legend(figure, *left.get_legend_handles_labels(), columns=6)
-    right.axhline(0, color="0.6", linewidth=0.8)
-    right.axhline(100, color="0.6", linewidth=0.8, linestyle=":")
-    right.set_ylabel("part of the shorter that is hidden, %")
-    found = ratios.balanced(records)
-    for axis in (left, right):
-        _rates_below(axis, rates)
-        if found is not None:
-            axis.axvline(found / MBIT, color="C3", linewidth=0.8)
-    if found is not None:
-        right.set_title(f"wire alone = compute alone at {_rate_text(found / MBIT)}", fontsize=10, color="C3")
-    stars = f"; stars: {more}" if others else ""
-    sizes = listed(size_text(4 * record["n"]) for record in (*records, *others))
-    figure.suptitle(f"one-bit ring, {sizes}, 2 emulated nodes{stars}")
+        axes.plot(rates, times, color=color, marker=marker, linestyle=dash, label=label)
+    axes.set(xscale="log", ylabel="time of a call", xlabel="rate that a link carried", ylim=(0, 1.08 * max(one_after)))
+    unit_ticks(axes.yaxis, "s")
+    unit_ticks(axes.xaxis, "bit/s", [rate for rate in (5e8, 1e9, 2e9, 4e9, 8e9, 3.5e10) if rates[0] < 1.2 * rate])
+    name_lines(axes)
+    sizes = {in_units(4 * record["n"], "B") for record in records}
+    note = (
+        f"One-bit all-reduce of {', '.join(sorted(sizes))} on 2 emulated nodes with a core each; medians over five "
+        "jobs. Sending alone: the same messages without their computing."
+    )
+    headline(figure, overlap_title(records), note)
     return figure
 
 
-def _rates_below(axis: Axes, rates: Sequence[float]) -> None:
-    apart = [not at or rate > 1.2 * rates[at - 1] for at, rate in enumerate(rates)]  # labels would overlap
-    axis.set(xscale="log", xlabel="payload that a link carries, Mbit/s")
-    labels = [f"{rate:.0f}" if shown else "" for rate, shown in zip(rates, apart, strict=True)]
-    named_ticks(axis.xaxis, rates, labels, rotation=45)
-    axis.grid(alpha=0.3)
+def overlap_title(records: Sequence[Record]) -> str:
+    """The finding: the part of computing or sending that is hidden on the slowest and the fastest limited links."""
+    best = max(records, key=lambda record: float(record["overlap"]))
+    worst = min((r for r in records if r["settings"]["rate"] != "none"), key=lambda r: float(r["overlap"]))
+    return (
+        f"A call hides {100 * best['overlap']:.0f} % of its computing behind sending at {rate_text(best)}, "
+        f"{100 * worst['overlap']:.0f} % of its sending behind computing at {rate_text(worst)}"
+    )
 
 
-def _shares(timed: dict[str, Any]) -> list[float]:
-    """Return the part of a call that each of `STAGES` takes, and the rest."""
-    parts = [timed["cost"][field] / timed["elapsed_s"] for field in STAGES.values()]
-    return [*parts, max(0.0, 1 - sum(parts))]
-
-
-def _seconds(record: Record, name: str) -> float | None:
+def seconds(record: Record, name: str) -> float | None:
+    """Median of an implementation, or of the fastest of Open MPI; None where it was not measured."""
     if name != BEST_MPI:
         return ratios.seconds(record, name)
     found = ratios.best_mpi(record)
     return None if found is None else found[1]
 
 
-def _by_rate(records: Sequence[Record]) -> list[list[Record]]:
+def shares(timed: dict[str, Any]) -> list[float]:
+    """Return the part of a call that each of `STAGES` takes, and the rest."""
+    parts = [timed["cost"][field] / timed["elapsed_s"] for field in STAGES.values()]
+    return [*parts, max(0.0, 1 - sum(parts))]
+
+
+def rate_text(record: Record) -> str:
+    """The rate of the links as they were set, or as measured where they had no limit."""
+    bits_per_s = cluster_of(record).bits_per_s
+    if bits_per_s is not None:
+        return str(Rate(bits_per_s))
+    return f"no limit ({in_units(float(f'{ratios.payload_rate(record):.2g}'), 'bit/s')})"
+
+
+def _times(gain: float) -> str:
+    return f"{gain:.0f}×" if gain >= 9.95 else f"{gain:.1f}×" if gain >= 0.95 else f"{gain:.2f}×"
+
+
+def _timed(record: Record, name: str) -> dict[str, Any]:
+    found = record["timings"].get(name) or {}
+    return found if found.get("cost") else {}
+
+
+def _slow_first(cells: Sequence[Record]) -> list[Record]:
+    return sorted(cells, key=lambda one: (cluster_of(one).bits_per_s or float("inf"), one["settings"]["bytes"]))
+
+
+def _by_rate(cells: Sequence[Record]) -> list[list[Record]]:
     """Cells of each rate, slow links first, sizes ascending."""
     found: dict[str, list[Record]] = {}
-    for record in sorted(records, key=ratios.payload_rate):
+    for record in _slow_first(cells):
         found.setdefault(cluster_of(record).links, []).append(record)
-    return [sorted(cells, key=lambda one: int(one["settings"]["bytes"])) for cells in found.values()]
-
-
-def _rate_title(cells: Sequence[Record]) -> str:
-    rate, measured = cluster_of(cells[0]).links, min(map(ratios.payload_rate, cells)) / MBIT
-    return f"{'unshaped' if rate == 'none' else rate}: {_rate_text(measured)} of payload"
-
-
-def _rate_text(mbit: float) -> str:
-    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.0f} Mbit/s"
+    return list(found.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, standi
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
-from apps.train.plot import plot
 from apps.train.run_records import read_run
 from collectives.cost.rate import Rate
 
@@ -31,6 +31,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "Marsit, K = none": ("--algorithm", "marsit", "--full-precision-every", "none"),
 }
 STEP = 0.005  # accuracy that all are asked for is a multiple of it
+ENDS = ("accuracy", "seconds_so_far", "seconds_communicating_so_far", "bytes_so_far_per_rank")
+"""Fields of the last epoch that a table shows."""
 Lines = list[dict[str, Any]]
 """What a run wrote: the links, and its epochs."""
 
@@ -67,33 +69,36 @@ def records(folder: Path) -> dict[Cluster, dict[str, Lines]]:
     }
 
 
-def draw(found: dict[Cluster, dict[str, Lines]], folder: Path) -> list[Path]:
-    """Accuracy against epochs, bytes and seconds, a figure for each rate."""
-    drawn = []
+def summaries(found: dict[Cluster, dict[str, Lines]]) -> list[dict[str, Any]]:
+    """The end of every run, and the seconds to the accuracy that the worst run ends with; a record for each rate."""
+    made = []
     for cluster, runs in found.items():
         if runs:
-            drawn.append(folder / f"cluster-training-{cluster.rate}.png")
-            plot(list(runs.items()), drawn[-1])
-    return drawn
+            epochs = {method: [line for line in lines if line["kind"] == "epoch"] for method, lines in runs.items()}
+            goal = int(min(lines[-1]["accuracy"] for lines in epochs.values()) / STEP) * STEP
+            rows = [
+                {"method": method, "to_goal_s": seconds_to(goal, lines), **{key: lines[-1][key] for key in ENDS}}
+                for method, lines in epochs.items()
+            ]
+            made.append({"settings": asdict(cluster), "goal": goal, "epochs": EPOCHS, "rows": rows})
+    return made
 
 
 def render(found: dict[Cluster, dict[str, Lines]]) -> str:
     """A table for each rate."""
     texts = []
-    for cluster, runs in found.items():
-        if runs:
-            epochs = {method: [line for line in lines if line["kind"] == "epoch"] for method, lines in runs.items()}
-            goal = int(min(lines[-1]["accuracy"] for lines in epochs.values()) / STEP) * STEP
-            rows = [lines[-1] | {"method": method, "to": seconds_to(goal, lines)} for method, lines in epochs.items()]
-            columns: Sequence[Column] = (
-                ("method", get("method")),
-                (f"seconds to {goal:.1%}", lambda row: ABSENT if row["to"] is None else f"{row['to']:.0f}"),
-                (f"accuracy after {EPOCHS} epochs", get("accuracy", ".2%")),
-                ("seconds", get("seconds_so_far", ".0f")),
-                ("of them communicating", get("seconds_communicating_so_far", ".0f")),
-                ("MB sent by a rank", lambda row: f"{row['bytes_so_far_per_rank'] / 1e6:.4g}"),
-            )
-            texts.append(f"**4 nodes, {cluster.links}**\n\n{table(columns, rows)}{_rates(runs.values())}")
+    for record in summaries(found):
+        cluster, goal = Cluster(**record["settings"]), record["goal"]
+        columns: Sequence[Column] = (
+            ("method", get("method")),
+            (f"seconds to {goal:.1%}", lambda row: ABSENT if row["to_goal_s"] is None else f"{row['to_goal_s']:.0f}"),
+            (f"accuracy after {EPOCHS} epochs", get("accuracy", ".2%")),
+            ("seconds", get("seconds_so_far", ".0f")),
+            ("of them communicating", get("seconds_communicating_so_far", ".0f")),
+            ("MB sent by a rank", lambda row: f"{row['bytes_so_far_per_rank'] / 1e6:.4g}"),
+        )
+        rates = _rates(found[cluster].values())
+        texts.append(f"**4 nodes, {cluster.links}**\n\n{table(columns, record['rows'])}{rates}")
     return "\n\n".join(texts) or NOTHING
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.plotting import Curve, curves, panels
+from apps.plotting import Curve, panels
 from apps.records import Record
+from apps.reproduce.aq_sgd.pictures import magnitudes, parts_that_change
 from apps.reproduce.aq_sgd.runs import BITS, FP32, MOST, SAME, gap, how_many, losses, mean_gap, trained
 from apps.reproduce.claims import Claim
 from apps.studies.results import Results
@@ -96,17 +97,11 @@ def figure_1b(results: Results, seeds: int, full: bool, quick: bool = False) -> 
     many = how_many(seeds, full, quick)
     records = methods(results, many, quick)["fp32"]
     sizes, changes = (np.array([record[key] for record in records]) for key in ("activations", "changes"))
+    first, last = parts_that_change(sizes, changes)
     tenth = sizes.shape[1] // 10
-    second_epoch = int(np.isfinite(changes).all(axis=0).argmax())  # in the first one no example has a last visit
-    early = slice(second_epoch, second_epoch + tenth)
-    first = np.mean(changes[:, early]) / np.mean(sizes[:, early])
-    last = np.mean(changes[:, -tenth:]) / np.mean(sizes[:, -tenth:])
-    steps = list(range(sizes.shape[1]))
-    lines = [
-        Curve("|activation|", steps, sizes.tolist()),
-        Curve("|change since the last visit|", steps, changes.tolist()),
-    ]
-    picture = curves(results.folder / "magnitudes.png", lines, "step", "mean size of an element", log=True)
+    picture = magnitudes(
+        {"activations": sizes.tolist(), "changes": changes.tolist()}, results.folder / "magnitudes.png"
+    )
     return [
         Claim(
             "Fig. 1b",

@@ -17,7 +17,6 @@ from apps.environment import environment
 from apps.performance.cluster import __main__ as program
 from apps.performance.cluster import driver, methods, predicted, targets, training
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
-from apps.performance.cluster.plots import iterations
 from apps.records import write_record
 from collectives import Communicator, LinkModel
 from collectives.cost.rate import Rate
@@ -160,6 +159,9 @@ def test_runs_are_asked_for_what_the_worst_reaches() -> None:
     text = training.render({GIGABIT: {"dense": dense, "Marsit": marsit}})
     assert "seconds to 80.0%" in text
     assert "| dense | 20 | 80.10% | 20 | 10 | 1 |" in text
+    (kept,) = training.summaries({GIGABIT: {"dense": dense, "Marsit": marsit}})
+    assert kept["goal"] == 0.8
+    assert [round(row["to_goal_s"]) for row in kept["rows"]] == [20, 8]
     assert "| Marsit | 8 | 90.00% | 10 | 5 | 1 |" in text
     assert "<sub>Payload that the slowest link carried before: 952 Mbit/s to 956 Mbit/s.</sub>" in text
 
@@ -250,16 +252,7 @@ def staged_record(rate: str, **seconds: float) -> dict[str, Any]:
             "links": [{"bits_per_s": 1e8}], "environment": ENVIRONMENT}  # fmt: skip
 
 
-def test_an_iteration_is_computing_and_the_stages_of_its_call() -> None:
-    figure = iterations([staged_record("1gbit", dense=9.0, quick=0.05, slow=0.15)])
-    (axis,) = figure.axes
-    quick = [bar for bar in axis.patches if round(bar.get_y() + bar.get_height() / 2) == 1]
-    assert [round(bar.get_width()) for bar in quick] == [250, 10, 10, 10, 10, 10]
-    assert [text.get_text() for text in axis.texts] == [" → 9250 ms", " 300 ms", " 400 ms"]
-    assert 400 < axis.get_xlim()[1] < 9250
-
-
-def test_methods_have_a_table_and_bars_below_it(tmp_path: Path) -> None:
+def test_methods_have_a_table_and_a_figure_below_it(tmp_path: Path) -> None:
     write_record(tmp_path / "methods" / "a.json", staged_record("1gbit", dense=9.0, quick=0.05))
     document = tmp_path / "docs.md"
     document.write_text(program.DOCUMENT.read_text())
@@ -267,7 +260,8 @@ def test_methods_have_a_table_and_bars_below_it(tmp_path: Path) -> None:
     program.write(tmp_path, program._parser().parse_args(options))
     _, _, block = document.read_text().partition("<!-- begin cluster-methods -->")
     block, _, _ = block.partition("<!-- end")
-    row, figure = "| quick | 50.0 (25.0) / 12.5 | 1 |", "![Time of an iteration by method](figures/cluster-methods.png)"
+    figure = f"![{program.CAPTIONS['cluster-methods']}](figures/cluster-methods.png)"
+    row = "| quick | 50.0 (25.0) / 12.5 | 1 |"
     assert block.index(row) < block.index(figure)
     assert "an MLP of 25,001,862 parameters, 32 images a rank: 300 (200) / 150 ms" in block
     assert (tmp_path / "figures" / "cluster-methods.png").exists()

@@ -17,7 +17,6 @@ from apps.performance.cluster import overlap, ratios
 from apps.performance.cluster.grid import Cell, Cluster, product
 from apps.performance.cluster.implementations import choose, of_library
 from apps.performance.cluster.overlap import balance
-from apps.performance.cluster.plots import draw, overlap_by_rate
 from apps.performance.cluster.records import merge, read
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.records import write_record
@@ -151,15 +150,6 @@ def test_overlap_is_the_hidden_part_of_the_shorter() -> None:
     assert overlap.overlap(2.0, 2.0, 5.0) == -0.5
 
 
-def test_overlap_of_four_nodes_is_a_point_of_its_own() -> None:
-    two = [overlap_record(2, mbit) for mbit in (500, 1000)]
-    figure = overlap_by_rate([*two, overlap_record(4, 2000) | {"overlap": 0.9}])
-    assert figure is not None
-    drawn = {line.get_marker(): (list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[1].lines}
-    assert drawn["D"] == ([475, 950], [50, 50])
-    assert drawn["*"] == ([1900], [90])
-
-
 def overlap_record(nodes: int, mbit: int) -> dict[str, Any]:
     times = {"wire_s": 30.0 / mbit, "compute_s": 0.02, "both_s": 0.04}
     links = [{"what": "", "asked": "", "bits_per_s": mbit * 0.95e6}]
@@ -270,11 +260,7 @@ def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp
     assert blocks_now["cluster-sizes"] == before["cluster-sizes"]  # of four nodes
 
 
-def test_plots_are_written_for_what_was_measured(tmp_path: Path) -> None:
-    assert draw([], [], tmp_path) == []
-    overlaps = [*(overlap_record(2, mbit) for mbit in (500, 1000, 2000)), overlap_record(4, 1000)]
-    written = draw(grid_of_records(), overlaps, tmp_path / "figures")
-    assert [path.stem for path in written] == ["cluster-time", "cluster-speedup", "cluster-stages", "cluster-overlap"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-    assert program.figures(written[:1], tmp_path) == "![Time against size](figures/cluster-time.png)"
+def test_figures_are_shown_with_a_text_for_readers_who_do_not_see_them(tmp_path: Path) -> None:
+    shown = program.figures([tmp_path / "figures" / "cluster-training.png"], tmp_path)
+    assert shown == f"![{program.CAPTIONS['cluster-training']}](figures/cluster-training.png)"
     assert program.figures([], tmp_path) == NOTHING

@@ -11,8 +11,7 @@ from mpi4py import MPI
 from torch import nn
 
 from apps.environment import environment
-from apps.performance.cluster import backward, steps
-from apps.performance.cluster.plots import draw_backward, exposed
+from apps.performance.cluster import backward, picture_data, steps
 from apps.records import Record
 from collectives import Communicator
 
@@ -29,7 +28,8 @@ def test_backward_is_measured_with_and_without_overlap_and_drawn(tmp_path: Path)
         assert 0 <= row["computing_s"] <= row["communication_s"]
     text = backward.render([record])
     assert text.count("| Marsit | ") == 3
-    assert [path.name for path in draw_backward([record], tmp_path)] == ["cluster-backward.png"]
+    parts = picture_data.condense([], [], [], [record], [])
+    assert [path.name for path in picture_data.draw_parts(parts, tmp_path)] == ["cluster-backward.png"]
 
 
 def test_a_step_that_takes_much_longer_than_the_longer_part_is_marked() -> None:
@@ -39,7 +39,7 @@ def test_a_step_that_takes_much_longer_than_the_longer_part_is_marked() -> None:
     assert "| 150 | 1.50 † | 10.0 |" in backward.render([record])
 
 
-def test_labels_of_the_figure_and_a_column_have_ratios_as_they_were_measured() -> None:
+def test_a_column_has_ratios_as_they_were_measured() -> None:
     asked_and_measured = ((0.5, 18.2e-3, 66.7e-3), (1.0, 113e-3, 78.4e-3), (2.0, 236e-3, 84.6e-3))
     rows = [
         {"method": "Marsit", "factor": factor, "batch": batch, "backward_s": backward_s, "communication_s": other_s}
@@ -47,13 +47,6 @@ def test_labels_of_the_figure_and_a_column_have_ratios_as_they_were_measured() -
         for batch, (factor, backward_s, other_s) in zip((1, 40, 136), asked_and_measured, strict=True)
     ]
     record: Record = {"part": "backward", "n": 3000, "environment": environment(), "rows": rows} | LINKS
-    figure = exposed([record])
-    (axes,) = figure.axes
-    named = [text.get_text() for text in axes.get_yticklabels()]
-    assert named == [f"{ratio}×, {how}" for ratio in ("0.27", "1.44", "2.79") for how in ("apart", "overlapped")]
-    assert not any(text in figure.get_suptitle() for text in ("0.5", "1", "2"))
-    # In the last row backward and waiting together are longer than the step: its text is the step's time all the same.
-    assert [text.get_text().strip() for text in axes.texts] == ["84.9", "260", "191", "260", "321", "260"]
     assert [line.split("|")[3].strip() for line in backward.render([record]).splitlines()[2:5]] == [
         "0.27", "1.44", "2.79",
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from apps.scale import plots
 from apps.scale.__main__ import main
 from apps.scale.simulations import LINES, METHODS, TOPOLOGIES, Point, powers, simulate
 from collectives import LinkModel, Ring
@@ -84,3 +85,22 @@ def test_arguments_that_cannot_be_used_are_told(
         main(arguments)
     assert caught.value.code == 2
     assert problem in capsys.readouterr().err
+
+
+def test_titles_are_made_of_the_times() -> None:
+    def at(topology: str, method: str, n: int) -> Point:
+        return Point(topology, method, 64, n, NETWORK)
+
+    times = {at(topology, method, 100): 0.5 for topology in TOPOLOGIES for method in ("dense", "one-bit")}
+    times |= {at("torus", "dense", 100): 0.3, at("tree", "one-bit", 100): 0.1, at("ring", "one-bit", 100): 0.25}
+    assert plots.times_title(NETWORK, 100, 64, times) == (
+        "On 64 ranks, Marsit's all-reduce is 3 times as fast as dense over the best topology, 2.0 times over a ring"
+    )
+    model = plots.Model(200, 0.1, 32)
+    times = {at("torus", "dense", 200): 0.3, at("torus", "one-bit", 200): 0.025}
+    assert plots.throughput_title(model, NETWORK, 64, times) == (
+        "64 processors train at 80 % of their ideal speed with Marsit over a torus, at 25 % with dense"
+    )
+    assert plots.split_title(NETWORK, model, (8, 32), 64, times) == (
+        "On 64 processors, Marsit's step is 6.5 times as fast as dense with 8 samples a processor, 3.2 times with 32"
+    )

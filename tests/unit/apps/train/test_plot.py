@@ -10,7 +10,7 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from apps.train.plot import label, main, names
+from apps.train.plot import finding, label, main, names
 
 HEADER = {
     "algorithm": "marsit",
@@ -53,7 +53,26 @@ def test_names_say_what_differs_between_the_runs() -> None:
     assert names([HEADER, {**HEADER, "ranks": 8}])[1] == "marsit-100 clip=2.0, 8 ranks"
 
 
-def test_the_title_is_of_all_runs_and_the_stretched_axis_says_what_it_is(
+@pytest.mark.parametrize(
+    ("marsit", "title"),
+    [
+        ((0.875, 1e6), "marsit-100 sends 24 times fewer bytes than dense and ends 0.5 points below its accuracy"),
+        ((0.89, 1e6), "marsit-100 sends 24 times fewer bytes than dense and ends 1.0 points above its accuracy"),
+        ((0.8801, 1e6), "marsit-100 sends 24 times fewer bytes than dense and ends at its accuracy"),
+        ((0.89, 48e6), "marsit-100 ends with 89.0 % of test accuracy"),
+    ],
+)
+def test_the_title_is_the_finding(marsit: tuple[float, float], title: str) -> None:
+    ends = {"dense": (0.88, 24e6), "marsit-100": marsit}
+    runs = {
+        name: [{"accuracy": 0.1, "bytes_so_far_per_rank": 1.0}, {"accuracy": end, "bytes_so_far_per_rank": sent}]
+        for name, (end, sent) in ends.items()
+    }
+    assert finding(runs) == title
+    assert finding({"dense": []}) == "No run finished an epoch"
+
+
+def test_the_note_is_of_all_runs_and_the_stretched_axis_says_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
@@ -61,8 +80,10 @@ def test_the_title_is_of_all_runs_and_the_stretched_axis_says_what_it_is(
     runs = [write_run(tmp_path / "a.json", 3), write_run(tmp_path / "b.json", 3, ranks=8, optimizer="adam", lr=0.001)]
     assert main([*map(str, runs), "--out", str(tmp_path / "plot.png")]) == 0
     (figure,) = figures
-    assert figure.get_suptitle() == "digits, mlp, 4 and 8 ranks, momentum 0.03 and adam 0.001"
-    assert figure.axes[0].get_ylabel() == "test accuracy, %\n(scale stretched towards 100 %)"
+    note = figure.get_supxlabel().replace("\N{NO-BREAK SPACE}", " ")
+    assert note == "digits, mlp, 4 and 8 ranks, momentum 0.03 and adam 0.001"
+    assert figure.get_supylabel() == "test accuracy, % (scale stretched towards 100 %)"
+    assert "ends with 87.5" in figure.get_suptitle().replace("\n", " ")
     plt.close(figure)
 
 
