@@ -5,6 +5,7 @@
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks; both run if one fails
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
+# make site    builds the documentation as a website in build/site, every warning an error
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
@@ -46,9 +47,10 @@ READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
+READY_SITE := .venv-site/.ready
 
 .PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
-    lint bench clean
+    lint site bench clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -147,9 +149,20 @@ lint: $(READY)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+# The site needs the sources of the packages, and nothing that they import.
+$(READY_SITE): pyproject.toml constraints.txt
+	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -c 'import tomllib; \
+	    print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"]))' \
+	    | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
+	touch $@
+
+site: $(READY_SITE)
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build
+
 bench: $(READY)
 	source slurm/env.sh && mpirun -n 2 mpicomp bench $(BENCH)
 
 clean:
-	rm -rf .venv .venv-core .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-core .venv-mpich .venv-site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
