@@ -6,6 +6,7 @@
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
 # make site    builds the documentation as a website in build/site, every warning an error
+# make site-check   opens its pages in Chromium: accessibility by axe-core, search, nothing loaded from elsewhere
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
@@ -39,6 +40,7 @@ NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collecti
 EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
+CHECKED ?=
 # PyTorch for Linux brings several gigabytes of CUDA from the usual package index, and none from this one. Where it is
 # empty or cannot be reached, pip takes what its own index has.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -51,7 +53,7 @@ READY_EXAMPLES := .venv/.ready-examples
 READY_SITE := .venv-site/.ready
 
 .PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-system test-cluster test-slurm torch-suite fixtures \
-    lint site bench clean
+    lint site site-check bench clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -160,6 +162,11 @@ $(READY_SITE): pyproject.toml constraints.txt
 
 site: $(READY_SITE)
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build
+
+# Node.js, npm and Chromium are the machine's; CI needs none of them. CHECKED="index.html marsit.html" also takes pictures.
+site-check: site
+	npm install --silent --no-save --prefix build/site-check axe-core@4.14.1 playwright-core@1.65.1
+	NODE_PATH=build/site-check/node_modules node tests/system/check_site.cjs build/site build/site-check/pictures $(CHECKED)
 
 bench: $(READY)
 	source slurm/env.sh && mpirun -n 2 mpicomp bench $(BENCH)
