@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.documents import DOCUMENTS, PROJECT, blocks
+from tests.documents import DOCUMENTS, PROJECT, blocks, links, prose
 
 REFERENCE = tomllib.loads((PROJECT / "docs" / "site" / "reference.toml").read_text())
 PACKAGES, MEMBERS = REFERENCE.pop("packages"), REFERENCE.pop("members")
@@ -33,8 +35,17 @@ def resolve(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def objects() -> list[Any]:
+    """Return the objects that have an entry, without those of packages that are not installed here."""
+    found = []
+    for name in NAMES:
+        with suppress(ModuleNotFoundError):
+            found.append(resolve(name))
+    return found
+
+
 def test_the_navigation_has_every_page_once() -> None:
-    listed = re.findall(r"^ *- (?:Start: )?([\w-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
+    listed = re.findall(r"^ *- (?:[\w ]+: )?([\w-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(GENERATED | {path.name for path in (PROJECT / "docs").glob("*.md")})
 
 
@@ -47,17 +58,27 @@ def test_every_public_name_has_its_entry_in_the_reference(package: str) -> None:
     module = import_module(package)
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == package]
     names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
-    entries = [resolve(name) for name in NAMES]
+    entries = objects()
     assert names
     assert [name for name in names if not any(getattr(module, name) is entry for entry in entries)] == []
 
 
 def test_every_name_that_an_example_imports_has_its_entry_in_the_reference() -> None:
     ours = [(module, name) for module, name in EXAMPLES if module.split(".")[0] in ("mpicomp", "collectives")]
-    found = [(f"{module}.{name}", resolve(f"{module}.{name}")) for module, name in ours]
-    entries = [resolve(name) for name in NAMES]
+    others = {f"{module}.{name}" for module, name in ours} - {*NAMES}
+    found, entries = [(path, resolve(path)) for path in sorted(others)], objects()
     wanted = [(path, value) for path, value in found if not isinstance(value, ModuleType)]
     assert [path for path, value in wanted if not any(value is entry for entry in entries)] == []
+
+
+def test_links_to_other_sites_are_complete_and_encrypted() -> None:
+    for document in DOCUMENTS:
+        text = prose(document)
+        assert "http://" not in text, document.name
+        for link in (link for link in links(document) if ":" in link):
+            url = urlsplit(link)
+            assert url.scheme == "https", link
+            assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", url.netloc), link
 
 
 def test_members_in_the_reference_exist() -> None:
