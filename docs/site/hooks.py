@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from files outside ``docs``, the pages of the reference, and checks that MkDocs lacks.
+"""Hooks of MkDocs: pages from files outside ``docs``, the pages of the reference, and links between them.
 
 README is the start page. Other files that a page links to are copied, as text, so that no link leaves the site.
 """
@@ -109,7 +109,9 @@ def _index(pages: dict[str, Page]) -> str:
         lines += [f"## [{page['title']}]({file}.md)", "", "| name | purpose |", "|---|---|"]
         for name in _names(page):
             docstring = loader.modules_collection[name].docstring
-            summary = "" if docstring is None else " ".join(docstring.value.strip().partition("\n\n")[0].split())
+            if docstring is None:
+                raise PluginError(f"{name} is in the reference and has no docstring")
+            summary = " ".join(docstring.value.strip().partition("\n\n")[0].split())
             lines.append(f"| [`{name}`][{name}] | {summary.replace('|', chr(92) + '|')} |")
         lines.append("")
     return "\n".join(lines)

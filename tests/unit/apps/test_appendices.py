@@ -1,4 +1,4 @@
-"""The appendices are what ``python -m apps.appendices`` makes of their records."""
+"""Appendices of the documentation: ``python -m apps.appendices`` makes their tables of records."""
 
 from __future__ import annotations
 
