@@ -1,6 +1,7 @@
 """Appendices of the documentation, whose tables are made of the records in ``docs/records``.
 
-``python -m apps.appendices`` writes the tables of all records into docs/performance-tables.md and docs/reproduce.md.
+``python -m apps.appendices`` writes the tables of all records into docs/performance-tables.md and docs/reproduce.md;
+with ``--take`` it writes the records of the pages instead, after a page was edited.
 The programs that measure put a new table into its record and its page at once, by `publish`. A record is a JSON file
 with the tables and lines of text of one place in a page. Seconds of single calls are in the records of `runs` alone,
 which a table is made of.
@@ -8,9 +9,11 @@ which a table is made of.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -79,11 +82,25 @@ def to_json(content: Content) -> str:
     return "[\n" + ",\n".join(parts) + "\n]\n"
 
 
-def main() -> int:
-    """Write the pages; returns the exit status."""
+def take(page: Path) -> list[Path]:
+    """Write the records of all places of a page; return their files."""
+    places = re.findall(r"^<!-- begin (\S+) -->\n(.*?)\n<!-- end \1 -->$", page.read_text(), re.MULTILINE | re.DOTALL)
+    for name, body in places:
+        _write(record_of(page, name), to_json(parse(body)))
+    return [record_of(page, name) for name, _ in places]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages, or the records; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m apps.appendices", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--take", action="store_true", help="write the records of the pages, not the pages")
+    options = parser.parse_args(argv)
     for page in PAGES:
-        _write(page, generate(page))
-        print(f"wrote {page.relative_to(PROJECT)}")
+        if options.take:
+            print(f"wrote {len(take(page))} records of {page.name}")
+        else:
+            _write(page, generate(page))
+            print(f"wrote {page.name}")
     return 0
 
 

@@ -39,8 +39,12 @@ def test_a_table_that_is_published_replaces_its_place_and_its_record(
     publish(page, "sizes", BODY)
     assert BODY in page.read_text()
     assert render(json.loads(record_of(page, "sizes").read_text())) == BODY
-    page.write_text(page.read_text().replace("0.89", "0.88"))
+    edited = page.read_text().replace("0.89", "0.88")
+    page.write_text(edited)
     assert BODY in generate(page)
+    assert appendices.main(["--take"]) == 0
+    assert appendices.main([]) == 0
+    assert page.read_text() == edited
 
 
 def test_a_table_of_another_page_has_no_record(tmp_path: Path) -> None:
