@@ -5,6 +5,8 @@
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks; both run if one fails
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
+# make site    builds the documentation as a website in build/site, every warning an error
+# make site-check   opens its pages in Chromium: accessibility by axe-core, search, nothing loaded from elsewhere
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
@@ -37,10 +39,12 @@ WHOLE_RUN := timeout -k 10 7200
 # Tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
 # one, which tests/unit/test_imports.py checks, and of programs.
 NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collectives/cost faults/test_children.py \
-    faults/test_cold_cache.py test_batch_script.py test_ci.py test_examples.py test_harness.py test_makefile.py
+    faults/test_cold_cache.py test_batch_script.py test_ci.py test_code_blocks.py test_examples.py test_harness.py \
+    test_makefile.py test_site.py
 EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
+CHECKED ?=
 # PyTorch for Linux brings several gigabytes of CUDA from the usual package index, and none from this one. Where it is
 # empty or cannot be reached, pip takes what its own index has.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -50,9 +54,10 @@ READY := .venv/.ready
 READY_MPICH := .venv-mpich/.ready
 READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
+READY_SITE := .venv-site/.ready
 
 .PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-integrations test-system test-cluster test-slurm torch-suite fixtures \
-    lint bench dist clean
+    lint site site-check bench dist clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -154,6 +159,22 @@ lint: $(READY)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+# The site needs the sources of the packages, and nothing that they import.
+$(READY_SITE): pyproject.toml constraints.txt
+	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -c 'import tomllib; \
+	    print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"]))' \
+	    | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
+	touch $@
+
+site: $(READY_SITE)
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build
+
+# Node.js, npm and Chromium are the machine's; CI needs none of them. CHECKED="index.html marsit.html" also takes pictures.
+site-check: site
+	npm install --silent --no-save --prefix build/site-check axe-core@4.14.1 playwright-core@1.65.1
+	NODE_PATH=build/site-check/node_modules node tests/system/check_site.cjs build/site build/site-check/pictures $(CHECKED)
+
 bench: $(READY)
 	source slurm/env.sh && mpirun -n 2 mpicomp bench $(BENCH)
 
@@ -169,5 +190,5 @@ dist:
 	cd build/wheel && bin/mpicomp --version && bin/mpicomp run -n 2 mpicomp doctor && bin/python -c 'import mpicomp'
 
 clean:
-	rm -rf .venv .venv-core .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-core .venv-mpich .venv-site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

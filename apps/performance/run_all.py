@@ -1,4 +1,4 @@
-"""Measure the tables of docs/performance-tables.md that need no emulated cluster, and write them.
+"""Measure the tables of docs/performance-tables.md that need no emulated cluster, and write them and their records.
 
 Run ``python -m apps.performance.run_all`` on a machine that does nothing else. A part that has a record is not measured
 again, unless ``--fresh`` is given. ``--only kernels,allreduce`` names parts. ``--quick`` shows in minutes that every
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from apps.appendices import publish
 from apps.launch import PROJECT, mpi_environment, python_command, run
-from apps.performance.part import Part, chosen_from, replace_block
+from apps.performance.part import Part, chosen_from
 from apps.records import read_record
 
 DOCUMENT = PROJECT / "docs" / "performance-tables.md"
@@ -100,7 +101,7 @@ def write_table(job: Job, path: Path, document: Path | None) -> None:
     if document is None:
         print(f"\n## {job.name}\n\n{body}", flush=True)
     else:
-        document.write_text(replace_block(document.read_text(), job.name, body))
+        publish(document, job.name, body)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from apps.launch import JobFailed, exit_on_signals
+from apps.appendices import publish
+from apps.launch import PROJECT, JobFailed, exit_on_signals
 from apps.reproduce.claims import Claim, Part, table
 from apps.studies.results import Results
 
 PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "scalecom", "sparse-loco")
 FOLDER = Path("runs") / "reproduce"
+DOCUMENT = PROJECT / "docs" / "reproduce.md"
 SEEDS = 10
 
 
@@ -24,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_on_signals()
     if options.seeds < 2:
         parser.error(f"--seeds {options.seeds}: a difference needs 2 or more")
+    if options.quick and options.publish:
+        parser.error("--publish: the verdicts of --quick are not those of the study; leave one of both out")
     try:
         return _reproduce(options)
     except (OSError, ValueError, JobFailed) as error:
@@ -45,6 +49,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     text = table(claims)
     written.append(results.folder / "table.md")
     written[-1].write_text(text)
+    if options.publish:
+        publish(DOCUMENT, options.paper, text)
     print(text)
     for path in written:
         print(f"wrote {path}")
@@ -70,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     length.add_argument("--full", action="store_true", help="longer runs")
     length.add_argument("--quick", action="store_true", help="a look: 2 seeds, and shorter runs where they take long")
     parser.add_argument("--fresh", action="store_true", help="run again what has results already")
+    parser.add_argument("--publish", action="store_true", help="also write the table to docs/reproduce.md")
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the results (default: {FOLDER})")
     return parser
 

@@ -77,7 +77,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
 def table(claims: Sequence[Claim]) -> str:
     """The claims as a Markdown table."""
     words = {True: "yes", False: "**no**", None: "–"}
-    lines = ["| where | claim | paper | here | reproduced | differences |", "|---|---|---|---|---|---|"]
+    lines = ["| where | claim | paper | here | reproduced | differences |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [
         f"| {claim.where} | {claim.what} | {claim.paper} | {claim.ours} | {words[claim.holds]} | {claim.differs} |"
         for claim in claims

@@ -42,7 +42,7 @@ def check(
 
 def test_a_machine_that_has_all_skips_nothing(tmp_path: Path) -> None:
     made, warned = check(tmp_path)
-    for target in ("lint", "test", "test-mpich", "test-core", "test-integrations", "test-slurm", "test-cluster"):
+    for target in ("lint", "site", "test", "test-mpich", "test-core", "test-integrations", "test-slurm", "test-cluster"):
         assert f"made {target}\n" in made
     assert not warned
 
@@ -83,6 +83,12 @@ def test_the_end_of_the_log_says_which_tests_failed(tmp_path: Path) -> None:
     make = f"case $1 in lint) {lint};; test) {test};; esac"
     made, _ = check(tmp_path, status=1, make=make)
     assert made.endswith("--- failed: lint test\nE501\nFAILED tests/a.py::test_b - why\n")
+
+
+def test_a_page_that_cannot_be_built_fails_the_run_and_is_named_at_its_end(tmp_path: Path) -> None:
+    make = 'case $1 in site) echo "WARNING -  Doc file x.md contains a link y.md"; echo more; exit 1;; esac'
+    made, _ = check(tmp_path, status=1, make=make)
+    assert made.endswith("--- failed: site\nWARNING -  Doc file x.md contains a link y.md\n")
 
 
 def test_the_output_of_a_set_up_that_fails_meanwhile_is_shown(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from apps.appendices import publish
 from apps.launch import PROJECT, exit_on_signals
 from apps.performance.cluster import (
     backward,
@@ -39,7 +40,7 @@ from apps.performance.cluster.grid import (
 )
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.part import chosen_from, replace_block
+from apps.performance.part import chosen_from
 
 FOLDER = PROJECT / "runs" / "performance" / "cluster"
 DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
@@ -162,7 +163,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):
-            document.write_text(replace_block(document.read_text(), name, body))
+            publish(document, name, body)
         else:
             log(f"{name} stays as it is: not all it is made of has been measured here")
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from apps import appendices
+from apps.reproduce import __main__ as program
 from apps.reproduce.claims import Claim, paired, table
 
 
@@ -25,3 +30,23 @@ def test_a_table_says_what_was_not_found_again() -> None:
     claims = [Claim("Fig. 1", "a", "1", "2", holds, "less") for holds in (True, False, None)]
     lines = table(claims).splitlines()[2:]
     assert ["| yes |" in lines[0], "| **no** |" in lines[1], "| – |" in lines[2]] == [True] * 3
+
+
+def test_a_table_is_published_on_demand_and_never_after_a_quick_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "reproduce.md"
+    page.write_text("<!-- begin marsit -->\n<!-- end marsit -->\n")
+    claims = [Claim("Fig. 1", "a", "1", "2", True, "less")]
+    study = SimpleNamespace(PARTS=[lambda results, seeds, full: (claims, [])])
+    monkeypatch.setattr(program, "import_module", lambda name: study)
+    monkeypatch.setattr(program, "DOCUMENT", page)
+    monkeypatch.setattr(appendices, "PAGES", (page,))
+    command = ["marsit", "--folder", str(tmp_path / "runs")]
+    assert program.main(command) == 0
+    assert "Fig. 1" not in page.read_text()
+    assert program.main([*command, "--publish"]) == 0
+    assert "| Fig. 1 | a | 1 | 2 | yes | less |" in page.read_text()
+    assert appendices.record_of(page, "marsit").exists()
+    with pytest.raises(SystemExit):
+        program.main([*command, "--publish", "--quick"])

@@ -1,0 +1,93 @@
+"""The site of the documentation: its navigation has every page, and its reference every public name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.documents import DOCUMENTS, PROJECT, blocks, links, prose
+
+REFERENCE = tomllib.loads((PROJECT / "docs" / "site" / "reference.toml").read_text())
+PACKAGES, MEMBERS = REFERENCE.pop("packages"), REFERENCE.pop("members")
+NAMES = [f"{module}.{name}" for page in REFERENCE.values() for module, names in page["names"].items() for name in names]
+GENERATED = {"index.md", "contributing.md", "changelog.md", "reference.md", *(f"{page}.md" for page in REFERENCE)}
+EXAMPLES = {
+    (statement.module, name.name)
+    for document in DOCUMENTS
+    for block in blocks(document, "python")
+    for statement in ast.walk(ast.parse(block))
+    if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.split(".")[0] != "tests"
+    for name in statement.names
+}
+
+
+def resolve(path: str) -> Any:
+    """Return the object of a path: a module's, or a name's in one."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def objects() -> list[Any]:
+    """Return the objects that have an entry, without those of packages that are not installed here."""
+    found = []
+    for name in NAMES:
+        with suppress(ImportError):
+            found.append(resolve(name))
+    return found
+
+
+def is_entry(path: str, entries: list[Any]) -> bool:
+    """Return True for a module, and for an object that is an entry under another path."""
+    with suppress(ImportError):
+        value = resolve(path)
+        return isinstance(value, ModuleType) or any(value is entry for entry in entries)
+    return False
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    listed = re.findall(r"^ *- (?:[\w ]+: )?([\w-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(GENERATED | {path.name for path in (PROJECT / "docs").glob("*.md")})
+
+
+def test_the_reference_lists_a_name_once() -> None:
+    assert sorted(NAMES) == sorted(set(NAMES))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_its_entry_in_the_reference(package: str) -> None:
+    module = import_module(package)
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == package]
+    names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+    entries = objects()
+    assert names
+    assert [name for name in names if not any(getattr(module, name) is entry for entry in entries)] == []
+
+
+def test_every_name_that_an_example_imports_has_its_entry_in_the_reference() -> None:
+    ours = [(module, name) for module, name in EXAMPLES if module.split(".")[0] in ("mpicomp", "collectives")]
+    others = {f"{module}.{name}" for module, name in ours} - {*NAMES}
+    entries = objects()
+    assert [path for path in sorted(others) if not is_entry(path, entries)] == []
+
+
+def test_links_to_other_sites_are_complete_and_encrypted() -> None:
+    for document in DOCUMENTS:
+        text = prose(document)
+        assert "http://" not in text, document.name
+        for link in (link for link in links(document) if ":" in link):
+            url = urlsplit(link)
+            assert url.scheme == "https", link
+            assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", url.netloc), link
+
+
+def test_members_in_the_reference_exist() -> None:
+    for path, members in MEMBERS.items():
+        assert [name for name in members if not hasattr(resolve(path), name)] == []
