@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from apps.launch import PROJECT
-from apps.performance.part import replace_block
 from collectives.atomic_file import replacing
 
 PAGES = tuple(PROJECT / "docs" / name for name in ("performance-tables.md", "reproduce.md"))
@@ -80,6 +79,15 @@ def to_json(content: Content) -> str:
     """Return JSON with a line for each row of a table."""
     parts = [json.dumps(part, ensure_ascii=False) if isinstance(part, str) else _json(part) for part in content]
     return "[\n" + ",\n".join(parts) + "\n]\n"
+
+
+def replace_block(text: str, name: str, body: str) -> str:
+    """Put `body` between the markers ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, which must occur once."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if text.count(begin) != 1 or text.count(end) != 1 or not pattern.search(text):
+        raise ValueError(f"there is no one place for {name}: put the lines {begin} and {end} where its table belongs")
+    return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
 
 
 def take(page: Path) -> list[Path]:

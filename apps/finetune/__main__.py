@@ -11,10 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from apps.appendices import replace_block
 from apps.finetune import report, study
 from apps.finetune.methods import METHODS
 from apps.launch import PROJECT
-from apps.performance.part import chosen_from, replace_block
+from apps.performance.part import chosen_from
 from apps.records import write_record
 from apps.studies.results import Results
 from apps.train.options import positive

@@ -6,7 +6,6 @@ A record has ``settings``, ``environment`` and ``rows``.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,12 +133,3 @@ def chosen_from(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return names
 
     return read
-
-
-def replace_block(text: str, name: str, body: str) -> str:
-    """Put `body` between the markers ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, which must occur once."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if text.count(begin) != 1 or text.count(end) != 1 or not pattern.search(text):
-        raise ValueError(f"there is no one place for {name}: put the lines {begin} and {end} where its table belongs")
-    return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from mpicomp import Communicator
 from tests.documents import DOCUMENTS, PROJECT, blocks, links, prose
 
 REFERENCE = tomllib.loads((PROJECT / "docs" / "site" / "reference.toml").read_text())
@@ -86,6 +87,11 @@ def test_links_to_other_sites_are_complete_and_encrypted() -> None:
             url = urlsplit(link)
             assert url.scheme == "https", link
             assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", url.netloc), link
+
+
+def test_methods_that_complete_at_the_prompt_are_in_the_reference(comm: Communicator) -> None:
+    methods = {name for name in dir(comm) if callable(getattr(Communicator, name, None))}
+    assert methods - {*MEMBERS["mpicomp.Communicator"]} == set()
 
 
 def test_members_in_the_reference_exist() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from apps.appendices import replace_block
 from apps.environment import environment
 from apps.launch import mpi_environment, python_command, run
 from apps.performance import run_all
@@ -21,7 +22,7 @@ from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.compare_checkouts import compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
 from apps.performance.memory import forget_peak, resident_bytes
-from apps.performance.part import get, replace_block, scaled, table
+from apps.performance.part import get, scaled, table
 
 JOB_S = 150.0
 

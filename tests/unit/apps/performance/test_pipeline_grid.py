@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from apps.appendices import replace_block
 from apps.environment import environment
 from apps.performance.cluster import pipeline, pipeline_grid, pipeline_grid_tables
 from apps.performance.cluster.__main__ import DOCUMENT
@@ -14,7 +15,6 @@ from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW
 from apps.performance.cluster.pipeline_grid import ADAM, DENSE, SENT, WAYS
 from apps.performance.cluster.tables import NOTHING
-from apps.performance.part import replace_block
 from apps.records import Record, write_record
 from collectives.threads.run_local import run_local
 from mpicomp.pipeline.messages import HEADER_BYTES

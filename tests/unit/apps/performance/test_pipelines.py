@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from apps.appendices import replace_block
 from apps.environment import environment
 from apps.performance.cluster import pipeline, pipeline_tables
 from apps.performance.cluster.__main__ import DOCUMENT
 from apps.performance.cluster.pipeline import BITS, DELTAS, DIRECT, FP32, METHODS, SCHEDULES, STAGES, slow_mbit
 from apps.performance.cluster.pipeline_tables import ratio, simulated_s, whole_training
 from apps.performance.cluster.tables import NOTHING
-from apps.performance.part import replace_block
 from apps.performance.pipeline_store import COLUMNS, FILE, MEMORY, most
 from apps.records import Record
 from collectives import Communicator
