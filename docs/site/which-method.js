@@ -100,10 +100,17 @@ const BOXES = [
   { key: "localSteps", label: `Ranks may synchronize every ${LOCAL_STEPS} steps, in a training of many thousands` },
 ];
 
-const FRAME = {
-  border: "1px solid currentColor", padding: "0.2em 0.4em", width: "8em", font: "inherit", color: "inherit",
-  background: "transparent",
-};
+// The theme of the site removes frames and outlines of inputs.
+const STYLE = `
+  #which-form p { display: flex; flex-wrap: wrap; gap: 0.2em 0.6em; margin: 0.5em 0; align-items: baseline; }
+  #which-form input[type="number"] {
+    border: 1px solid; padding: 0.2em 0.4em; width: 8em; font: inherit; color: inherit; background: transparent;
+  }
+  #which-form label:first-child { min-width: 17em; }
+  #which-form input[type="checkbox"] + label { flex: 1; }
+  #which-form input:focus-visible { outline: 3px solid; outline-offset: 2px; }
+  #which-advice { font-weight: bold; }
+`;
 
 function duration(seconds) {
   return seconds >= 1 ? `${+seconds.toPrecision(3)} s` : `${+(1e3 * seconds).toPrecision(3)} ms`;
@@ -123,7 +130,6 @@ function makeForm(place) {
   const inputs = {};
   const labelled = (field, input) => {
     inputs[field.key] = input;
-    if (input.type === "number") Object.assign(input.style, FRAME); // the theme of the site removes frames
     const label = element("label", { htmlFor: input.id, textContent: field.label });
     return element("p", {}, input.type === "checkbox" ? [input, " ", label] : [label, " ", input]);
   };
@@ -166,7 +172,9 @@ function makeForm(place) {
     advice.textContent = best === "dense"
       ? `Stay dense: a step takes ${duration(row.stepS)}, and compression would not make it 5 % faster.`
       : `Try ${best}: a step takes about ${duration(row.stepS)} instead of ${duration(rows[0].stepS)}, ` +
-        `${(rows[0].stepS / row.stepS).toFixed(1)} times as fast. Then measure with mpicomp advise.`;
+        `${(rows[0].stepS / row.stepS).toFixed(1)} times as fast. ` +
+        (METHODS.find((method) => method.name === best).grade > 2 ? "It ended behind dense in some trainings. " : "") +
+        "Measure with mpicomp advise, and compare the accuracy with dense.";
     body.replaceChildren(...rows.map((one, index) => {
       const link = element("a", { href: METHODS[index].page, textContent: one.name });
       const cells = [duration(one.seconds), duration(one.stepS), `${(rows[0].stepS / one.stepS).toFixed(2)}x`, size(one.bytes)];
@@ -178,7 +186,7 @@ function makeForm(place) {
   };
   form.addEventListener("input", update);
   form.addEventListener("submit", (event) => event.preventDefault());
-  place.replaceChildren(form, advice, table);
+  place.replaceChildren(element("style", { textContent: STYLE }), form, advice, table);
   update();
 }
 
