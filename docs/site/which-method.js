@@ -34,7 +34,7 @@ const METHODS = [
     rounds: (ranks) => 2 * (ranks - 1),
   },
   {
-    name: "sparse-loco", page: "sparse-loco.html", codec_ns: 1.0, first: 0.55, grade: 3, localSteps: true,
+    name: "sparse-loco", page: "sparse-loco.html", codec_ns: 1.90, first: 0.55, grade: 3, localSteps: true,
     bytes: (n, ranks) => (ranks - 1) * (n / 64) * (14 / 8), rounds: (ranks) => ranks - 1,
   },
 ];

@@ -41,7 +41,7 @@ CODEC = {
     "marsit": (0.70, 0.0),
     "double-squeeze": (1.65, 0.0),
     "scalecom": (1.36, 0.45),
-    "sparse-loco": (1.0, 0.55),
+    "sparse-loco": (1.90, 0.55),
 }
 
 
