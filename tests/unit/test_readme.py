@@ -45,6 +45,7 @@ README, DOCS = PROJECT / "README.md", PROJECT / "docs"
 TRAINING, CHOOSING, ERRORS = DOCS / "training.md", DOCS / "choosing.md", sorted(DOCS.glob("errors*.md"))
 BENCH, TOPOLOGIES, RECORDS = DOCS / "bench.md", DOCS / "topologies.md", DOCS / "records.md"
 MIGRATING, HOROVOD = DOCS / "migrating.md", DOCS / "migrating-horovod.md"
+METHODS = DOCS / "methods.md"
 
 # How a command names a program, and the file that declares its options.
 SOURCED = "source slurm/env.sh"
@@ -76,9 +77,8 @@ PROGRAMS = {
 }
 # Options of mpirun, pip, scancel and the like.
 FOREIGN = {
-    "--allow-run-as-root", "--batch", "--bind-to", "--build-arg", "--cpus-per-task", "--map-by", "--mca", "--nodes",
-    "--ntasks-per-node", "--oversubscribe", "--path", "--recipe", "--requeue", "--shm-size", "--sign", "--signal",
-    "--strict",
+    "--allow-run-as-root", "--batch", "--bind-to", "--help", "--mca", "--ntasks-per-node", "--oversubscribe",
+    "--prtemca", "--shm-size", "--signal",
 }  # fmt: skip
 
 # Most words of a page that people read from top to bottom, and the pages that are looked up or for developers.
@@ -151,8 +151,17 @@ def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:
     assert pictures[0].startswith("docs/figures/cluster-")
 
 
+def test_the_readme_is_short_and_begins_with_its_gain_and_the_conditions() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 120
+    gain = " ".join(lines[2:7])
+    conditions = "1 Gbit/s", "100 MB", "four nodes", "[emulated]", "full precision", "one seed", "slower"
+    for part in ("**26 times as fast**", *conditions):
+        assert part in gain, part
+
+
 def test_the_readme_says_before_its_loop_with_pytorch_where_models_may_be() -> None:
-    for document, part in ((README, "**With PyTorch**"), (DOCS / "quickstart.md", "## PyTorch")):
+    for document, part in ((README, "## PyTorch"), (DOCS / "quickstart.md", "## PyTorch")):
         text = " ".join(document.read_text().partition(part)[2][:400].split())
         assert re.search(r"Models .*may be on .*\[GPUs\]", text)
 
@@ -238,18 +247,24 @@ def test_defaults_of_the_command_lines_are_as_described() -> None:
 
 
 @pytest.mark.parametrize("name", mpicomp.ALGORITHMS)
-def test_the_page_that_the_readme_links_to_describes_each_method_with_its_options_and_defaults(name: str) -> None:
-    (page,) = re.findall(rf"^\| \[`{name}`\]\((\S+)\)", README.read_text(), re.MULTILINE)
-    described = [row[:2] for row in rows(PROJECT / page)]
+def test_the_page_that_the_methods_link_to_describes_each_with_its_options_and_defaults(name: str) -> None:
+    (page,) = re.findall(rf"^\| \[`{name}`\]\((\S+)\)", METHODS.read_text(), re.MULTILINE)
+    described = [row[:2] for row in rows(DOCS / page)]
     for field in dataclasses.fields(mpicomp.ALGORITHMS[name]):
         assert [f"`{field.name}`", f"`{field.default!r}`"] in described, field.name
 
 
-@pytest.mark.parametrize("document", [README, CHOOSING], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [METHODS, CHOOSING], ids=lambda path: path.name)
 def test_all_methods_are_in_the_tables(document: Path) -> None:
     cells = [row[0] for row in rows(document)]
     for name in mpicomp.ALGORITHMS:
         assert any(cell.startswith(f"[`{name}`](") for cell in cells), name
+
+
+def test_the_readme_has_five_methods_and_the_number_of_all() -> None:
+    named = [row[0] for row in rows(README) if row[0].startswith("[`")]
+    assert len(named) == 5
+    assert f"[{len(mpicomp.ALGORITHMS)} methods in all](docs/methods.md)" in README.read_text()
 
 
 def test_the_page_of_gpus_names_the_methods_that_do_not_encode_there() -> None:
@@ -263,7 +278,7 @@ def test_all_topologies_are_named() -> None:
     cells = [row[0] for row in rows(TOPOLOGIES)]
     for name in (*collectives.TOPOLOGIES, "auto", "mpi"):
         assert f"`{name}`" in cells
-        assert f"`{name}`" in README.read_text()
+        assert f"`{name}`" in METHODS.read_text()
 
 
 def test_thresholds_of_auto_are_those_of_the_code() -> None:
