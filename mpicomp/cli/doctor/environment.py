@@ -90,7 +90,7 @@ def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:
     chosen = offered.partition("[")[2].partition("]")[0]
     if chosen == "madvise" and not environ.get("THP_MEM_ALLOC_ENABLE"):
         text = "torch does not request them, and new gradients are cleared in pages of 4 kB"
-        return Finding("huge pages", "warn", text, "export THP_MEM_ALLOC_ENABLE=1, as slurm/env.sh does")
+        return Finding("huge pages", "warn", text, "start it by mpicomp run, or export THP_MEM_ALLOC_ENABLE=1")
     return Finding("huge pages", "ok", f"transparent huge pages: {chosen or 'unknown'}")
 
 

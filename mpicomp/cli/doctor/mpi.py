@@ -189,7 +189,7 @@ def _crowded(host: str, places: Sequence[RankPlace]) -> Iterator[Finding]:
         yield Finding("cores", "warn", text, "mpirun --bind-to none, or request more cores from the batch system")
     else:
         text = f"{len(places)} ranks share the {len(usable)} cores of {host}"
-        cure = "timings mislead; with Open MPI set OMPI_MCA_mpi_yield_when_idle=1, as slurm/env.sh does"
+        cure = "timings mislead; start them by mpicomp run, or set OMPI_MCA_mpi_yield_when_idle=1 for Open MPI"
         yield Finding("cores", "warn", text, cure)
 
 

@@ -232,7 +232,8 @@ def test_models_that_differ_are_not_saved(folder: Path, comm: Communicator, monk
     training = SimpleNamespace(model=model, optimizer=SimpleNamespace(models_differ=False), step=4)
     options = argparse.Namespace(checkpoint=folder / "run", checkpoint_every=(1, "steps"))
     monkeypatch.setattr(saver_module, "identity", lambda options: {})
-    saver = Saver(options, comm, training, SimpleNamespace(requested=True))
+    saver = Saver(options, comm, training)
+    monkeypatch.setattr(comm, "stop_requested", lambda: True)
     with pytest.raises(CollectiveMismatch, match=r"the first of which is 'weight'"):
         saver.after_step()
     assert not options.checkpoint.exists()
