@@ -288,7 +288,7 @@ class Bars:
     """A panel of bars that are made of parts.
 
     By the name of each bar, `parts` has the lengths of its parts in the order of the legend, empty if it was not
-    measured, and `texts` what stands next to it, by default its length.
+    measured, and `texts` the words next to it, by default its length.
     """
 
     title: str
