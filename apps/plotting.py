@@ -175,13 +175,13 @@ def in_units(value: float, unit: str) -> str:
     return EngFormatter(unit)(float(f"{value:.3g}")).replace("\N{MINUS SIGN}", "-")
 
 
-def unit_ticks(axis: Axis, unit: str, ticks: Sequence[float] | None = None) -> None:
+def unit_ticks(axis: Axis, unit: str, ticks: Sequence[float] | None = None, **look: Any) -> None:
     """Label an axis whose values have the base unit with units that people use: "10 ms", "100 MB", "1 Gbit/s"."""
     if ticks is None:
         axis.set_major_formatter(EngFormatter(unit))
         axis.set_minor_formatter(NullFormatter())
     else:
-        named_ticks(axis, ticks, [in_units(tick, unit) for tick in ticks])
+        named_ticks(axis, ticks, [in_units(tick, unit) for tick in ticks], **look)
 
 
 def plain_numbers(*axes: Axis) -> None:
