@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.optimize import isotonic_regression
 
-from mpicomp.cli.figure_style import FAINT, PALE, SETTINGS, WIDTH_INCHES, looks_of
+from mpicomp.cli.figure_style import FAINT, SETTINGS, WIDTH_INCHES, looks_of
 
 mpl.use("Agg")  # files are all that is drawn to
 
@@ -36,6 +36,8 @@ mpl.rcParams.update(cast(Any, SETTINGS))
 STAGE_COLORS = ("#1b6d5c", "#5fb59d", "#bfe3d8", "#d9d9d9")
 """Encoding, merging and decoding, dark to light, and waiting."""
 REST: Mapping[str, Any] = {"facecolor": "white", "edgecolor": "#8c8c8c", "hatch": "////"}
+STEP_LOOKS: Sequence[Mapping[str, Any]] = ({"color": "#8c8c8c"}, *({"color": color} for color in STAGE_COLORS), REST)
+"""Computing, the stages, and the rest of a step."""
 TITLE_CHARACTERS, NOTE_CHARACTERS = 68, 116
 PANEL_INCHES = 2.5
 DARK = 0.42
@@ -173,13 +175,13 @@ def in_units(value: float, unit: str) -> str:
     return EngFormatter(unit)(float(f"{value:.3g}")).replace("\N{MINUS SIGN}", "-")
 
 
-def unit_ticks(axis: Axis, unit: str, ticks: Sequence[float] | None = None) -> None:
+def unit_ticks(axis: Axis, unit: str, ticks: Sequence[float] | None = None, **look: Any) -> None:
     """Label an axis whose values have the base unit with units that people use: "10 ms", "100 MB", "1 Gbit/s"."""
     if ticks is None:
         axis.set_major_formatter(EngFormatter(unit))
         axis.set_minor_formatter(NullFormatter())
     else:
-        named_ticks(axis, ticks, [in_units(tick, unit) for tick in ticks])
+        named_ticks(axis, ticks, [in_units(tick, unit) for tick in ticks], **look)
 
 
 def plain_numbers(*axes: Axis) -> None:
@@ -259,7 +261,8 @@ def panels(
             part.legend(fontsize=8)
     figure.supylabel(y_label, fontsize=10)
     if not legends:
-        legend(axes[0], axes[0][0].get_lines())
+        lines_drawn = axes[0][0].get_lines()
+        legend(axes[0], lines_drawn, columns=min(3, len(lines_drawn)))
     return save(figure, path)
 
 
@@ -285,7 +288,7 @@ class Bars:
     """A panel of bars that are made of parts.
 
     By the name of each bar, `parts` has the lengths of its parts in the order of the legend, empty if it was not
-    measured, and `texts` what stands next to it, by default its length.
+    measured, and `texts` the words next to it, by default its length.
     """
 
     title: str
@@ -297,8 +300,7 @@ def draw_bars(
     panels: Sequence[Bars], names: Sequence[str], x_label: str, looks: Sequence[Mapping[str, Any]] | None = None
 ) -> Figure:
     """Draw panels of bars below each other on one scale, with one legend for the `names` and `looks` of the parts."""
-    colors = (PALE, *STAGE_COLORS[:-1], "#f0e4c8", "#c8c8c8", "#8c8c8c")
-    shown = [{"color": color} for color in colors] if looks is None else looks
+    shown = STEP_LOOKS if looks is None else looks
     rows = [len(panel.parts) for panel in panels]
     height = 0.27 * sum(rows) + 0.45 * len(rows) + 1.5
     figure, axes = new_figure(1, len(panels), height=height, sharex=True, sharey=False, height_ratios=rows)

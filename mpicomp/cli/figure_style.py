@@ -79,7 +79,7 @@ LOOKS: Mapping[str, Look] = {
     "halving-doubling": Look("#44aa99", "D", (0, (1, 1))),
 }
 """Looks by the beginning of the name of a series, in lower case; the longest beginning counts."""
-OTHERS = ("#6a7f94", "#bb5566", "#228833", "#ccbb44", "#66a2c8", "#a6761d", "#7f5a9b", "#333333")
+OTHERS = ("#6a7f94", "#bb5566", "#7f5a9b", "#ccbb44", "#66a2c8", "#a6761d", "#228833", "#333333")
 """Colours of series that are not in `LOOKS`, in the order in which a figure names them."""
 MARKERS = "osv^DPX<>"
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))

@@ -215,7 +215,8 @@ def overlap_by_rate(overlaps: Sequence[Record]) -> Figure | None:
         axes.plot(rates, times, color=color, marker=marker, linestyle=dash, label=label)
     axes.set(xscale="log", ylabel="time of a call", xlabel="rate that a link carried", ylim=(0, 1.08 * max(one_after)))
     unit_ticks(axes.yaxis, "s")
-    unit_ticks(axes.xaxis, "bit/s", [rate for rate in (5e8, 1e9, 2e9, 4e9, 8e9, 3.5e10) if rates[0] < 1.2 * rate])
+    ticks = [rate for rate in (5e8, 1e9, 2e9, 4e9, 8e9, 3.5e10) if rates[0] < 1.2 * rate]
+    unit_ticks(axes.xaxis, "bit/s", ticks, fontsize=8.5)
     name_lines(axes)
     sizes = {in_units(4 * record["n"], "B") for record in records}
     note = (

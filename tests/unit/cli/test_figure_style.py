@@ -1,4 +1,4 @@
-"""Colours, markers and dashes of series: the same in all figures, and told apart within one."""
+"""Colours, markers and dashes of series: the same in all figures, and different within one."""
 
 from __future__ import annotations
 
