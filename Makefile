@@ -1,8 +1,8 @@
 # make setup   builds .venv; PyTorch comes without CUDA where TORCH_INDEX can be reached
 # make train   from a fresh clone: sets up .venv, trains a small model over emulated links of 100 Mbit/s, dense and with
 #              Marsit, and compares both; DEMO="--link 1gbit" for another link
-# make examples   runs examples/ on 2 ranks: PyTorch loops, DDP, FSDP2, Lightning, Accelerate, Transformers; installs the
-#              latter three first; EXAMPLES="--only ddp" for some
+# make examples   runs examples/ on 2 ranks, compressed and dense: PyTorch loops, DDP, FSDP2, Lightning, Accelerate,
+#              Transformers; installs the latter three first; EXAMPLES="--only ddp" for some
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks; both run if one fails
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy

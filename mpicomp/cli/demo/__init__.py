@@ -1,7 +1,9 @@
 """``mpicomp demo`` trains a small model over slow links, dense and with Marsit, and shows the difference.
 
-It needs the package alone: ranks are threads, and the text to learn from is Python's standard library. Under ``mpirun``
-the ranks are those of MPI. The exit status is 0; 2 for arguments that cannot be used.
+It needs the package alone: ranks are threads, which need no MPI library, and the text to learn from is that of Python's
+standard library. Under ``mpirun`` the ranks are those of MPI.
+
+The exit status is 0, or 2 for arguments that cannot be used.
 """
 
 from __future__ import annotations
@@ -9,8 +11,19 @@ from __future__ import annotations
 import argparse
 import os
 from importlib import import_module
+from importlib.util import find_spec
 
-from mpi4py import MPI  # noqa: F401 - without MPI the command ends here, with the cure
+from collectives.errors import mpi_problem
+
+try:
+    from mpi4py import MPI  # noqa: F401 - the import decides whether there is an MPI library
+except (ImportError, RuntimeError) as error:
+    if not (MISSING := mpi_problem(error)) or find_spec("mpi4py") is None:
+        raise
+    import_module("collectives.threads.without_mpi").stand_in_for_mpi()
+else:
+    MISSING = ""
+"""Reason why no MPI library can be loaded, and the cure; empty if one is loaded."""
 
 COMMAND = "mpicomp demo"
 RANKS, STEPS, LINK, PICTURE = 4, 60, "100mbit", "mpicomp-demo.png"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.arguments import integer
 from mpicomp.cli.command import conduct, require_none
-from mpicomp.cli.demo import COMMAND, RANKS, picture, report
+from mpicomp.cli.demo import COMMAND, MISSING, RANKS, picture, report
 from mpicomp.cli.demo.display import Trainings
 from mpicomp.cli.demo.model import N_PARAMETERS
 from mpicomp.cli.demo.report import Comparison
@@ -31,6 +32,7 @@ MOST_FACTOR = 2  # steps of Marsit for each step of dense
 START_S = 60.0  # for the other ranks to have read their arguments
 METHODS: dict[str, Algorithm] = {"dense": Dense(), "Marsit": Marsit(full_precision_every=None)}
 INTERRUPTED = 130
+BUSY = 0.5  # load of each core from which other programs lower the gain
 _Result = TypeVar("_Result")
 
 
@@ -108,18 +110,24 @@ def _demonstrate(request: DemoRequest, world: Communicator) -> int:
         except ImportError:
             print("Picture: none, since Matplotlib is missing: pip install 'mpicomp[demo]'")
         print("", *report.next_steps(), sep="\n", flush=True)
+        if MISSING:
+            print(f"The demo needs no MPI library, but jobs do: {MISSING}", flush=True)
     return 0
 
 
 def _introduction(request: DemoRequest, ranks: int) -> str:
     each = f"{ranks} {'threads' if request.threads else 'ranks of MPI'} train {N_PARAMETERS:,} parameters"
-    if request.link is None:
-        return f"{each}: first dense, then with Marsit until it has dense's accuracy"
-    seconds = request.steps * 8 * N_PARAMETERS * (ranks - 1) / ranks / request.link.bytes_per_s
-    return (
-        f"{each} over links of {request.link}:\n"
-        f"first dense, whose messages take {seconds:.0f} s, then with Marsit until it has dense's accuracy"
-    )
+    dense = "first dense"
+    if request.link is not None:
+        seconds = request.steps * 8 * N_PARAMETERS * (ranks - 1) / ranks / request.link.bytes_per_s
+        each += f" over links of {request.link}"
+        dense += f", whose messages take {seconds:.0f} s"
+    text = f"{each}:\n{dense}, then with Marsit until it has dense's accuracy"
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > BUSY * cores:
+        # Dense mostly waits for its link. Marsit mostly computes, which takes longer on cores that are shared.
+        text += f"\nOther programs use this machine (load {load:.1f} on {cores} cores), which makes the gain smaller"
+    return text
 
 
 def _compile(request: DemoRequest, world: Communicator) -> None:

@@ -109,8 +109,8 @@ def next_steps() -> list[str]:
     """Return commands and pages to try next, a line each."""
     steps = {
         "mpicomp demo --link 1gbit": "a faster link leaves less to gain",
-        "mpirun -n 4 mpicomp advise": "the method that pays on your network, for your model",
-        "docs/pytorch.md": "the same in a PyTorch loop of yours: wrap the optimizer",
+        "mpirun -n 2 mpicomp advise": "the method that pays on your network, for your model",
+        "python -m pydoc mpicomp.torch.DistributedOptimizer": "the same in your PyTorch loop: wrap its optimizer",
     }
     width = max(map(len, steps))
     return ["Next:", *(f"  {step.ljust(width)}   {purpose}" for step, purpose in steps.items())]
