@@ -11,19 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 from importlib import import_module
-from importlib.util import find_spec
 
 from collectives.errors import mpi_problem
-
-try:
-    from mpi4py import MPI  # noqa: F401 - the import decides whether there is an MPI library
-except (ImportError, RuntimeError) as error:
-    if not (MISSING := mpi_problem(error)) or find_spec("mpi4py") is None:
-        raise
-    import_module("collectives.threads.without_mpi").stand_in_for_mpi()
-else:
-    MISSING = ""
-"""Reason why no MPI library can be loaded, and the cure; empty if one is loaded."""
 
 COMMAND = "mpicomp demo"
 RANKS, STEPS, LINK, PICTURE = 4, 60, "100mbit", "mpicomp-demo.png"
@@ -48,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, print the table and write the picture; return the exit status."""
-    # As many ranks compute as there are cores. NumPy reads the variable when it is imported, by the next line.
+    # As many ranks compute as there are cores. NumPy reads the variable when it is imported, by the next lines.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return int(import_module("mpicomp.cli.demo.program").run(args))
+    missing = ""
+    try:
+        import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        missing = mpi_problem(error)
+        if not missing:
+            raise
+        import_module("collectives.threads.without_mpi").stand_in_for_mpi()
+    return int(import_module("mpicomp.cli.demo.program").run(args, missing))

@@ -20,7 +20,7 @@ from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.arguments import integer
 from mpicomp.cli.command import conduct, require_none
-from mpicomp.cli.demo import COMMAND, MISSING, RANKS, picture, report
+from mpicomp.cli.demo import COMMAND, RANKS, picture, report
 from mpicomp.cli.demo.display import Trainings
 from mpicomp.cli.demo.model import N_PARAMETERS
 from mpicomp.cli.demo.report import Comparison
@@ -57,13 +57,19 @@ class DemoRequest:
         return cls(threads, _link(args.link), steps, seed, Path(args.output), read_text())
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command and return its exit status."""
+def run(args: argparse.Namespace, missing: str = "") -> int:
+    """Run the command and return its exit status.
+
+    `missing` is the reason why there is no MPI library, and the cure; empty if there is one.
+    """
     try:
-        return conduct(COMMAND, lambda: _start(args), _demonstrate)
+        status = conduct(COMMAND, lambda: _start(args), _demonstrate)
     except KeyboardInterrupt:
         print(f"{COMMAND}: stopped", file=sys.stderr)
         return INTERRUPTED
+    if missing and not status:
+        print(f"The demo needs no MPI library, but jobs do: {missing}", flush=True)
+    return status
 
 
 def _link(text: str) -> EmulatedLink | None:
@@ -110,8 +116,6 @@ def _demonstrate(request: DemoRequest, world: Communicator) -> int:
         except ImportError:
             print("Picture: none, since Matplotlib is missing: pip install 'mpicomp[demo]'")
         print("", *report.next_steps(), sep="\n", flush=True)
-        if MISSING:
-            print(f"The demo needs no MPI library, but jobs do: {MISSING}", flush=True)
     return 0
 
 
