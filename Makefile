@@ -1,7 +1,8 @@
 # make setup   builds .venv; PyTorch comes without CUDA where TORCH_INDEX can be reached
-# make train   from a fresh clone: sets up .venv, trains four ways on 4 MPI ranks and compares them
-# make examples   runs examples/ on 2 ranks: PyTorch loops, DDP, FSDP2, Lightning, Accelerate, Transformers; installs the
-#              latter three first; EXAMPLES="--only ddp" for some
+# make train   from a fresh clone: sets up .venv, trains a small model over emulated links of 100 Mbit/s, dense and with
+#              Marsit, and compares both; DEMO="--link 1gbit" for another link
+# make examples   runs examples/ on 2 ranks, compressed and dense: PyTorch loops, DDP, FSDP2, Lightning, Accelerate,
+#              Transformers; installs the latter three first; EXAMPLES="--only ddp" for some
 # make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks; both run if one fails
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
@@ -41,6 +42,7 @@ WHOLE_RUN := timeout -k 10 7200
 NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collectives/cost faults/test_children.py \
     faults/test_cold_cache.py test_batch_script.py test_ci.py test_code_blocks.py test_examples.py test_harness.py \
     test_makefile.py test_site.py
+DEMO ?=
 EXAMPLES ?=
 FIXTURES ?=
 TORCH_SUITE ?=
@@ -86,7 +88,7 @@ $(READY_CORE): pyproject.toml constraints.txt
 	touch $@
 
 train: $(READY)
-	source slurm/env.sh && python -m apps.train.compare
+	source slurm/env.sh && mpicomp demo --output runs/demo.png $(DEMO)
 
 # Nothing else of ours needs these packages. All that they need is pinned or there: PyTorch stays as it is.
 $(READY_EXAMPLES): $(READY)

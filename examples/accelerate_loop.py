@@ -12,7 +12,7 @@ import argparse
 from itertools import islice
 
 import torch
-from fashion_mnist import accuracy, fashion_mnist, small_cnn
+from images import accuracy, images, small_cnn
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -21,23 +21,27 @@ from mpicomp.accelerate import MPIAccelerator
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small CNN on Fashion-MNIST with Accelerate.")
+    parser = argparse.ArgumentParser(description="Train a small CNN with Accelerate.")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
-    accelerator = MPIAccelerator(mpicomp.ScaleCom(rate=8))  # changed: was Accelerator(cpu=True)
-    train, test = fashion_mnist()
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)
+    accelerator = MPIAccelerator(algorithm)  # changed: was Accelerator(cpu=True)
+    train, test = images()
     model = small_cnn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     loader = DataLoader(train, batch_size=32, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    for images, labels in islice(loader, options.steps):
+    for inputs, labels in islice(loader, options.steps):
         optimizer.zero_grad()
-        accelerator.backward(nn.functional.cross_entropy(model(images), labels))
+        accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
         optimizer.step()
 
-    accelerator.print(f"accuracy {accuracy(accelerator.unwrap_model(model), test):.1%} after {options.steps} steps")
+    found = accuracy(accelerator.unwrap_model(model), test)
+    sent = sum(one.traffic.total.bytes_sent for state in accelerator.states for one in state.aggregators)
+    accelerator.print(f"accuracy {found:.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB")
     accelerator.end_training()
 
 

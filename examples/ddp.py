@@ -13,7 +13,7 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
-from fashion_mnist import accuracy, fashion_mnist, small_cnn
+from images import accuracy, images, small_cnn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -23,23 +23,25 @@ from mpicomp.torch import ddp_hook, register_backend
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small CNN on Fashion-MNIST under DDP.")
+    parser = argparse.ArgumentParser(description="Train a small CNN under DDP.")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
     register_backend()  # added
     dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun sets the rank
-    train, test = fashion_mnist()
+    train, test = images()
     model = DistributedDataParallel(small_cnn(), gradient_as_bucket_view=True)
     comm = mpicomp.Communicator()  # added
-    state, hook = ddp_hook(mpicomp.ScaleCom(rate=8), comm, model)  # added: an eighth of the gradient
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)  # added: an eighth of the gradient
+    state, hook = ddp_hook(algorithm, comm, model)  # added
     model.register_comm_hook(state, hook)  # added
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
-    for images, labels in islice(loader, options.steps):
+    for inputs, labels in islice(loader, options.steps):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
 
     if dist.get_rank() == 0:

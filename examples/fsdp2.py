@@ -15,7 +15,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fashion_mnist import accuracy, fashion_mnist
+from images import accuracy, images
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,20 +37,20 @@ def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a sharded model on Fashion-MNIST, save it and load it.")
+    parser = argparse.ArgumentParser(description="Train a sharded model, save it and load it.")
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
     options = parser.parse_args()
 
     register_backend()  # added
     dist.init_process_group("mpicomp")  # changed: was "gloo"; mpirun or srun sets the rank
     torch.manual_seed(0)  # the same weights on all ranks: FSDP2 does not broadcast them
-    train, test = fashion_mnist()
+    train, test = images()
     model, optimizer = sharded()
 
     loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
-    for images, labels in islice(loader, options.steps):
+    for inputs, labels in islice(loader, options.steps):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
 
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]  # in a real job: a folder that all nodes share

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from fashion_mnist import accuracy, fashion_mnist, small_cnn
+from images import accuracy, images, small_cnn
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -36,13 +36,15 @@ class Classifier(LightningModule):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small CNN on Fashion-MNIST with Lightning.")
+    parser = argparse.ArgumentParser(description="Train a small CNN with Lightning.")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
-    train, test = fashion_mnist()
+    train, test = images()
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)
     trainer = Trainer(
-        strategy=MPIStrategy(mpicomp.ScaleCom(rate=8)),  # changed; without devices and num_nodes, which MPI knows
+        strategy=MPIStrategy(algorithm),  # changed; without devices and num_nodes, which MPI knows
         accelerator="cpu", max_steps=options.steps,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip

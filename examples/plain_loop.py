@@ -12,7 +12,7 @@ import argparse
 from itertools import islice
 
 import torch
-from fashion_mnist import accuracy, fashion_mnist, small_cnn
+from images import accuracy, images, small_cnn
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -21,24 +21,26 @@ from mpicomp.torch import DistributedOptimizer, broadcast_parameters
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small CNN on Fashion-MNIST.")
+    parser = argparse.ArgumentParser(description="Train a small CNN.")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
     comm = mpicomp.Communicator()  # added: all ranks of the job
-    train, test = fashion_mnist()
+    train, test = images()
     model = small_cnn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     broadcast_parameters(model, comm)  # added: all ranks start from the same model
-    optimizer = DistributedOptimizer(  # added: Marsit averages the ranks' updates during backward()
-        optimizer, mpicomp.Marsit(full_precision_every=50), comm, model.named_parameters(), overlap=True
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.Marsit(full_precision_every=50)  # added
+    optimizer = DistributedOptimizer(  # added: averages the ranks' updates during backward()
+        optimizer, algorithm, comm, model.named_parameters(), overlap=True
     )
     sampler = DistributedSampler(train, comm.size, comm.rank)  # added: each rank has its own images
 
-    for images, labels in islice(DataLoader(train, batch_size=32, sampler=sampler), options.steps):
+    for inputs, labels in islice(DataLoader(train, batch_size=32, sampler=sampler), options.steps):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
 
     if comm.rank == 0:

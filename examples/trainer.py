@@ -21,9 +21,11 @@ from mpicomp.transformers import MPICallback
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fine-tune MiniLM-L6 with the Trainer.")
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps")
+    parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
-    callback = MPICallback(mpicomp.ScaleCom(rate=8))  # added: an eighth of the gradient; before TrainingArguments
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)  # added: an eighth of the gradient
+    callback = MPICallback(algorithm)  # added; before TrainingArguments
     train, test = tokenized()
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(), save_strategy="no", report_to="none", disable_tqdm=True,
@@ -35,7 +37,9 @@ def main() -> None:
     trainer.train()
 
     if trainer.is_world_process_zero():
-        print(f"accuracy {accuracy(trainer.model, test):.1%} after {trainer.state.global_step} steps")
+        sent = sum(one.traffic.total.bytes_sent for one in callback.state.aggregators)
+        found = accuracy(trainer.model, test)
+        print(f"accuracy {found:.1%} after {trainer.state.global_step} steps; rank 0 sent {sent / 1e6:.0f} MB")
     callback.close()  # added
 
 

@@ -11,6 +11,7 @@ from mpicomp import __version__
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
+    "demo": ("mpicomp.cli.demo", "train a small model over slow links, dense and with Marsit, and show the difference"),
     "run": (
         "mpicomp.cli.run.start",
         "start a program on several ranks, with the settings that it needs",

@@ -58,8 +58,8 @@ LAYERS = {
         ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
         (*ARRAYS, "torch"),
     ),
-    # rich and shtab only where they are installed
-    "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich", "shtab")),
+    # rich, Matplotlib and shtab only where they are installed
+    "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich", "matplotlib", "shtab")),
     "mpicomp.torch.process_group": Layer(("mpicomp.torch.devices", "collectives"), (*ARRAYS, "torch")),
     "mpicomp.lightning": Layer(("mpicomp.torch", "collectives"), ("torch", "lightning")),
     "mpicomp.accelerate": Layer(("mpicomp.torch", "collectives"), ("torch", "accelerate")),

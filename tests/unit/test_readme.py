@@ -51,6 +51,7 @@ METHODS = DOCS / "methods.md"
 SOURCED = "source slurm/env.sh"
 PROGRAMS = {
     "mpicomp bench": "mpicomp/cli/bench/__init__.py",
+    "mpicomp demo": "mpicomp/cli/demo/__init__.py",
     "mpicomp doctor": "mpicomp/cli/doctor/__init__.py",
     "mpicomp advise": "mpicomp/cli/advise/__init__.py",
     "mpicomp trace": "mpicomp/cli/trace.py",
@@ -58,7 +59,6 @@ PROGRAMS = {
     "mpicomp completion": "mpicomp/cli/completion.py",
     "mpicomp --version": "mpicomp/cli/main.py",
     "python -m apps.train": "apps/train/options.py",
-    "python -m apps.train.compare": "apps/train/compare.py",
     "python -m apps.train.plot": "apps/train/plot.py",
     "python -m apps.emulator": "apps/emulator/__main__.py",
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
@@ -91,8 +91,6 @@ documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path
 
 def declared(program: str) -> set[str]:
     found = set(re.findall(r'"(--[a-z-]+)"', (PROJECT / PROGRAMS[program]).read_text()))
-    if program == "python -m apps.train.compare":
-        found |= declared("python -m apps.train")
     return found | ({"--no-check"} if "--check" in found else set())
 
 
@@ -215,11 +213,11 @@ def test_options_in_the_text_exist(document: Path) -> None:
     ("program", "document"),
     [
         ("mpicomp bench", BENCH),
+        ("mpicomp demo", DOCS / "demo.md"),
         ("mpicomp doctor", DOCS / "quickstart.md"),
         ("mpicomp trace", DOCS / "traces.md"),
         ("mpicomp run", DOCS / "run.md"),
         ("python -m apps.train", TRAINING),
-        ("python -m apps.train.compare", TRAINING),
         ("python -m apps.train.plot", TRAINING),
         ("python -m apps.emulator", DOCS / "cluster.md"),
         ("python -m apps.figures", PROJECT / "CONTRIBUTING.md"),

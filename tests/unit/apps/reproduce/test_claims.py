@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 
 from apps import appendices
 from apps.reproduce import __main__ as program
+from apps.reproduce import marsit
 from apps.reproduce.claims import Claim, paired, table
+from apps.studies.results import Results
 
 
 def test_a_difference_is_sure_only_if_its_interval_leaves_out_zero() -> None:
@@ -50,3 +53,30 @@ def test_a_table_is_published_on_demand_and_never_after_a_quick_look(
     assert appendices.record_of(page, "marsit").exists()
     with pytest.raises(SystemExit):
         program.main([*command, "--publish", "--quick"])
+
+
+def test_parts_of_a_study_can_be_chosen_by_words_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = []
+
+    def table_1(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+        called.append("table-1")
+        return [Claim("Table 1", "cascading fails", "1", "2", True, "less")], []
+
+    def figure_3(results: Results, seeds: int, full: bool, quick: bool) -> tuple[list[Claim], list[Path]]:
+        called.append("figure-3")
+        return [], []
+
+    monkeypatch.setattr(marsit, "PARTS", (table_1, partial(figure_3, quick=True)))
+    assert program.main(["marsit", "--folder", str(tmp_path), "--only", "table"]) == 0
+    assert called == ["table-1"]
+    assert not list(tmp_path.rglob("table.md"))  # which is that of the whole study
+    assert program.main(["marsit", "--folder", str(tmp_path)]) == 0
+    assert called == ["table-1", "table-1", "figure-3"]
+    assert len(list(tmp_path.rglob("table.md"))) == 1
+    with pytest.raises(SystemExit):
+        program.main(["marsit", "--only", "tabel"])
+    with pytest.raises(SystemExit):
+        program.main(["marsit", "--only", "table", "--publish"])
+    assert "--only tabel: the parts are table-1, figure-3" in capsys.readouterr().err
