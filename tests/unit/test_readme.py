@@ -77,8 +77,9 @@ PROGRAMS = {
 }
 # Options of mpirun, pip, scancel and the like.
 FOREIGN = {
-    "--allow-run-as-root", "--batch", "--bind-to", "--help", "--mca", "--ntasks-per-node", "--oversubscribe",
-    "--prtemca", "--shm-size", "--signal",
+    "--allow-run-as-root", "--batch", "--bind-to", "--build-arg", "--cpus-per-task", "--help", "--map-by", "--mca",
+    "--nodes", "--ntasks-per-node", "--oversubscribe", "--path", "--prtemca", "--recipe", "--requeue", "--shm-size",
+    "--sign", "--signal", "--strict",
 }  # fmt: skip
 
 # Most words of a page that people read from top to bottom, and the pages that are looked up or for developers.
@@ -184,7 +185,8 @@ def test_the_first_program_of_a_page_starts_on_a_machine_with_two_cores(
     (tmp_path / "slurm").symlink_to(PROJECT / "slurm")
     settings = ("OMPI_", "PRTE_", "MPICOMP_", "SLURM_")  # of the shell that runs this test
     clean = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
-    env = clean | {"MPICOMP_VENV": sys.prefix, "PYTHONPATH": str(PROJECT)}
+    path = f"{sys.prefix}/bin:{os.environ['PATH']}"  # for pages that start `mpicomp run` without slurm/env.sh
+    env = clean | {"MPICOMP_VENV": sys.prefix, "PYTHONPATH": str(PROJECT), "PATH": path}
     two = sorted(os.sched_getaffinity(0))[:2]
     done = subprocess.run(
         ["taskset", "-c", ",".join(map(str, two)), "bash", "-ec", start],
