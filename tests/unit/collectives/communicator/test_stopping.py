@@ -100,6 +100,28 @@ def test_a_signal_after_a_communicator_was_let_go_goes_to_the_handler_from_befor
     assert came == [signal.SIGUSR1]
 
 
+def test_a_communicator_that_is_made_after_a_stop_starts_anew() -> None:
+    with alone() as comm:
+        comm.stop_requested()
+        signal.raise_signal(signal.SIGUSR1)
+        assert comm.stop_requested()
+        with alone() as other:
+            assert other.stop_requested()  # of the same run
+    signal.raise_signal(signal.SIGUSR1)  # a second signal of the same request
+    with alone() as later:
+        assert not later.stop_requested()
+        signal.raise_signal(signal.SIGTERM)
+        assert later.stop_requested()
+
+
+def test_a_signal_that_the_program_has_not_seen_is_kept_for_the_next_communicator() -> None:
+    with alone() as comm:
+        comm.stop_requested()
+        signal.raise_signal(signal.SIGUSR1)
+    with alone() as later:
+        assert later.stop_requested()
+
+
 def test_a_forked_process_ends_by_the_signals() -> None:
     with alone() as comm:
         comm.stop_requested()
