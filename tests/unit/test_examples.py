@@ -30,12 +30,14 @@ CASES = {
     "pretrained": (2, 0),
 }
 N_CLASSES, SIDE = 10, 28
+WRAPPED = ("accelerate", "lightning", "transformers")  # which modules of mpicomp import
 
 
 def packages(name: str) -> set[str]:
     """Return the packages that a program and its neighbours import."""
     modules = {one.module for one in ast.walk(ast.parse(FILES[name].read_text())) if isinstance(one, ast.ImportFrom)}
-    roots = {module.split(".")[0] for module in modules if module}
+    names = {module for module in modules if module}
+    roots = {name.split(".")[0] for name in names} | {one for one in WRAPPED if f"mpicomp.{one}" in names}
     return (roots - FILES.keys()).union(*(packages(neighbour) for neighbour in roots & FILES.keys()))
 
 
