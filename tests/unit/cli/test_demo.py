@@ -1,4 +1,4 @@
-"""``mpicomp demo``: what it prints and draws was measured, both trainings are alike, and bad arguments are refused."""
+"""``mpicomp demo``: it prints and draws measured figures of comparable trainings, and refuses bad arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FOUND = Comparison(DENSE, MARSIT, 4, True, "100 Mbit/s")
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
-    """Collect what the command has measured."""
+    """Collect the comparisons that the command makes."""
     kept: list[Comparison] = []
 
     def keep(*arguments: Any) -> Comparison:
