@@ -286,7 +286,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def begin(program: Path, task: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mpicomp.cli", "run", "-n", "2", program.name, task]
+    command = [sys.executable, "-m", "mpicomp", "run", "-n", "2", program.name, task]
     return subprocess.Popen(
         command, cwd=program.parent, env=clean() | {"PYTHONPATH": str(PROJECT)}, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
