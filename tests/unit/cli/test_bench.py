@@ -120,7 +120,10 @@ def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
         (["bench", "--algoritm", "marsit"], "unrecognized arguments: --algoritm marsit (did you mean '--algorithm'?)"),
         (["bench", "--coutn=5"], "unrecognized arguments: --coutn=5 (did you mean '--count'?)"),
         (["advise", "--topolgy", "ring"], "unrecognized arguments: --topolgy ring"),
-        (["benhc"], "there is no command 'benhc' (did you mean 'bench'?): choose one of doctor, warm, bench"),
+        (
+            ["benhc"],
+            "there is no command 'benhc' (did you mean 'bench'?): choose one of demo, run, doctor, warm, bench",
+        ),
         (["bench", "--algorithm", "marsti"], "--algorithm marsti (did you mean 'marsit'?): choose one of dense"),
         (["bench", "--topology", "rng"], "there is no topology 'rng' (did you mean 'ring'?)"),
         (["bench", "--dtype", "float33"], "--dtype float33 (did you mean 'float32'?)"),

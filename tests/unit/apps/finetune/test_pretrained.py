@@ -12,7 +12,7 @@ from apps.finetune.examples import LABELS, Example
 def test_a_missing_package_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "PACKAGE", "no-such-package")
     with pytest.raises(
-        ValueError, match=r'^the package no-such-package is missing: pip install "mpicomp\[examples\]"$'
+        ValueError, match=r"^the package no-such-package is missing: pip install '\.\[examples\]' in a clone$"
     ):
         pretrained.folder()
 

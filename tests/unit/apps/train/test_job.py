@@ -6,14 +6,11 @@ import json
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from apps.train import compare
-from apps.train.__main__ import main
 from tests.unit.faults.jobs import JOB_S, Job, Jobs
 
 RANKS = 2
@@ -175,25 +172,3 @@ def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_t
     assert "(File too large); make room there" in full
     assert f"error: rank 1 of {RANKS}: {newest}/rank-00001.safetensors is truncated or altered" in truncated
     assert f"remove the folder {newest} to resume from {older.name}" in truncated
-
-
-def test_the_comparison_trains_four_ways_and_shows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Train on one rank, in this process; a job of two ranks measures the time of computing elsewhere."""
-
-    def run(command: Sequence[str], env: Mapping[str, str], capture: bool) -> tuple[int, str]:
-        assert command[1:3] == ["-n", "2"]
-        return main(command[command.index("apps.train") + 1 :]), ""
-
-    monkeypatch.setattr(compare, "run", run)
-    monkeypatch.setattr("mpicomp.install_abort_hook", lambda: None)
-    folder = tmp_path / "runs"
-    assert compare.main(["--ranks", "2", "--out", str(folder), "--epochs", "1", "--hidden", "16"]) == 0
-    assert (folder / "compare.png").stat().st_size > 10_000
-    _, _, table = capsys.readouterr().out.partition("test accuracy and what it cost")
-    for method in ("dense", "Marsit, K = 100", "Marsit, K = none", "cascading SSDM"):
-        assert method in table
-    last = json.loads((folder / "dense.json").read_text().splitlines()[-1])
-    assert (last["ranks"], last["bits_per_element"]) == (1, 0.0)
-    assert "measured here  100 Mbit/s  1 Gbit/s  10 Gbit/s" in table

@@ -122,7 +122,10 @@ def test_a_signal_that_the_program_has_not_seen_is_kept_for_the_next_communicato
         assert later.stop_requested()
 
 
-def test_a_forked_process_ends_by_the_signals() -> None:
+def test_a_forked_process_ends_by_the_signals(request: pytest.FixtureRequest) -> None:
+    # other tests of this process may have set a handler
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
     with alone() as comm:
         comm.stop_requested()
         context = multiprocessing.get_context("fork")
