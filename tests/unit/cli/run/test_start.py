@@ -99,6 +99,15 @@ def test_programs_are_scripts_packages_files_or_commands(start: Start, tmp_path:
     assert start("beside", "x")[3:] == [beside, "x"]
 
 
+def test_a_command_comes_before_a_folder_of_its_name(start: Start, tmp_path: Path) -> None:
+    """In a clone, `mpicomp` is both; as a folder, its modules would hide packages of their names."""
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both/__main__.py").touch()
+    command = write_program(tmp_path / "env/bin/both", "")
+    assert start("both")[3:] == [command]
+    assert start("./both")[3:] == [sys.executable, "./both"]
+
+
 def test_without_a_number_the_slots_or_the_cores_get_ranks(start: Start) -> None:
     assert start("train.py")[1:3] == ["-n", "8"]
     assert start("train.py", **SLURM)[1:3] == ["-n", "4"]
