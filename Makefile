@@ -150,7 +150,7 @@ torch-suite: $(READY)
 	.venv/bin/python -m pip install --quiet --target build/torch-suite expecttest
 	source slurm/env.sh && PYTHONPATH=build/torch-suite python -m tests.system.torch_suite $(TORCH_SUITE)
 
-# One number of ranks after the other, whatever came of the earlier ones. FIXTURES="--only marsit" for a part.
+# One number of ranks after the other, even if an earlier one has failed. FIXTURES="--only marsit" for a part.
 fixtures: $(READY)
 	source slurm/env.sh && failed=0 && for ranks in 1 2 3 5 8; do \
 	    $(WHOLE_RUN) mpirun -n "$$ranks" python -m tests.fixtures.record $(FIXTURES) || failed=1; \

@@ -92,12 +92,13 @@ def separated(size: int, environ: Mapping[str, str]) -> Separated | None:
 def launched_by(environ: Mapping[str, str]) -> str:
     """Return the launcher that has started this process as a rank, in words; empty if it may start a job.
 
-    A shell in an allocation may be the only task of an srun. A lone rank of an mpirun is still a rank.
+    A shell in an allocation may be the only task of an srun, and a notebook the only rank of a process group. A lone
+    rank of an mpirun is still a rank.
     """
     for name, variable, _, also in _LAUNCHERS:
         started = environ.get(variable, "")
-        is_task = "SLURM_STEP_NUM_TASKS" in (variable, also)
-        if started.isdecimal() and (not also or also in environ) and (int(started) > 1 or not is_task):
+        may_be_alone = "SLURM_STEP_NUM_TASKS" in (variable, also) or (variable, also) == ("WORLD_SIZE", "RANK")
+        if started.isdecimal() and (not also or also in environ) and (int(started) > 1 or not may_be_alone):
             return name
     return ""
 

@@ -47,8 +47,11 @@ class StopSignals:
         self._forks_watched = False
 
     def watches(self, comm: Communicator, numbers: Iterable[int]) -> bool:
-        """Return True if these signals are noted for this communicator."""
-        return comm in self._users and all(number in self._previous for number in numbers)
+        """Return True if these signals are noted for this communicator: frameworks replace handlers at their end."""
+        return comm in self._users and all(map(self._is_noted, numbers))
+
+    def _is_noted(self, number: int) -> bool:
+        return number in self._previous and signal.getsignal(number) == self._note
 
     def watch(self, comm: Communicator, numbers: Iterable[int]) -> None:
         """Note these signals until the communicator is closed.
@@ -62,7 +65,7 @@ class StopSignals:
         """
         if self.reported and not self._users:  # a program that goes on after it has stopped, as a notebook does
             self.requested = self.reported = False
-        missing = [number for number in numbers if number not in self._previous]
+        missing = [number for number in numbers if not self._is_noted(number)]
         if missing:
             run_in_main_thread(lambda: self._install(missing))
         self._users.add(comm)
@@ -76,7 +79,7 @@ class StopSignals:
         self._users.discard(comm)
 
     def report(self) -> None:
-        """Note that the program knows of the request, which may have come to another rank."""
+        """Note that the program has seen the request, which may have come to another rank."""
         self.requested = self.reported = self._came = True
 
     def _restore_unless_requested(self) -> None:
@@ -88,7 +91,7 @@ class StopSignals:
         if not self._previous:
             self._restore_in_children()
         # another rank of this process may have installed some meanwhile
-        for number in [one for one in numbers if one not in self._previous]:
+        for number in [one for one in numbers if not self._is_noted(one)]:
             try:
                 previous = signal.signal(number, self._note)
             except (OSError, TypeError, ValueError) as error:
@@ -97,7 +100,9 @@ class StopSignals:
 
     def _restore(self) -> None:
         while self._previous:
-            signal.signal(*self._previous.popitem())
+            number, handler = self._previous.popitem()
+            if signal.getsignal(number) == self._note:  # else another part of the program has replaced it
+                signal.signal(number, handler)
 
     def _restore_in_children(self) -> None:
         """Let processes that are forked from this one end by the signals: pools end their workers so."""
@@ -122,8 +127,8 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
 
     The first call installs the handlers: make it before the first step. From then on the signals do not end the process
     until the communicator is closed, which restores the handlers from before. Once a signal has come, the answer stays
-    True, and further signals are ignored to the end of the program, so that they cannot kill a rank that saves. A
-    communicator that is made later starts with False.
+    True, and further signals are ignored to the end of the program, so that they cannot kill a rank that saves. After
+    the program has seen it and closed its communicators, later ones start with False.
 
     Parameters
     ----------

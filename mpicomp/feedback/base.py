@@ -388,7 +388,7 @@ class FiniteFlag:
     def clear_unless(self, finite: Any) -> None:
         """Clear the flag if `finite`, a bool or a bool[] on the device, is False. Called as one of the kernels.
 
-        finite : None where the caller does not know it.
+        finite : None where the caller has not looked.
         """
         if finite is None:
             return

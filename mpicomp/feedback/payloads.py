@@ -25,7 +25,7 @@ ALIGNMENT = 64  # bytes that each payload begins at a multiple of
 Decode = Callable[[Array, Array], Finite]
 """Overwrites a piece of the result, float32 or float64, and on the host as many elements of scratch.
 
-It returns whether the result is finite, or None where it does not know."""
+It returns whether the result is finite, or None where it has not looked."""
 
 
 def buffers(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Bytes]:

@@ -69,7 +69,9 @@ def granted(environ: Mapping[str, str]) -> Allocation | None:
         return Allocation("the allocation of PBS", cure, _count(_read("PBS_NODEFILE", path), environ))
     if hosts := environ.get("LSB_MCPU_HOSTS"):
         cure, words = "ask for more, as in bsub -n 8", hosts.split()
-        slots = dict(zip(words[::2], map(_number, words[1::2]), strict=False))
+        slots: dict[str, int] = {}
+        for name, count in zip(words[::2], words[1::2], strict=False):
+            slots[name] = slots.get(name, 0) + _number(count)
         return Allocation(
             "the allocation of LSF", cure, _with_cores(slots, environ), environ.get("LSB_DJOB_HOSTFILE", "")
         )

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from mpicomp.cli.run.allocation import Allocation, granted
 
-# Names of the settings below that were set for one machine and one number of ranks. A job that starts from a shell with
-# these settings, or from a batch script that sbatch has passed them to, chooses them again.
+# NAME=VALUE of the settings below that were set for one machine and one number of ranks. A job that starts from a shell
+# with these settings, or from a batch script that sbatch has passed them to, chooses them again unless the user has
+# changed them.
 MARK = "MPICOMP_ONE_MACHINE"
 THREADS = "OMP_NUM_THREADS"
 _BINDING = "PRTE_MCA_hwloc_default_binding_policy"
@@ -56,8 +57,8 @@ class Settings(NamedTuple):
 
 def choose(environ: Mapping[str, str], n_threads: int, one_machine: bool) -> Settings:
     """Return the settings for ranks of so many threads, on this machine alone or on the hosts of an allocation."""
-    earlier = environ.get(MARK, "").split()
-    users = {name for name, value in environ.items() if value and name not in earlier}
+    earlier = dict(pair.split("=", 1) for pair in environ.get(MARK, "").split() if "=" in pair)
+    users = {name for name, value in environ.items() if value and value != earlier.get(name)}
     # One thread a core: the ranks share the cores, and thread pools of NumPy or torch would compete for them.
     chosen = {THREADS: str(n_threads)}
     if one_machine:
@@ -69,8 +70,9 @@ def choose(environ: Mapping[str, str], n_threads: int, one_machine: bool) -> Set
     if os.geteuid() == 0:
         added |= _AS_ROOT
     if chosen:
-        added[MARK] = " ".join(chosen)
-    return Settings(added, tuple(name for name in (*earlier, MARK) if name in environ and name not in added))
+        added[MARK] = " ".join(f"{name}={value}" for name, value in chosen.items())
+    gone = (name for name in (*earlier, MARK) if name in environ and name not in added and name not in users - {MARK})
+    return Settings(added, tuple(gone))
 
 
 def threads(environ: Mapping[str, str], placed: list[tuple[int | None, int]]) -> int:

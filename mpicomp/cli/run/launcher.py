@@ -37,7 +37,9 @@ class Launcher(NamedTuple):
         """The launcher is Slurm's."""
         return Path(self.command[0]).name == "srun"
 
-    def line(self, found: Allocation, n_ranks: int, n_threads: int, options: Sequence[str]) -> list[str]:
+    def line(
+        self, found: Allocation, n_ranks: int, n_threads: int, one_machine: bool, options: Sequence[str]
+    ) -> list[str]:
         """Return the command line up to the program; `options` of the user come last, so that they win."""
         line = [*self.command, "-n", str(n_ranks)]
         n_hosts = len(found.place(n_ranks))
@@ -46,9 +48,16 @@ class Launcher(NamedTuple):
             line += [f"--cpus-per-task={n_threads}"] if n_threads > 1 else []  # srun does not take it from its job
         elif "Open MPI" in self.version:
             line += ["--hostfile", found.host_file] if found.host_file else []
-            if n_hosts > 1:  # other hosts get Open MPI's own settings alone
+            if not one_machine:  # other hosts get Open MPI's own settings alone
                 line += ["-x", THREADS, "-x", "THP_MEM_ALLOC_ENABLE"]
         return [*line, *options]
+
+
+def with_python(path: str) -> str:
+    """Return a search path in which the commands of this Python's environment, if it is in one, come first."""
+    own = str(Path(sys.prefix, "bin"))
+    has_own = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
+    return path if not has_own or path.split(os.pathsep)[0] == own else f"{own}{os.pathsep}{path}"
 
 
 def find(environ: Mapping[str, str], named: str | None) -> Launcher:
@@ -60,14 +69,18 @@ def find(environ: Mapping[str, str], named: str | None) -> Launcher:
         There is no launcher, or srun cannot start ranks of the installed MPI.
     """
     if named:
-        command = shlex.split(named)
-        program = shutil.which(command[0]) if command else None
+        try:
+            command = shlex.split(named)
+        except ValueError as error:
+            raise ValueError(f"--launcher {named}: {error}; close the quotation") from error
+        program = shutil.which(command[0], path=with_python(environ.get("PATH", os.defpath))) if command else None
         if program is None:
             raise ValueError(f"--launcher {named}: there is no such command; name another, such as mpirun")
         return Launcher((program, *command[1:]), _version(program))
     # the one next to this Python belongs to the MPI that its mpi4py loads
-    for program in (str(Path(sys.prefix, "bin", "mpirun")), shutil.which("mpirun"), shutil.which("mpiexec")):
-        if program and os.access(program, os.X_OK):
+    search = with_python(environ.get("PATH", os.defpath))
+    for program in (shutil.which("mpirun", path=search), shutil.which("mpiexec", path=search)):
+        if program:
             return Launcher((program,), _version(program))
     srun = shutil.which("srun")
     if srun and environ.get("SLURM_JOB_ID"):

@@ -20,7 +20,7 @@ from collectives.quoting import suggestion
 from mpicomp.cli.arguments import choice, integer
 from mpicomp.cli.run.allocation import Allocation, granted, this_machine
 from mpicomp.cli.run.environment import THREADS, choose, threads
-from mpicomp.cli.run.launcher import Launcher, find
+from mpicomp.cli.run.launcher import Launcher, find, with_python
 
 USAGE_ERROR = 2
 MOST_HOSTS_SHOWN = 8
@@ -122,19 +122,13 @@ def _start(args: argparse.Namespace) -> int:
     settings = choose(os.environ, n_threads, one_machine)
     environ = settings.apply(os.environ)
     environ["PATH"] = with_python(environ.get("PATH", os.defpath))
-    line = [*launcher.line(found, n_ranks, n_threads, job.launcher_options), *job.program]
+    line = [*launcher.line(found, n_ranks, n_threads, one_machine, job.launcher_options), *job.program]
     if args.dry_run:
         unset = [word for name in settings.removed for word in ("-u", name)]
         print(shlex.join(["env", *unset, *(f"{name}={value}" for name, value in settings.added.items()), *line]))
         return 0
     print(_placement(launcher, found, n_ranks, environ[THREADS], one_machine), file=sys.stderr, flush=True)
     return os.execve(line[0], line, environ)  # it does not return
-
-
-def with_python(path: str) -> str:
-    """Return a search path in which the commands of this Python's environment come first."""
-    own = str(Path(sys.prefix, "bin"))
-    return path if path.split(os.pathsep)[0] == own else f"{own}{os.pathsep}{path}"
 
 
 def _require_room(n_ranks: int, found: Allocation, one_machine: bool, options: list[str]) -> None:

@@ -22,7 +22,7 @@ TURN = tl.constexpr(256)
 STAGES = tl.constexpr(4)  # turns under way
 SHORT = 512  # elements of a bucket of which several share a program
 TOTALS = 32  # stretches of a program that adds up sums of blocks
-FEW = 64  # sums of a bucket's blocks that whatever needs their total adds up itself
+FEW = 64  # sums of a bucket's blocks that a program which needs their total adds up itself
 
 
 @triton.jit

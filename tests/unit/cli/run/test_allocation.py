@@ -66,6 +66,12 @@ def test_a_node_file_of_pbs_has_a_line_for_each_slot(tmp_path: Path) -> None:
     assert found.host_file == ""  # Open MPI reads it by itself
 
 
+def test_a_host_that_lsf_names_twice_has_the_sum_of_its_slots() -> None:
+    found = granted({"LSB_MCPU_HOSTS": "a 2 b 1 a 1"})
+    assert found is not None
+    assert [(host.name, host.slots) for host in found.hosts] == [("a", 3), ("b", 1)]
+
+
 def test_hosts_of_lsf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "cores", lambda: 4)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)  # bound: the job has cores of its own

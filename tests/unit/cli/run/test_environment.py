@@ -72,10 +72,17 @@ def test_variables_of_the_user_win() -> None:
     assert THREADS not in settings.added[MARK]
 
 
+def test_a_setting_that_the_user_changes_in_a_shell_with_ours_wins() -> None:
+    shell = choose({}, 1, one_machine=True).apply({}) | {THREADS: "4"}
+    assert choose(shell, 1, one_machine=True).apply(shell)[THREADS] == "4"
+    assert choose(shell, 1, one_machine=False).apply(shell)[THREADS] == "4"
+    assert choose(shell | {THREADS: "1"}, 8, one_machine=True).apply(shell)[THREADS] == "8"
+
+
 def test_settings_of_one_machine_end_where_an_allocation_begins() -> None:
     here = choose({}, 1, one_machine=True)
     there = choose(here.apply({}), 1, one_machine=False)
-    assert set(there.removed) == set(here.added[MARK].split()) - {THREADS}
+    assert set(there.removed) == {pair.split("=")[0] for pair in here.added[MARK].split()} - {THREADS}
     assert there.apply(here.apply({})) == choose({}, 1, one_machine=False).apply({})
 
 

@@ -99,6 +99,11 @@ def test_programs_are_scripts_packages_files_or_commands(start: Start, tmp_path:
     assert start("beside", "x")[3:] == [beside, "x"]
 
 
+def test_a_process_group_of_one_rank_is_no_outer_job(start: Start) -> None:
+    """A notebook that has made one may start jobs."""
+    assert start("train.py", RANK="0", WORLD_SIZE="1")[1:3] == ["-n", "8"]
+
+
 def test_a_command_comes_before_a_folder_of_its_name(start: Start, tmp_path: Path) -> None:
     """In a clone, `mpicomp` is both; as a folder, its modules would hide packages of their names."""
     (tmp_path / "both").mkdir()

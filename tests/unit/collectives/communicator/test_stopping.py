@@ -122,10 +122,24 @@ def test_a_signal_that_the_program_has_not_seen_is_kept_for_the_next_communicato
         assert later.stop_requested()
 
 
-def test_a_forked_process_ends_by_the_signals(request: pytest.FixtureRequest) -> None:
-    # other tests of this process may have set a handler
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
+def test_handlers_that_a_framework_has_replaced_are_installed_again() -> None:
+    with alone() as comm:
+        comm.stop_requested()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as a trainer restores handlers at its end
+        assert not comm.stop_requested()
+        signal.raise_signal(signal.SIGUSR1)
+        assert comm.stop_requested()
+
+
+def test_a_handler_that_came_later_stays_when_the_communicator_is_closed() -> None:
+    with alone() as comm:
+        comm.stop_requested()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+
+
+def test_a_forked_process_ends_by_the_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other tests of this process may have set a handler
     with alone() as comm:
         comm.stop_requested()
         context = multiprocessing.get_context("fork")
