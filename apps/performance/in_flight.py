@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mpicomp
 from apps.performance.part import MS, Column, Part, Row, both, made, vectors
 from apps.records import Record
-from collectives import Communicator, Handle
-from collectives import topology as topology_of
+from collectives import Communicator, Handle, TopologyName
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import Calls, alternate, summary
 
@@ -29,7 +28,7 @@ METHODS: Mapping[str, Algorithm] = {
 def measure(n: int, repeats: int, topology: str) -> Record | None:
     """Time vectors of `n` elements in ten parts and as a whole; collective."""
     rows: list[Row] = []
-    with Communicator(topology=topology_of(topology), timeout=300.0) as comm:
+    with Communicator(topology=cast(TopologyName, topology), timeout=300.0) as comm:
         for name, method in METHODS.items():
             timed = alternate(_calls(comm, method, n), repeats, 1, comm)
             rows.append({"method": name, **{way: summary(seconds) for way, seconds in timed.items()}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from apps.train.data import Dataset, Split, load
 from apps.train.models import build
 from apps.train.options import parse
 from apps.train.training import Training
-from collectives import Communicator, NonFiniteGradient
-from collectives import topology as topology_of
+from collectives import Communicator, NonFiniteGradient, TopologyName
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm
 
@@ -100,7 +99,7 @@ def train(
         accuracy = 1 / dataset.n_classes if diverged else epochs[-1]["accuracy"]
         return {"epochs": epochs, "accuracy": accuracy, "diverged": diverged, "count": training.n_parameters}
 
-    return run_local(task.ranks, rank, topology_of(task.topology))[0]
+    return run_local(task.ranks, rank, cast(TopologyName, task.topology))[0]
 
 
 def last(records: Sequence[Record], key: str) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import cast
 
 from mpi4py import MPI
 
@@ -14,8 +15,7 @@ import mpicomp
 from apps.performance.cluster.implementations import Implementation
 from apps.performance.cluster.tuned import AllreduceAlgorithm
 from apps.performance.cluster.vectors import Check, Vector
-from collectives import Communicator, Traffic
-from collectives import topology as topology_of
+from collectives import Communicator, TopologyName, Traffic
 
 TIMEOUT_S, GLOO_TIMEOUT_S = 600.0, 60.0  # Gloo was seen to wait for ever, with nothing on the wire
 GLOO_PORT = 29511
@@ -48,7 +48,7 @@ class Resources:
         self.comm = Communicator(topology="ring", timeout=TIMEOUT_S)
         self.check = Check(self.comm.mpi_comm)
         self._ours = {
-            one.option: Communicator(topology=topology_of(one.option), timeout=TIMEOUT_S)
+            one.option: Communicator(topology=cast(TopologyName, one.option), timeout=TIMEOUT_S)
             for one in known
             if one.kind in ("one-bit", "marsit", "dense")
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from apps.records import Record
 from apps.reproduce.doublesqueeze.methods import DS_1BIT, DS_TOPK, MEM_1BIT, MEM_TOPK, formula_bytes, methods
 from apps.reproduce.networks import NoiseStep, heavy_tailed
-from collectives import Communicator
-from collectives import topology as topology_of
+from collectives import Communicator, TopologyName
 from mpicomp.cli.timing import alternate, elapsed, gather, slowest, turns
 
 DETERMINISTIC = (DS_1BIT, MEM_1BIT, DS_TOPK, MEM_TOPK)
@@ -31,7 +30,7 @@ def compare_topologies(topologies: Sequence[str], n: int, steps: int) -> Record:
     found = {}
     for topology in topologies:
         # not verified, so that only the methods themselves send bytes
-        with Communicator(topology=topology_of(topology), verify=False) as comm:
+        with Communicator(topology=cast(TopologyName, topology), verify=False) as comm:
             found[topology] = compare_methods(comm, topology, n, steps)
     return found
 
@@ -75,7 +74,7 @@ def time_calls(topologies: Sequence[str], lengths: Sequence[int], repeats: int) 
     for n in lengths:
         found[str(n)] = {}
         for topology in topologies:
-            with Communicator(topology=topology_of(topology), timeout=300.0) as comm:
+            with Communicator(topology=cast(TopologyName, topology), timeout=300.0) as comm:
                 started = {name: method.start(comm, n) for name, method in methods().items()}
                 x, out = np.resize(vector(min(n, 1_000_003), comm.rank, 0), n), np.zeros(n, np.float32)
                 found[str(n)][topology] = take_turns(comm, started, x, out, repeats)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from apps.records import Record
 from apps.reproduce.networks import NoiseStep
-from collectives import Communicator, Traffic
-from collectives import topology as topology_of
+from collectives import Communicator, TopologyName, Traffic
 from mpicomp import SSDM, Dense, EFSignSGD, MajorityVote, Marsit
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.timing import gather, spin_barrier, turns
@@ -48,7 +48,7 @@ def split_steps(topologies: Sequence[str], hidden: int, batch: int, rounds: int)
     """Seconds of the phases of a step, by topology and method; see `time_phases`."""
     step, found = NoiseStep(hidden, batch), {}
     for topology in topologies:
-        with Communicator(topology=topology_of(topology), timeout=300.0) as comm:
+        with Communicator(topology=cast(TopologyName, topology), timeout=300.0) as comm:
             found[topology] = time_phases(comm, step, rounds)
     return {"n": step.n, "split": found}
 
