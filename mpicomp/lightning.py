@@ -55,7 +55,8 @@ class _OverMPI:
     def _open(self, comm: Communicator | None, stop_checkpoint: str | Path | None) -> None:
         register_backend()
         self.comm, self.stop_checkpoint = comm, stop_checkpoint
-        self._owns_comm, self._failed, self._stops, self._on_sigterm = comm is None, False, False, None
+        self._owns_comm, self._failed, self._stops = comm is None, False, False
+        self._on_sigterm: Any = None
 
     @property
     def root_device(self) -> torch.device:
@@ -217,6 +218,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         if self.average == "optimizer":
+            assert self.algorithm is not None
             names = list(self.lightning_module.named_parameters())
             self.optimizers = [
                 self._distributed(optimizer, with_seed(self.algorithm, place), names)

@@ -350,14 +350,16 @@ def with_seed(choice: AlgorithmChoice, place: int) -> AlgorithmChoice:
 
 
 def _seeded(algorithm: Algorithm, place: int) -> Algorithm:
+    if not is_dataclass(algorithm):
+        return algorithm
     changed: dict[str, Any] = {}
-    for field in fields(algorithm) if is_dataclass(algorithm) else ():
+    for field in fields(algorithm):
         value = getattr(algorithm, field.name)
         if field.name == "seed":
             changed["seed"] = value + place
         elif isinstance(value, Algorithm):  # that `Auto` switches to
             changed[field.name] = _seeded(value, place)
-    return replace(algorithm, **changed) if changed else algorithm
+    return replace(algorithm, **changed)
 
 
 def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist.ProcessGroup:
