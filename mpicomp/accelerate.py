@@ -14,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.torch import DDPHookState, ddp_hook
+from mpicomp.torch.ddp.hook import with_seed
 from mpicomp.torch.front_ends import AlgorithmChoice
 from mpicomp.torch.process_group.joining import join_process_group
-from mpicomp.torch.state.rank_files import load_beside, save_beside
+from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 
 try:
     from accelerate import Accelerator
@@ -52,7 +53,8 @@ class MPIAccelerator(Accelerator):
     Raises
     ------
     ValueError
-        WORLD_SIZE contradicts MPI, as where ``accelerate launch`` has started the program.
+        WORLD_SIZE contradicts MPI, as where ``accelerate launch`` has started the program. Or an algorithm is given,
+        and Accelerate trains by FSDP or DeepSpeed, or with a gradient scaler.
 
     Examples
     --------
@@ -72,6 +74,8 @@ class MPIAccelerator(Accelerator):
         join_process_group()
         options.setdefault("cpu", not torch.cuda.is_available())
         super().__init__(**options)
+        if algorithm is not None:
+            self._require_ddp()
         self._owns_comm = comm is None
         self.comm = Communicator() if comm is None else comm
         self.algorithm = algorithm
@@ -79,15 +83,32 @@ class MPIAccelerator(Accelerator):
         self.register_save_state_pre_hook(self._save_ranks)
         self.register_load_state_pre_hook(self._load_ranks)
 
+    def _require_ddp(self) -> None:
+        if self.num_processes > 1 and not self.distributed_type.value.startswith("MULTI_"):
+            raise ValueError(
+                f"Accelerate trains by {self.distributed_type.value}, where no method averages gradients: leave out "
+                "its plugin, or the algorithm"
+            )
+        if self.scaler is not None:
+            raise ValueError(
+                "the gradient scaler of mixed_precision='fp16' lets gradients overflow, which the method refuses: use "
+                "bf16, as in mixed_precision='bf16'"
+            )
+
     @override
     def prepare_model(self, model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
         prepared: torch.nn.Module = super().prepare_model(model, *arguments, **options)
         wrapped = getattr(prepared, "_orig_mod", prepared)  # of a compiled model
         if isinstance(wrapped, DistributedDataParallel) and wrapped is not model and self.algorithm is not None:
-            state, hook = ddp_hook(self.algorithm, self.comm, wrapped)
+            state, hook = ddp_hook(with_seed(self.algorithm, len(self.states)), self.comm, wrapped)
             wrapped.register_comm_hook(state, hook)
             self.states.append(state)
         return prepared
+
+    @override
+    def free_memory(self, *objects: Any) -> Any:
+        self.states.clear()
+        return super().free_memory(*objects)
 
     def stop_requested(self) -> bool:
         """Return True on all ranks once SIGTERM or SIGUSR1 has come to any of them; call it in every step."""
@@ -96,6 +117,8 @@ class MPIAccelerator(Accelerator):
     def _save_ranks(self, models: object, weights: object, folder: str) -> None:
         if self.states:
             save_beside(Path(folder) / RANK_FILES, self.states, self.comm)
+        elif self.comm.rank == 0:
+            remove_beside(Path(folder) / RANK_FILES)  # of an earlier checkpoint
 
     def _load_ranks(self, models: object, folder: str) -> None:
         if self.states and not load_beside(Path(folder) / RANK_FILES, self.states, self.comm) and self.comm.rank == 0:

@@ -7,6 +7,8 @@ complete programs.
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters, ddp_hook, register_backend
+from mpicomp.torch.ddp.hook import with_seed
 from mpicomp.torch.front_ends import AlgorithmChoice
 from mpicomp.torch.process_group.joining import join_process_group
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
@@ -52,7 +55,8 @@ class _OverMPI:
     def _open(self, comm: Communicator | None, stop_checkpoint: str | Path | None) -> None:
         register_backend()
         self.comm, self.stop_checkpoint = comm, stop_checkpoint
-        self._owns_comm, self._failed, self._saved_for_stop = comm is None, False, False
+        self._owns_comm, self._failed, self._stops = comm is None, False, False
+        self._on_sigterm: Any = None
 
     @property
     def root_device(self) -> torch.device:
@@ -70,25 +74,41 @@ class _OverMPI:
         return devices[place]
 
     def setup_environment(self) -> None:
-        """Join the process group over MPI, and make the communicator."""
+        """Join the process group over MPI, make the communicator, and note signals from now on."""
         strategy: Any = self
         join_process_group(strategy._timeout)
         if self.comm is None:
             self.comm = Communicator()
+        self._failed = self._stops = False
+        module = strategy.lightning_module
+        if module is not None and module.trainer.state.fn == "fit":
+            self.comm.stop_requested()
+            self._on_sigterm = signal.getsignal(signal.SIGTERM)
         super().setup_environment()  # type: ignore[misc]
+
+    def on_train_start(self) -> None:
+        """Take SIGTERM back from Lightning, whose handler calls a broadcast that other ranks do not reach."""
+        if self._on_sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        super().on_train_start()  # type: ignore[misc]
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
         """Stop on all ranks once a signal has come to one of them, after saving to `stop_checkpoint`."""
         strategy: Any = self
         trainer = strategy.lightning_module.trainer
         assert self.comm is not None
-        if trainer.should_stop or not self.comm.stop_requested():
+        if trainer.should_stop:
             return
-        trainer.should_stop = True
-        if self.stop_checkpoint is not None:
-            trainer.save_checkpoint(self.stop_checkpoint)
-        if self.comm.rank == 0:
-            _log.warning("a signal requests a stop: training ends after this batch")
+        # between steps of the optimizer no accumulated gradient is lost
+        if not self._stops and batch_idx % trainer.accumulate_grad_batches == 0 and self.comm.stop_requested():
+            self._stops = True
+            if self.stop_checkpoint is not None:
+                trainer.save_checkpoint(self.stop_checkpoint)
+            if self.comm.rank == 0:
+                _log.warning("a signal requests a stop: training ends after this step")
+        if self._stops and ((batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch):
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # else Lightning trains on
+            trainer.should_stop = True
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave the communicator to the end of the process: other ranks may be in another call."""
@@ -130,7 +150,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     Attributes
     ----------
     state : DDPHookState or None
-        State of the hook while the Trainer fits.
+        State of the hook of the last fit.
 
     Raises
     ------
@@ -171,6 +191,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         self.optimizer_options = dict(optimizer_options or {})
         self.state: Any = None
         self._restored_from: Path | None = None
+        self._warned = False
 
     @property
     @override
@@ -183,6 +204,11 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         if self.average == "optimizer":
             broadcast_parameters(self.model, self.comm)
             return
+        if self.algorithm is not None and getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError(
+                f"{self.comm.here}: the gradient scaler of precision='16-mixed' lets gradients overflow, which the "
+                "method refuses: use bf16, as in precision='bf16-mixed'"
+            )
         super().configure_ddp()
         if self.algorithm is not None:  # Lightning's option for hooks works on GPUs only
             self.state, hook = ddp_hook(self.algorithm, self.comm, self.model)
@@ -192,14 +218,19 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         if self.average == "optimizer":
+            assert self.algorithm is not None
             names = list(self.lightning_module.named_parameters())
-            self.optimizers = [self._distributed(optimizer, names) for optimizer in self.optimizers]
+            self.optimizers = [
+                self._distributed(optimizer, with_seed(self.algorithm, place), names)
+                for place, optimizer in enumerate(self.optimizers)
+            ]
 
-    def _distributed(self, optimizer: torch.optim.Optimizer, names: list[tuple[str, torch.Tensor]]) -> Any:
+    def _distributed(
+        self, optimizer: torch.optim.Optimizer, algorithm: Any, names: list[tuple[str, torch.Tensor]]
+    ) -> Any:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = [(name, parameter) for name, parameter in names if id(parameter) in own]
-        assert self.algorithm is not None
-        return DistributedOptimizer(optimizer, self.algorithm, self.comm, named, **self.optimizer_options)
+        return DistributedOptimizer(optimizer, algorithm, self.comm, named, **self.optimizer_options)
 
     @contextmanager
     @override
@@ -235,7 +266,8 @@ class MPIStrategy(_OverMPI, DDPStrategy):
 
     @property
     def _owners(self) -> list[Any]:
-        return self._wrapped or [self.state][: self.state is not None]
+        owners = self._wrapped or [self.state][: self.state is not None]
+        return [one for one in owners if one.comm is self.comm]  # others are of a communicator that is closed
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -251,8 +283,18 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        if self._owners and self.comm is not None and "optimizer_states" in checkpoint:
+        if self._owners and "optimizer_states" in checkpoint:
+            assert self.comm is not None
             save_beside(_local(filepath), self._owners, self.comm)
+            return
+        if self.algorithm is not None and checkpoint.get("optimizer_states") and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"{filepath} is saved without residuals, since the Trainer has closed the communicator: save before "
+                "fit() ends, or pass comm= to the strategy"
+            )
+        if self.is_global_zero and not _is_remote(filepath):
+            remove_beside(_local(filepath))  # of an earlier checkpoint
 
     @override
     def remove_checkpoint(self, filepath: Any) -> None:
@@ -280,11 +322,6 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         elif not found:
             for optimizer, state in zip(wrapped, checkpoint["optimizer_states"], strict=True):
                 optimizer.optimizer.load_state_dict(state)
-
-    @override
-    def teardown(self) -> None:
-        self.state = None
-        super().teardown()
 
 
 class MPIShardedStrategy(_OverMPI, ModelParallelStrategy):

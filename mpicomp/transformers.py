@@ -14,7 +14,7 @@ from collectives.annotations import override
 from mpicomp.torch import DDPHookState, ddp_hook
 from mpicomp.torch.front_ends import AlgorithmChoice
 from mpicomp.torch.process_group.joining import join_process_group, leave_process_group
-from mpicomp.torch.state.rank_files import load_beside, save_beside
+from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -87,6 +87,7 @@ class MPICallback(TrainerCallback):
                 f"{self.comm.here}: the callback does not know its Trainer: write callback.attach(trainer) instead of "
                 "callbacks=[callback]"
             )
+        self.comm.stop_requested()  # notes signals from now on
         wrapped: Any = self._trainer.model_wrapped
         model = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled model
         if not isinstance(model, DistributedDataParallel):
@@ -98,6 +99,11 @@ class MPICallback(TrainerCallback):
             return
         if self.algorithm is None:
             return
+        if getattr(self._trainer.accelerator, "scaler", None) is not None:
+            raise ValueError(
+                f"{self.comm.here}: the gradient scaler of fp16=True lets gradients overflow, which the method "
+                "refuses: use bf16=True"
+            )
         if not getattr(model, "_comm_hooks", ()):  # train() again keeps DistributedDataParallel and its hook
             self.state, hook = ddp_hook(self.algorithm, self.comm, model)
             model.register_comm_hook(self.state, hook)
@@ -114,8 +120,11 @@ class MPICallback(TrainerCallback):
 
     @override
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        path = self._folder(args, state) / RANK_FILES
         if self.state is not None and not args.save_only_model:
-            save_beside(self._folder(args, state) / RANK_FILES, [self.state], self.comm)
+            save_beside(path, [self.state], self.comm)
+        elif self.comm.rank == 0:
+            remove_beside(path)  # of an earlier checkpoint
 
     def _folder(self, args: Any, state: Any) -> Path:
         return Path(args.output_dir) / f"checkpoint-{state.global_step}"

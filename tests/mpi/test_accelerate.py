@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mpicomp import Communicator, ScaleCom
+from mpicomp import QSGD, Auto, Communicator, ScaleCom
 from mpicomp.torch import require_same
 from tests.mpi import integrations
 
 integrations.require("accelerate")
+
+from accelerate import Accelerator, DistributedType  # noqa: E402
 
 from mpicomp.accelerate import MPIAccelerator  # noqa: E402
 
@@ -65,6 +67,51 @@ def test_a_saved_state_goes_on_to_the_bit(comm: Communicator, folder: Path) -> N
     other = Run(ScaleCom(rate=4), comm)
     other.accelerator.load_state(str(folder / "saved"))
     assert torch.equal(other.train(4), straight)
+
+
+def test_a_state_without_residuals_has_no_old_ones(comm: Communicator, folder: Path) -> None:
+    run = Run(ScaleCom(rate=4), comm)
+    run.train(3)
+    run.accelerator.save_state(str(folder / "saved"))
+    assert run.accelerator.states
+    comm.barrier()
+    run.accelerator.free_memory()
+    assert not run.accelerator.states
+    run.accelerator.save_state(str(folder / "saved"))
+    comm.barrier()
+    assert not list((folder / "saved").glob("mpicomp.rank*"))
+
+
+def test_models_draw_numbers_of_their_own(comm: Communicator) -> None:
+    accelerator = MPIAccelerator({"weight": QSGD(seed=5), "*": Auto(QSGD(seed=5))}, comm)
+    models = [accelerator.prepare(nn.Linear(8, 1)) for _ in range(2)]
+    for _ in range(4):
+        for model in models:
+            model(torch.ones(2, 8)).sum().backward()
+    algorithms = [[one.algorithm for one in state.aggregators] for state in accelerator.states]
+    for seed, of_model in enumerate(algorithms, 5):
+        assert {getattr(one, "compressing", one).seed for one in of_model} == {seed}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("option", ["FSDP", "DEEPSPEED", "fp16"])
+def test_training_that_the_method_cannot_average_is_refused(
+    option: str, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Accelerator.__init__
+
+    def init(self: Any, **options: Any) -> None:  # as with a GPU, or a plugin
+        real(self, **options)
+        if option == "fp16":
+            self.scaler = object()
+        else:
+            self.state.distributed_type = DistributedType[option]
+
+    monkeypatch.setattr(Accelerator, "__init__", init)
+    message = "use bf16" if option == "fp16" else f"trains by {option}, where no method averages gradients"
+    with pytest.raises(ValueError, match=message):
+        MPIAccelerator(ScaleCom(rate=4), comm)
+    MPIAccelerator(None, comm)
 
 
 def test_a_signal_on_one_rank_is_seen_by_all(comm: Communicator) -> None:

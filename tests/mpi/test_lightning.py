@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
-from mpicomp import Communicator, Dense, Marsit, ScaleCom
+from mpicomp import QSGD, Communicator, Dense, Marsit, ScaleCom
 from mpicomp.torch import require_same
 from tests.mpi import integrations
 
 integrations.require("lightning")
 
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.plugins.precision import Precision  # noqa: E402
 
 from mpicomp.lightning import MPIShardedStrategy, MPIStrategy  # noqa: E402
 
@@ -127,10 +128,10 @@ def test_residuals_are_redistributed_over_another_number_of_ranks(comm: Communic
     fit(MPIStrategy(ScaleCom(rate=4), comm), 6, callbacks=[SaveAtEnd(path)])
     for file in folder.glob("*-of-3"):  # as if two ranks had written the same residuals
         if comm.rank == 0:
-            states = torch.load(file, weights_only=True)
-            for state in states:
+            saved = torch.load(file, weights_only=True)
+            for state in saved["states"]:
                 state["mpicomp"]["ranks"] = 2
-            torch.save(states, file.with_name(file.name.replace("-of-3", "-of-2")))
+            torch.save(saved, file.with_name(file.name.replace("-of-3", "-of-2")))
     comm.barrier()
     if comm.rank == 0:
         for name in ("rank0-of-3", "rank1-of-3", "rank2-of-3", "rank2-of-2"):
@@ -193,6 +194,89 @@ def test_a_signal_on_one_rank_saves_and_stops_all(comm: Communicator, folder: Pa
     assert trainer.global_step == 4
     assert torch.load(path, weights_only=False)["global_step"] == 3
     assert len(list(folder.glob("stopped.ckpt.rank*"))) == comm.size
+
+
+def test_a_stop_waits_for_the_accumulated_gradient_and_for_no_minimum(comm: Communicator, folder: Path) -> None:
+    class Early(Callback):
+        def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *rest: Any) -> None:
+            if rest[-1] == 0 and trainer.is_global_zero:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    strategy = MPIStrategy(ScaleCom(rate=4), comm, stop_checkpoint=folder / "stopped.ckpt")
+    _, trainer = fit(
+        strategy, 20, callbacks=[Early()], accumulate_grad_batches=2, min_epochs=3, min_steps=10,
+    )  # fmt: skip
+    assert torch.load(folder / "stopped.ckpt", weights_only=False)["global_step"] == 1
+    assert trainer.global_step == 2
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_first_batch_of_a_second_fit_stops(number: int, comm: Communicator) -> None:
+    fit(MPIStrategy(ScaleCom(rate=4), comm), 2)
+
+    class AtSetup(Callback):
+        def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+            if trainer.is_global_zero and number == signal.SIGUSR1:
+                os.kill(os.getpid(), number)
+
+        def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+            if trainer.is_global_zero and number == signal.SIGTERM:
+                os.kill(os.getpid(), number)
+
+    _, trainer = fit(MPIStrategy(ScaleCom(rate=4), comm), 20, callbacks=[AtSetup()])
+    assert trainer.global_step == 1
+
+
+def test_residuals_are_saved_after_fit_too(comm: Communicator, folder: Path) -> None:
+    _, trainer = fit(MPIStrategy(ScaleCom(rate=4), comm), 4)
+    trainer.save_checkpoint(folder / "final.ckpt")
+    comm.barrier()
+    assert len(list(folder.glob("final.ckpt.rank*"))) == comm.size
+    fit(MPIStrategy(ScaleCom(rate=4), comm), 6, ckpt_path=folder / "final.ckpt")
+
+
+def test_a_checkpoint_after_the_communicator_is_closed_has_no_old_residuals(comm: Communicator, folder: Path) -> None:
+    _, trainer = fit(MPIStrategy(ScaleCom(rate=4)), 4, callbacks=[SaveAtEnd(folder / "final.ckpt")])
+    comm.barrier()
+    assert len(list(folder.iterdir())) == comm.size + 1
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer.save_checkpoint(folder / "final.ckpt")
+        trainer.save_checkpoint(folder / "final.ckpt")
+    comm.barrier()
+    assert [one.name for one in folder.iterdir()] == ["final.ckpt"]
+    assert sum("without residuals" in str(one.message) for one in seen) == (comm.rank == 0)
+
+
+def test_optimizers_draw_numbers_of_their_own(comm: Communicator) -> None:
+    class Two(Module):
+        automatic_optimization = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.net[place].parameters(), lr=0.1) for place in (0, 2)]
+
+        def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
+            self.manual_backward(super().training_step(batch, 0))
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+    strategy = MPIStrategy(QSGD(seed=5), comm, average="optimizer")
+    fit(strategy, 4, Two())
+    seeds = [one.algorithm.seed for optimizer in strategy.optimizers for one in optimizer.aggregators]
+    assert seeds == [5, 6]
+
+
+def test_a_gradient_scaler_is_refused(comm: Communicator) -> None:
+    precision = Precision()
+    precision.scaler = object()
+    with pytest.raises(ValueError, match=r"use bf16, as in precision='bf16-mixed'"):
+        fit(MPIStrategy(Dense(), comm), 2, plugins=[precision])
 
 
 class Sharded(Module):

@@ -86,6 +86,28 @@ def test_a_signal_on_one_rank_saves_and_stops_all(comm: Communicator, folder: Pa
     assert (folder / "checkpoint-2" / "trainer_state.json").exists()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_signal_in_the_first_step_stops(comm: Communicator, folder: Path) -> None:
+    class Signal(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 0 and comm.rank == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    with comm.split(0) as own:  # for which no signals are noted yet
+        made = trainer(MPICallback(ScaleCom(rate=4), own), folder, 20)
+        made.add_callback(Signal())
+        made.train()
+    assert made.state.global_step == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_gradient_scaler_is_refused(comm: Communicator, folder: Path) -> None:
+    made = trainer(MPICallback(ScaleCom(rate=4), comm), folder, 2)
+    made.accelerator.scaler = object()
+    with pytest.raises(ValueError, match="use bf16=True"):
+        made.train()
+
+
 def test_a_callback_that_does_not_know_its_trainer_says_how_to_attach_it(comm: Communicator, folder: Path) -> None:
     callback = MPICallback(ScaleCom(rate=4), comm)
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", max_steps=1)

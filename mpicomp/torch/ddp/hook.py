@@ -9,8 +9,10 @@ A callback of autograd's that comes after DDP's then raises them, at the end of 
 """
 # Annotations are not postponed: DDP compares those of the hook.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -334,6 +336,30 @@ def average_bucket(state: DDPHookState, bucket: GradBucket) -> Future[Tensor]:
             'torch._dynamo.config.optimize_ddp is "python_reducer": leave it at True, or compile without DDP\'s hook'
         )
     return state.average(bucket)
+
+
+def with_seed(choice: AlgorithmChoice, place: int) -> AlgorithmChoice:
+    """Return the choice with seeds that are larger by `place`: models of one communicator draw other numbers."""
+    if place == 0:
+        return choice
+    if isinstance(choice, Mapping):
+        return {pattern: _seeded(algorithm, place) for pattern, algorithm in choice.items()}
+    if isinstance(choice, Algorithm):
+        return _seeded(choice, place)
+    return lambda name, parameter: _seeded(choice(name, parameter), place)
+
+
+def _seeded(algorithm: Algorithm, place: int) -> Algorithm:
+    if not is_dataclass(algorithm):
+        return algorithm
+    changed: dict[str, Any] = {}
+    for field in fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if field.name == "seed":
+            changed["seed"] = value + place
+        elif isinstance(value, Algorithm):  # that `Auto` switches to
+            changed[field.name] = _seeded(value, place)
+    return replace(algorithm, **changed)
 
 
 def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist.ProcessGroup:

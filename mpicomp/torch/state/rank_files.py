@@ -6,7 +6,9 @@ Frameworks save the state of rank 0. Residuals, and under "updates" moments too,
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -32,18 +34,24 @@ class Saved(Protocol):
 
 
 def save_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> None:
-    """Write this rank's file ``PATH.rankR-of-N``; every rank calls this."""
+    """Write this rank's file ``PATH.rankR-of-N``, and remove those of other numbers of ranks; collective."""
+    save = comm.broadcast_object(secrets.token_hex(8))  # which files belong together
     file = path.with_name(f"{path.name}.rank{comm.rank}-of-{comm.size}")
     problem = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
-            torch.save([owner.state_dict() for owner in owners], stream)
+            torch.save({"save": save, "states": [owner.state_dict() for owner in owners]}, stream)
     except OSError as error:
         problem = f"rank {comm.rank}: {error}"
     problems = [text for text in comm.allgather_object(problem) if text]
     if problems:
         raise OSError(f"{comm.here}: the states of ranks next to {path} cannot be written: {'; '.join(problems)}")
+    if comm.rank == 0:
+        with suppress(OSError):  # `load_beside` refuses files that stay
+            for other, (_, size) in _files(path).items():
+                if size != comm.size:
+                    other.unlink(missing_ok=True)
 
 
 def load_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> bool:
@@ -57,26 +65,40 @@ def load_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> bool
     Raises
     ------
     ValueError
-        Files of some ranks are missing, or a state does not fit; the other ranks then raise CollectiveMismatch.
+        Files of some ranks are missing, or they were not written together: on all ranks. A state does not fit: the
+        other ranks then raise CollectiveMismatch.
     """
-    files, problem = _complete_set(path, comm.size)
+    files, problem = _complete_set(path)
     seen = comm.allgather_object((len(files), problem))
-    if not any(seen[0]) and all(one == seen[0] for one in seen):
+    found = [text for _, text in seen if text]
+    if found:
+        raise ValueError(f"{comm.here}: {found[0]}")
+    if len({count for count, _ in seen}) > 1:
+        raise ValueError(
+            f"{comm.here}: not all ranks see the files next to {path}: checkpoints must be in a folder of all nodes"
+        )
+    if not files:
         return False
     try:
-        if len({count for count, _ in seen}) > 1 or problem:
-            raise ValueError(
-                problem or f"not all ranks see the files next to {path}: checkpoints must be in a folder of all nodes"
-            )
         if len(files) == comm.size:
-            states = _read(files[comm.rank])
+            save, states = _read(files[comm.rank])
+            saves = {save}
         else:
-            by_rank = [_read(file) for file in files]
-            states = [redistribute_states(group, comm.size)[comm.rank] for group in zip(*by_rank, strict=True)]
-        if len(states) != len(owners):
-            raise ValueError(f"{files[0]} has the states of {len(states)} optimizers, and there are {len(owners)}")
+            read = [_read(file) for file in files]
+            saves = {save for save, _ in read}
+            states = []
+            if len(saves) == 1:  # others may not fit together
+                by_rank = [states for _, states in read]
+                states = [redistribute_states(group, comm.size)[comm.rank] for group in zip(*by_rank, strict=True)]
+        if len(states) != len(owners) and len(saves) == 1:
+            raise ValueError(f"{files[0]} has {len(states)} states, and there are {len(owners)} to restore")
     except (OSError, ValueError) as error:
         comm.reject(reword(error, f"{comm.here}: {error}"), "restoring the states of ranks")
+    if len(set().union(*comm.allgather_object(saves))) > 1:
+        raise ValueError(
+            f"{comm.here}: the states of ranks next to {path} were not written together, as after a save that was "
+            "interrupted: resume from another checkpoint, or remove them to start from residuals of zero"
+        )
     for owner, state in zip(owners, states, strict=True):
         owner.load_state_dict(state)
     return True
@@ -96,28 +118,26 @@ def _files(path: Path) -> dict[Path, tuple[int, int]]:
     return {file: (int(match[1]), int(match[2])) for file, match in found.items() if match}
 
 
-def _complete_set(path: Path, ranks: int) -> tuple[list[Path], str]:
-    """Return the files of all ranks that wrote them, in rank order, and the problem if some are missing.
-
-    If several jobs wrote files, those of as many ranks as now count.
-    """
+def _complete_set(path: Path) -> tuple[list[Path], str]:
+    """Return the files of all ranks that wrote them, in rank order, and the problem if they are no single set."""
     found = _files(path)
     sizes = {size for _, size in found.values()}
-    if len(sizes) > 1 and ranks not in sizes:
+    if len(sizes) > 1:
         return [], f"next to {path} are states of {' and '.join(map(str, sorted(sizes)))} ranks: remove all but one set"
-    size = ranks if ranks in sizes else max(sizes, default=0)
-    files = {rank: file for file, (rank, of) in found.items() if of == size}
+    size = max(sizes, default=0)
+    files = {rank: file for file, (rank, _) in found.items()}
     missing = [rank for rank in range(size) if rank not in files]
     if missing:
         return [], f"next to {path} the file of rank {missing[0]} of {size} is missing"
     return [files[rank] for rank in range(size)], ""
 
 
-def _read(file: Path) -> list[State]:
+def _read(file: Path) -> tuple[str, list[State]]:
+    """Return the mark of the save, which is empty in files of earlier versions, and the states."""
     try:
-        states: list[State] = torch.load(file, map_location="cpu", weights_only=True)
+        read = torch.load(file, map_location="cpu", weights_only=True)
+        return ("", read) if isinstance(read, list) else (read["save"], read["states"])
     except OSError:
         raise
     except Exception as error:
         raise ValueError(f"{file} is damaged ({type(error).__name__}: {error})") from error
-    return states

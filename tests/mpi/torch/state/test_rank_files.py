@@ -88,6 +88,49 @@ def test_sets_of_several_jobs_are_refused(comm: Communicator, folder: Path) -> N
         load_beside(folder / "last.ckpt", [trained(comm, 1)], comm)
 
 
+@two_ranks
+def test_a_save_leaves_no_files_of_another_number_of_ranks(comm: Communicator, folder: Path) -> None:
+    path = folder / "stop.ckpt"
+    for rank in range(2):
+        (folder / f"stop.ckpt.rank{rank + 2 * comm.rank}-of-4").touch()
+    comm.barrier()
+    save_beside(path, [trained(comm, 1)], comm)
+    comm.barrier()
+    assert {one.name for one in folder.iterdir()} == {"stop.ckpt.rank0-of-2", "stop.ckpt.rank1-of-2"}
+    assert load_beside(path, [trained(comm, 2)], comm)
+
+
+@two_ranks
+def test_sets_of_which_one_fits_are_refused(comm: Communicator, folder: Path) -> None:
+    save_beside(folder / "last.ckpt", [trained(comm, 1)], comm)
+    (folder / "last.ckpt.rank0-of-1").touch()
+    comm.barrier()
+    with pytest.raises(ValueError, match="are states of 1 and 2 ranks: remove all but one set"):
+        load_beside(folder / "last.ckpt", [trained(comm, 1)], comm)
+
+
+@two_ranks
+def test_files_of_several_saves_are_refused_on_all_ranks(comm: Communicator, folder: Path) -> None:
+    for name in ("last.ckpt", "other.ckpt"):
+        save_beside(folder / name, [trained(comm, 1)], comm)
+    comm.barrier()
+    if comm.rank == 1:
+        (folder / "other.ckpt.rank1-of-2").replace(folder / "last.ckpt.rank1-of-2")
+    comm.barrier()
+    with pytest.raises(ValueError, match="were not written together"):
+        load_beside(folder / "last.ckpt", [trained(comm, 1)], comm)
+
+
+@two_ranks
+def test_an_incomplete_set_that_one_rank_sees_is_refused_on_all(comm: Communicator, folder: Path) -> None:
+    path = folder / f"node{comm.rank}" / "last.ckpt"
+    path.parent.mkdir()
+    if comm.rank == 1:
+        (path.parent / "last.ckpt.rank1-of-2").touch()
+    with pytest.raises(ValueError, match="the file of rank 0 of 2 is missing"):
+        load_beside(path, [trained(comm, 1)], comm)
+
+
 def test_what_cannot_be_written_is_an_error_on_all_ranks(comm: Communicator, folder: Path) -> None:
     (folder / "file").touch()
     comm.barrier()
