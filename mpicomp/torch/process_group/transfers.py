@@ -97,7 +97,8 @@ class Reduction(NamedTuple):
             combine(total, row, out=total)
         if self.mean:
             total.div_(len(values), rounding_mode="trunc" if self.dtype in _INTEGERS else None)
-        out.copy_(total)
+        with torch.inference_mode():  # tensors made in this mode can be written in this mode alone
+            out.copy_(total)
 
 
 class BoundCollective(NamedTuple):

@@ -140,6 +140,18 @@ def test_tensors_of_inference_mode_are_written_to() -> None:
         assert tensor.eq(dist.get_world_size()).all()
 
 
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT])
+def test_contiguous_tensors_of_inference_mode_are_reduced_in_place(op: dist.ReduceOp) -> None:
+    """A metric of a validation is such a tensor."""
+    with torch.inference_mode():
+        tensor, count = torch.ones(5), torch.ones(5, dtype=torch.int64)
+        dist.all_reduce(tensor, op)
+        dist.all_reduce(count, op)
+        expected = dist.get_world_size() if op == dist.ReduceOp.SUM else 1
+        assert tensor.eq(expected).all()
+        assert count.eq(expected).all()
+
+
 def test_sparse_tensors_are_summed() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     tensor = torch.sparse_coo_tensor([[rank, size, size]], [[1.0, 2.0], [3.0, 4.0], [0.5, 0.5]], (size + 1, 2))
