@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpicomp.cli.demo.report import Comparison
+from mpicomp.cli.figure_style import FAINT, INK, LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-COLORS = {"dense": "#7b8794", "Marsit": "#c8324f"}
-INK, FAINT, PALE = "#1f2933", "#52606d", 0.3
+COLORS = {name: LOOKS[name.lower()].color for name in ("dense", "Marsit")}  # as in the figures of the pages
+PALE = 0.3
 
 
 def output_problem(path: Path) -> str:
