@@ -3,7 +3,7 @@
 Run ``python -m apps.performance.run_all`` on a machine that does nothing else. A part that has a record is not measured
 again, unless ``--fresh`` is given. ``--only kernels,allreduce`` names parts. ``--quick`` shows in minutes that every
 part runs, and prints the tables instead of writing them. Tables of parts that take a GPU are always printed, as the
-document is of a machine without one. Where there is none, these parts say so and have no record.
+document is of a machine without one. On machines without a GPU these parts print that, and have no record.
 """
 
 from __future__ import annotations

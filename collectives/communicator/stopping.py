@@ -133,8 +133,8 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
     Parameters
     ----------
     signals : int or several of them
-        Signals that request a stop; by default SIGTERM, and SIGUSR1, which Slurm sends before a time limit if the job
-        asks for it (``--signal=B:USR1@60``, see docs/slurm.md).
+        Signals that request a stop; by default SIGTERM, and SIGUSR1, which Slurm sends before a time limit to jobs
+        with the option (``--signal=B:USR1@60``, see docs/slurm.md).
 
     Raises
     ------

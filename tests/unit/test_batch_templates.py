@@ -85,14 +85,15 @@ def test_an_environment_can_be_named(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["pbs", "lsf"])
-def test_ranks_go_to_the_hosts_that_the_batch_system_names(kind: str, tmp_path: Path) -> None:
-    """Run on the only host there is, with two slots."""
+@pytest.mark.parametrize("slots", [1, 2])  # one of them is not the number of cores, which ranks without hosts would get
+def test_ranks_fill_the_slots_that_the_batch_system_names(kind: str, slots: int, tmp_path: Path) -> None:
+    """Run on the only host there is."""
     here = platform.node()
-    (tmp_path / "nodes").write_text(f"{here}\n{here}\n")
+    (tmp_path / "nodes").write_text(f"{here}\n" * slots)
     (tmp_path / "program.py").write_text("from mpi4py import MPI; print('one of', MPI.COMM_WORLD.size)")
     variables = {
         "pbs": {"PBS_NODEFILE": f"{tmp_path}/nodes", "PBS_JOBID": "1.server", "PBS_O_WORKDIR": str(tmp_path)},
-        "lsf": {"LSB_MCPU_HOSTS": f"{here} 2", "LSB_DJOB_HOSTFILE": f"{tmp_path}/nodes"},
+        "lsf": {"LSB_MCPU_HOSTS": f"{here} {slots}", "LSB_DJOB_HOSTFILE": f"{tmp_path}/nodes"},
     }
     ours = ("MPICOMP_", "OMPI_", "OMP_", "PRTE_", "SLURM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -102,8 +103,8 @@ def test_ranks_go_to_the_hosts_that_the_batch_system_names(kind: str, tmp_path: 
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("one of 2") == 2
-    assert f"mpicomp run: {here}: ranks 0 to 1" in done.stderr
+    assert done.stdout.count(f"one of {slots}") == slots
+    assert f"mpicomp run: {here}: {'rank 0,' if slots == 1 else 'ranks 0 to 1'}" in done.stderr
 
 
 # Slurm ----------------------------------------------------------------------------------------------------------------

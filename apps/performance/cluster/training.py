@@ -30,7 +30,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "Marsit, K = 100": ("--algorithm", "marsit", "--full-precision-every", "100"),
     "Marsit, K = none": ("--algorithm", "marsit", "--full-precision-every", "none"),
 }
-STEP = 0.005  # accuracy that all are asked for is a multiple of it
+STEP = 0.005  # the accuracy that all methods must reach is a multiple of it
 ENDS = ("accuracy", "seconds_so_far", "seconds_communicating_so_far", "bytes_so_far_per_rank")
 """Fields of the last epoch that a table shows."""
 Lines = list[dict[str, Any]]
