@@ -325,8 +325,10 @@ class Handle(Generic[Result]):
             if call.group.trace is not None and not call.done and call.wait_name is not None:
                 kind = "wait" if call.completion is None else "exposed"
                 with call.group.trace.span(kind, f"wait for {call.name()}"):
-                    return call.wait()  # type: ignore[no-any-return]
-            return call.wait()  # type: ignore[no-any-return]
+                    result: Result = call.wait()
+            else:
+                result = call.wait()
+            return result
         finally:
             if call.done:
                 call.mark_seen()
