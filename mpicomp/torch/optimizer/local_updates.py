@@ -27,8 +27,8 @@ from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
 from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.gradient_hooks import install_hooks
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
@@ -62,7 +62,7 @@ class LocalUpdates(Synchronizer):
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self.agreement.common = self._common
-        install_hooks(self, [member.parameter for member in parts.parameters.trained])  # the model's own
+        self._watch_gradients(0)
 
     @property
     @override
@@ -118,6 +118,7 @@ class LocalUpdates(Synchronizer):
             self._masters.refresh()
             for reducer in self.reducers[self._queue.n_started :]:
                 self._step_aside(reducer)
+        self._step_aside_joining([member.name for member in self._changes.joining])
 
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, if the step is the first one after a synchronization."""
@@ -163,16 +164,17 @@ class LocalUpdates(Synchronizer):
             self._finite = self._are_all_finite(warn=True)
         if self._finite is False:
             self.drop_gradients(set_to_none=True)
-            for reducer in self.reducers:
-                for parameter in reducer.parameters:
-                    parameter.grad = None  # optimizers pass over the parameter
+            for member in self._members:
+                member.parameter.grad = None  # optimizers pass over the parameter
+        self._changes.drop_frozen_gradients()
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:
         n_started = self._queue.n_started
         if not n_started:
             return nullcontext()
-        return _only(self._optimizer, (p for reducer in self.reducers[n_started:] for p in reducer.parameters))
+        here = [p for reducer in self.reducers[n_started:] for p in reducer.parameters]
+        return _only(self._optimizer, (*here, *(member.parameter for member in self._changes.joining)))
 
     @override
     @torch.no_grad()
@@ -237,12 +239,12 @@ class LocalUpdates(Synchronizer):
 
     @override
     def _take(self, reducer: BucketReducer) -> None:
-        reducer.subtract_mean()
+        with self._changes.keeping_frozen(reducer.parameters):
+            reducer.subtract_mean()
 
     def _step_aside(self, reducer: BucketReducer) -> None:
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
-        if not self._aside:
-            self._aside = [self._memory_aside(one) for one in self.reducers]
+        self._aside += [self._memory_aside(one) for one in self.reducers[len(self._aside) :]]
         self._restore_common(
             one for one in reducer.parameters if one in self._common
         )  # from a step that failed in backward
@@ -250,6 +252,13 @@ class LocalUpdates(Synchronizer):
         torch._foreach_copy_(aside, reducer.parameters)
         for parameter, one in zip(reducer.parameters, aside, strict=True):
             self._common[parameter], parameter.data = parameter.data, one
+
+    def _step_aside_joining(self, names: Iterable[str]) -> None:
+        """Let parameters that join, and have no bucket yet, step aside, in whichever local step they come."""
+        chosen = set(names)
+        for name, parameter in ((member.name, member.parameter) for member in self._changes.joining):
+            if name in chosen and parameter not in self._common:
+                self._common[parameter], parameter.data = parameter.data, parameter.data.clone()
 
     def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
         """Return the reducer's own vector if no other shares it, and new memory for other orders of elements."""
@@ -261,8 +270,13 @@ class LocalUpdates(Synchronizer):
             parameter.data = self._common.pop(parameter)
 
     def _gradients(self) -> Iterator[Tensor]:
-        parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)
+        parameters = (member.parameter for member in self._members)
         return (parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    @property
+    def _members(self) -> tuple[NamedParameter, ...]:
+        """The parameters with a bucket, and those that join."""
+        return *self.reducers.members, *self._changes.joining
 
     @override
     def _save_rounds(self) -> State:
@@ -276,9 +290,11 @@ class LocalUpdates(Synchronizer):
     @override
     def _check_rounds(self, rounds: State) -> None:
         UPDATE_ROUNDS.check(rounds)
-        parameters = {member.name: member.parameter for member in self.reducers.members}
-        common = parameters if rounds["steps"] else {}
-        UPDATE_ROUNDS.check_tensors(rounds, {"masters": self._named_masters(), "common": common})
+        # a state from before a parameter joined lacks it
+        lacking = {one.name for one in self._changes.joining} - rounds["masters"].keys() - rounds["common"].keys()
+        masters = {name: one for name, one in self._named_masters().items() if name not in lacking}
+        parameters = {one.name: one.parameter for one in self._members if one.name not in lacking}
+        UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": parameters if rounds["steps"] else {}})
 
     @override
     @torch.no_grad()
@@ -292,17 +308,17 @@ class LocalUpdates(Synchronizer):
         if self.steps:
             for reducer in self.reducers:
                 self._step_aside(reducer)
+            self._step_aside_joining(rounds["common"])
         for here, saved in ((self._named_masters(), rounds["masters"]), (self._named_common(), rounds["common"])):
             for name, one in saved.items():
                 here[name].copy_(one)
 
     def _named_masters(self) -> dict[str, Tensor]:
         masters = {id(master) for master in self._masters.masters}
-        return {one.name: one.parameter for one in self.reducers.members if id(one.parameter) in masters}
+        return {one.name: one.parameter for one in self._members if id(one.parameter) in masters}
 
     def _named_common(self) -> dict[str, Tensor]:
-        members = self.reducers.members
-        return {one.name: self._common[one.parameter] for one in members if one.parameter in self._common}
+        return {one.name: self._common[one.parameter] for one in self._members if one.parameter in self._common}
 
     def _are_all_finite(self, warn: bool = False) -> bool:
         """Return True, on all ranks, if no rank's gradients hold NaN or infinity; else warn the first time."""
