@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
+from types import MappingProxyType
 from typing import NoReturn
 
 import numpy as np
@@ -30,6 +31,7 @@ from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
+_ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB = 1.0
@@ -206,7 +208,8 @@ class BucketReducer:
 class BucketReducers(list[BucketReducer]):
     """The reducers of all buckets, in the order in which they begin; empty until `lay_out` or `restore`.
 
-    `members` are in order of registration, and `algorithms` has their names. Buckets of models above 8 MiB are no
+    `members` are in order of registration, and `algorithms` has their names. A bucket has members of one fragment, by
+    the numbers in `fragment_of`, where members without one have 0. Buckets of models above 8 MiB are no
     larger than an eighth of the model. Reduced `one_by_one`, buckets of one dtype take turns with one pair of vectors:
     the peak is two buckets, also for large models.
     """
@@ -218,10 +221,12 @@ class BucketReducers(list[BucketReducer]):
         comm: Communicator,
         bucket_mb: float,
         one_by_one: bool,
+        fragment_of: Mapping[str, int] = _ONE_FRAGMENT,
     ) -> None:
         super().__init__()
         self.members, self.comm = tuple(members), comm
         self._algorithms, self._bucket_mb, self._one_by_one = algorithms, bucket_mb, one_by_one
+        self.fragment_of = fragment_of
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""
 
@@ -242,7 +247,7 @@ class BucketReducers(list[BucketReducer]):
         common = self.comm.broadcast(np.array(order, np.int64))
         ordered = [self.members[i] for i in common]
         limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
-        self._open(group_parameters(ordered, limit_mb, lambda member: str(self._algorithms[member.name])))
+        self._open(group_parameters(ordered, limit_mb, self._kind))
 
     def restore(self, names: Sequence[Sequence[str]]) -> None:
         """Have the buckets that a state was saved with, by their members' names; collective."""
@@ -258,6 +263,9 @@ class BucketReducers(list[BucketReducer]):
         groups = members_by_name(names, self.members, "this optimizer")
         with self.comm.tags_unused():
             yield self._make(groups)
+
+    def _kind(self, member: NamedParameter) -> tuple[int, str]:
+        return self.fragment_of.get(member.name, 0), str(self._algorithms[member.name])
 
     def _open(self, groups: Sequence[Sequence[NamedParameter]]) -> None:
         self[:] = self._make(groups)

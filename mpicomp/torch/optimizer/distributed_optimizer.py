@@ -38,6 +38,7 @@ from mpicomp.torch.front_ends import (
     skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
+from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
 from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer, outer_text
@@ -93,6 +94,15 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         its gradient. ``(eta, mu)`` is a step size and a Nesterov momentum; a function of parameters returns any other
         torch optimizer, as ``partial(torch.optim.SGD, lr=0.7, momentum=0.9)`` does. None subtracts the update, like
         ``(1, 0)``.
+    fragments : int
+        Under "updates", the number of sets of layers that take turns: each is averaged every `local_steps` steps, in
+        another step than the others, which divides the peak of the traffic.
+    delay : int
+        Under "updates", local steps from the one after which a fragment is sent to the one after which the mean is
+        applied, less than `local_steps`. It is sent while they go on. 0: the mean is waited for.
+    blend : float
+        Under "updates", the share of a rank's own values that it keeps when a mean is applied, from 0, which replaces
+        them by the common model, up to, not including, 1.
 
     Attributes
     ----------
@@ -176,6 +186,9 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         overlap: bool | None = None,
         backward_passes_per_step: int = 1,
         outer: Outer | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        blend: float = 0.0,
     ) -> None:
         self.optimizer = optimizer
         self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
@@ -190,7 +203,10 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
             overlap = self.mode == "gradients" if overlap is None else overlap
-            options = Options(self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer))
+            options = Options(
+                self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer), fragments,
+                delay, blend,
+            )  # fmt: skip
             options.check(members, algorithms)
             self.outer = outer_optimizer(outer, members)
         except (ValueError, TypeError) as error:
@@ -216,11 +232,16 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 masters.replace_in(self.outer)
                 outer = OuterStep(self.outer, agreement.members)
         parameters.hold(self.optimizer)
-        reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
+        plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
+        if plan.delay and comm.size > 1:
+            overlap_by_thread(comm, on_device)
+        fragment_of = deal_fragments(members, plan.fragments)
+        one_by_one = not overlap and not plan.keeps_local
+        reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one, fragment_of)
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
-        return LocalUpdates(parts, masters, options.local_steps, outer, skips_nonfinite(algorithms))
+        return LocalUpdates(parts, masters, plan, outer, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -463,6 +484,47 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         else:
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
+
+    @contextmanager
+    def common_model(self) -> Iterator[None]:
+        """Return a context manager in which the parameters hold the model that all ranks have in common.
+
+        Under "updates" with ``local_steps > 1`` each rank's parameters are its own between two synchronizations. In the
+        block they hold the common model of the last one, for instance to evaluate it; afterwards training goes on as
+        without the block. Not collective. Do not step or backpropagate in the block. Under "gradients" the model is
+        the common one in any case.
+
+        Raises
+        ------
+        RuntimeError
+            Under "updates": gradients have been sent during backward, and the step has not taken them; or `step`,
+            :meth:`synchronize` or `load_state_dict` is called in the block.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer, require_same
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(3, 1)
+        ...     for parameter in model.parameters():
+        ...         torch.nn.init.constant_(parameter, 0.5)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Marsit(), comm, local_steps=4, outer=(0.7, 0.9))
+        ...     for step in range(6):
+        ...         optimizer.zero_grad()
+        ...         model(torch.full((8, 3), comm.rank + 1.0)).square().mean().backward()
+        ...         optimizer.step()
+        ...     with optimizer.common_model():
+        ...         require_same(model, comm)
+        ...     return optimizer.models_differ
+        >>> mpicomp.run_local(2, train)
+        [True, True]
+        """
+        if self.mode == "updates":
+            self._require_nothing_sent("common_model")
+        with self._synchronizer.common_model():
+            yield
 
 
 def _is_read_by_scaler() -> bool:

@@ -8,6 +8,7 @@ rank makes the step.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,12 @@ class StepAgreement:
         self._has_tensors = False
         self._options = self._mark = self._turn = 0
         self._sums = np.empty(4, np.int64)
+
+    def for_another_call(self) -> StepAgreement:
+        """Return an agreement on the same optimizers for a call that is in flight while others are."""
+        other = copy.copy(self)
+        other._sums = np.empty(4, np.int64)
+        return other
 
     @property
     def is_settled(self) -> bool:

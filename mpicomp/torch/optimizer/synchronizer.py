@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -22,12 +22,12 @@ import torch
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.errors import NonFiniteGradient, explains_itself
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.bucket_queue import BucketQueue
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.devices import current_stream
+from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
 from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.parameters import Parameters
@@ -216,6 +216,10 @@ class Synchronizer(StateOwner):
     def refuse(self, error: Exception) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
 
+    def common_model(self) -> AbstractContextManager[None]:
+        """Let the parameters hold the common model for a while."""
+        return nullcontext()
+
     # States ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -296,8 +300,8 @@ class Synchronizer(StateOwner):
             self._sent.add(reducer.bucket.members, reducer.mean)
         queue.poll()
 
-    def _average(self, intent: StepIntent) -> None:
-        """Average all buckets and take their means, on all ranks or on none.
+    def _average(self, intent: StepIntent, reducers: Sequence[BucketReducer] | None = None) -> None:
+        """Average buckets, None: all, and take their means, on all ranks or on none. With overlap they must be all.
 
         Raises
         ------
@@ -313,7 +317,7 @@ class Synchronizer(StateOwner):
             if self._overlap:
                 self._collect(intent, undoable)
             else:
-                self._average_in_turn(intent, undoable)
+                self._average_in_turn(intent, self.reducers if reducers is None else reducers, undoable)
         except BaseException:
             for reducer in undoable:
                 reducer.undo()
@@ -321,10 +325,12 @@ class Synchronizer(StateOwner):
         finally:
             intent.refusal = None  # its traceback has frames that have the intent, and they would keep each other
 
-    def _average_in_turn(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
+    def _average_in_turn(
+        self, intent: StepIntent, reducers: Sequence[BucketReducer], undoable: list[BucketReducer]
+    ) -> None:
         """Average one bucket after the other; the first one carries the agreement, so that the others are not sent."""
-        for reducer in self.reducers:
-            is_first = reducer is self.reducers[0]
+        for reducer in reducers:
+            is_first = reducer is reducers[0]
             if is_first:
                 self.agreement.attach(reducer.aggregator, intent)
             sends = self._fill(reducer, False)
@@ -340,35 +346,12 @@ class Synchronizer(StateOwner):
 
     def _collect(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
         """Start the buckets that have not started, the last of which carries the agreement, and wait for all."""
-        queue, agreement = self._queue, self.agreement
 
         def take(reducer: BucketReducer) -> None:
             if not self.takes_for_good:
                 undoable.append(reducer)
             self._take(reducer)
 
-        def attach(reducer: BucketReducer) -> None:
-            intent.refusal = intent.refusal or queue.fill_error
-            agreement.attach(reducer.aggregator, intent)
-
-        # where a bucket fails to start on this rank `attach` is not called, and the last step's sums must not count
-        agreement.forget_sums()
-        intent.refusal = intent.refusal or queue.fill_error
-        queue.start_rest(intent.is_silent, attach)
+        start_agreed(self._queue, self.agreement, intent)
         self._sent.clear()
-        untaken, failure = queue.collect(take, lambda: agreement.is_settled)
-        made = False
-        try:
-            if failure is None or isinstance(failure, NonFiniteGradient):
-                made = agreement.conclude(intent)
-        finally:
-            for reducer in untaken:
-                take(reducer) if made else reducer.undo()
-        if failure is not None and not explains_itself(failure):
-            self.comm.reject(failure, "averaging")  # whose bucket the others have started
-        if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
-            return
-        try:
-            raise failure
-        finally:
-            failure = None  # its traceback has this frame, and they would keep each other and the optimizer
+        collect_agreed(self._queue, self.agreement, intent, take, self.comm)
