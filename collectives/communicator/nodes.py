@@ -177,4 +177,7 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     across = comm.split(layout.local_rank, layout.node)
     assert local is not None
     assert across is not None
+    # of messages, which number the ranks by their places there
+    local.here = f"{comm.here}, among the {local.size} of its node"
+    across.here = f"{comm.here}, among the nodes, of which this is number {layout.node}"
     return Nodes(local, across, layout)

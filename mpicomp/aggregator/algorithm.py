@@ -126,6 +126,15 @@ class Algorithm(ABC):
         """True if results have the magnitude of the vectors; otherwise a learning rate must scale them afterwards."""
         return True
 
+    @property
+    def needs_whole_tensors(self) -> bool:
+        """True if a vector may be cut between tensors only, as for methods that need rows and columns."""
+        return False
+
+    def connect(self, comm: Communicator) -> None:
+        """Make the communicators that the method needs besides `comm`; collective, and no-op the second time."""
+        return
+
     def encodes_on_devices(self, dtype: str) -> bool:
         """Return True if vectors of this type can be encoded on the GPU that holds them."""
         return False
@@ -206,6 +215,7 @@ class Algorithm(ABC):
         """
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
+        self.connect(comm)
         if spec.device == "cpu":
             compile_kernels(self, comm, spec)
             try:

@@ -98,6 +98,11 @@ class Auto(Algorithm):
         return self.method.uses_tensor_lengths
 
     @property
+    @override
+    def needs_whole_tensors(self) -> bool:
+        return self.method.needs_whole_tensors
+
+    @property
     def nonfinite(self) -> str:
         """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
         return str(getattr(self.method, "nonfinite", "raise"))

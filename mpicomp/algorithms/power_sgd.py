@@ -90,6 +90,11 @@ class PowerSGD(Algorithm):
     def uses_tensor_lengths(self) -> bool:
         return True
 
+    @property
+    @override
+    def needs_whole_tensors(self) -> bool:
+        return True
+
     @override
     def is_dense(self, step: int) -> bool:
         return step < self.start_step
