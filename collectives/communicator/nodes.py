@@ -61,7 +61,12 @@ class NodeLayout:
     @property
     def local_rank(self) -> int:
         """Number of this rank among those of its node."""
-        return self.members.index(self.rank)
+        return self.places[self.rank]
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Number of each rank among those of its node."""
+        return tuple(self.node_of[:rank].count(node) for rank, node in enumerate(self.node_of))
 
     @property
     def n_shards(self) -> int:

@@ -126,10 +126,9 @@ class Algorithm(ABC):
         """True if results have the magnitude of the vectors; otherwise a learning rate must scale them afterwards."""
         return True
 
-    @property
-    def needs_whole_tensors(self) -> bool:
-        """True if a vector may be cut between tensors only, as for methods that need rows and columns."""
-        return False
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        """Return the number of elements at whose multiples a vector may be cut in shards; None: between tensors."""
+        return self.message_model(n, dtype, 1, 1 << 20).alignment
 
     def connect(self, comm: Communicator) -> None:
         """Make the communicators that the method needs besides `comm`; collective, and no-op the second time."""

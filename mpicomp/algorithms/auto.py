@@ -97,10 +97,9 @@ class Auto(Algorithm):
     def uses_tensor_lengths(self) -> bool:
         return self.method.uses_tensor_lengths
 
-    @property
     @override
-    def needs_whole_tensors(self) -> bool:
-        return self.method.needs_whole_tensors
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        return self.method.shard_alignment(n, dtype)
 
     @property
     def nonfinite(self) -> str:

@@ -97,10 +97,9 @@ class PerNode(Algorithm):
     def uses_tensor_lengths(self) -> bool:
         return self.method.uses_tensor_lengths
 
-    @property
     @override
-    def needs_whole_tensors(self) -> bool:
-        return self.method.needs_whole_tensors
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        return self.method.shard_alignment(n, dtype)
 
     @property
     @override
@@ -136,9 +135,10 @@ class PerNode(Algorithm):
             return parts._replace(feedback=cast(Feedback, feedback)), inner
         nodes = comm.nodes
         across, rank = nodes.across, nodes.local.rank
-        shards = cut(self.method, spec, nodes.n_shards, len(nodes.sizes))
+        alignment = self.method.shard_alignment(spec.n, spec.dtype)
+        shards = cut(spec, nodes.n_shards, alignment)
         shards += (range(spec.n, spec.n),) * (nodes.local.size - nodes.n_shards)
-        own = shard_spec(spec, shards[rank], rank, nodes.n_shards, self.method.needs_whole_tensors)
+        own = shard_spec(spec, shards[rank], rank, nodes.n_shards, keeps_shapes=alignment is None)
         parts, inner = self.method.assemble(across, own)
         way = MessageSum if self.local == "ring" else SharedMemorySum
         local = way(nodes, shards, spec, comm.size / len(nodes.sizes))

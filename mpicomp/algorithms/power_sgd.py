@@ -90,10 +90,9 @@ class PowerSGD(Algorithm):
     def uses_tensor_lengths(self) -> bool:
         return True
 
-    @property
     @override
-    def needs_whole_tensors(self) -> bool:
-        return True
+    def shard_alignment(self, n: int, dtype: str) -> None:
+        return None  # matrices stay whole
 
     @override
     def is_dense(self, step: int) -> bool:

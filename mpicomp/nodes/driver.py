@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Communicator, NonFiniteGradient
+from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
 from collectives.annotations import Array, FloatArray, override
 from collectives.arrays.elements import narrow
 from collectives.communicator.nodes import Nodes
+from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import Steps
 from mpicomp.aggregator.call import CallText, VectorCall
 from mpicomp.aggregator.parts import Driver, Parts
@@ -28,6 +29,8 @@ from mpicomp.auto.chosen import Pending
 from mpicomp.feedback import nonfinite
 from mpicomp.feedback.base import bad_ranks
 from mpicomp.nodes.local_sum import BAD, FINE, LocalSum
+
+_EXACT = 1 << 52  # integers below it are exact as float64
 
 
 def _of_outer(name: str) -> Any:
@@ -128,10 +131,13 @@ class PerNodeDriver(Driver):
         self._channel = SideChannel(comm, 1)
         self._feedback: Any = parts.feedback
         self._pending = Pending(parts.feedback, 1)
+        self._places, self._shard_number = nodes.layout.places, nodes.local.rank
         self._skips = getattr(method, "nonfinite", "raise") == "skip"
         self.prepares = self._between and inner.prepares
         self.has_pending = False
         """Flag: the feedback was loaded, so that a single node has errors to add to the next mean."""
+        self.restored = ""
+        """Description of a loaded state, which the owners of a shard compare in the next step."""
 
     @override
     def prepare(self, step: int) -> None:
@@ -165,6 +171,8 @@ class PerNodeDriver(Driver):
         if not self._is_open:
             self._local = yield from self._local.opened(call)
             self._is_open = True
+        if self.restored:
+            yield from self._compare_restored(call)
         local = self._local
         with _span(call, "local sum"):
             finite = yield from local.reduce(call, call.values)
@@ -174,6 +182,23 @@ class PerNodeDriver(Driver):
             worst = yield from local.gather(call, call.out, outcome)
         if worst == BAD:
             yield from self._raise(call)
+
+    def _compare_restored(self, call: VectorCall) -> Iterator[bool]:
+        """Raise CollectiveMismatch on all ranks if owners of one shard have loaded states that differ."""
+        owner = f"{self._shard_number} {self.restored}"
+        self._channel.mine[0] = fingerprint(owner) % _EXACT
+        yield from self._channel.swap(call, call.traffic)
+        marks = self._channel.everyones[:, 0]
+        places = self._places
+        for place in set(places):
+            ranks = [rank for rank, one in enumerate(places) if one == place]
+            other = next((rank for rank in ranks if marks[rank] != marks[ranks[0]]), None)
+            if other is not None:
+                raise CollectiveMismatch(
+                    f"ranks {ranks[0]} and {other}, which own one shard, have loaded states with different scales: "
+                    "load on each rank the state that it saved, of one step, or one that mpicomp.redistribute made"
+                )
+        self.restored = ""
 
     def _exchange(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
         """Make the method's step of this rank's shard; returns its outcome."""

@@ -68,9 +68,11 @@ class ShardFeedback:
 
     def load(self, state: State) -> str:
         """See `Feedback.load`."""
-        if self._driver is not None:
-            self._driver.has_pending = True
-        return self._inner.load({key: one for key, one in state.items() if key != SHARD})
+        restored = self._inner.load({key: one for key, one in state.items() if key != SHARD})
+        if self._driver is None:
+            return restored
+        self._driver.has_pending, self._driver.restored = True, restored
+        return "scales of its own shard" if restored else ""
 
     def localize(self, state: Any, where: str) -> Any:
         """Return this rank's part of a state that has all shards; other states are returned as they are.
@@ -109,10 +111,10 @@ class ShardFeedback:
         old = [range(start, stop) for start, stop in pairwise(bounds)]
         if self._own in old and len(by_shard) == len(old):
             return by_shard[old.index(self._own)]
-        parts = self._parts_of(self._own)
-        if shape == (len(parts),) and len(by_shard) == len(old):
-            return _averaged(parts, [self._parts_of(one) for one in old], by_shard)
         arrays = [np.asarray(one) for one in by_shard]
+        parts, old_parts = self._parts_of(self._own), [self._parts_of(one) for one in old]
+        if shape == (len(parts),) and [one.shape for one in arrays] == [(len(one),) for one in old_parts]:
+            return _averaged(parts, old_parts, arrays)
         if all(one.shape == shape and np.array_equal(one, arrays[0], equal_nan=True) for one in arrays):
             return arrays[0]
         if not shape and all(not one.shape for one in arrays):
