@@ -226,7 +226,7 @@ class PerNodeDriver(Driver):
         if self._spec.sixteen_bit:
             narrow(sums, self._dtype, local.result)
             finite = finite and nonfinite.all_finite_result(local.result, self._dtype)
-        else:
+        elif sums is not local.result:
             local.result[:] = sums
         return FINE if finite else BAD
 

@@ -6,6 +6,7 @@ Sums are taken in float32 or float64, in the order of local ranks, so all ways h
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 
@@ -13,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
-from collectives.arrays.elements import PAGE
+from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.arrays.shared_memory import SharedMemory, share_memory
 from collectives.communicator.nodes import Nodes
 from collectives.consistency.descriptions import gather_texts
@@ -22,13 +23,20 @@ from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
+from mpicomp.kernels import of
 
-TILE = 32_768  # elements that stay in cache while they are added and divided
-PIECE_BYTES = 1 << 20  # copied, or summed, between two looks at other calls
+TILE = 32_768  # elements that stay in cache while several vectors are added
+PIECE_BYTES = 1 << 18  # copied, or summed, between two looks at other ranks and calls
+LONGEST_COPY_BYTES = 1 << 20  # between two looks at other calls
+SLOTS = 2  # pieces of each shard that a rank shares at a time: few, so that they stay in the caches
+STREAMING_ELEMENTS = 1 << 18  # of a vector that is longer than the caches of a core
 LONGEST_MESSAGE_BYTES = 1 << 30
 FINE, BAD = 1, 2
 """Outcome of a rank's part of a step; BAD: not a finite number, or an error that all owners of the shard raise."""
-_SPACING = 16  # int64 words between the flags of different purposes: they lie in different lines of the cache
+_SPACING = 16  # int64 words between two counters, which then lie in different lines of the cache
+# Counters of a rank: pieces that it has shared, pieces of its shard that it has added, steps whose sums or results are
+# complete. The outcomes of the last two lie `_OUTCOMES` behind them.
+_SHARED, _ADDED, _SUMMED, _DONE, _OUTCOMES = range(5)
 
 _log = logging.getLogger("mpicomp")
 
@@ -51,17 +59,21 @@ class LocalSum(ABC):
     result : array[len(shard)]
         Memory for the result of this rank's shard, in the type of the vectors; filled between `reduce` and `gather`.
     sums : float32[len(shard)] or float64[len(shard)]
-        Sum of this rank's shard, after `reduce`.
+        Sum of this rank's shard, after `reduce`; of a single node maybe the memory of `result`.
+    is_mean : bool
+        There is a single node, whose sums are the result.
     """
 
     result: AnyArray
 
     def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
+        self.is_mean = len(nodes.sizes) == 1
+        self._streams = spec.n >= STREAMING_ELEMENTS
         self.local, self.shards, self.spec = nodes.local, tuple(shards), spec
         self._rank, self._size = nodes.local.rank, nodes.local.size
         self.own = self.shards[self._rank]
         self._divisor = spec.compute.type(divisor)
-        self.sums: FloatArray = np.empty(len(self.own), spec.compute)
+        self.sums: FloatArray = aligned_empty(len(self.own), spec.compute)
 
     def opened(self, call: VectorCall) -> Generator[bool, None, LocalSum]:
         """Return the way that the steps take, once its memory is allocated; collective among the ranks of the node."""
@@ -88,43 +100,43 @@ class LocalSum(ABC):
             The worst outcome of the node's ranks; equal on all of them.
         """
 
-    def _add(self, parts: Sequence[FloatArray], start: int, stop: int) -> bool:
-        """Write elements of `sums`, counted from the shard's start; returns False if they are not finite."""
+    def _add(self, parts: Sequence[FloatArray], start: int) -> bool:
+        """Write a sum of the shard, divided, to `sums` from `start` on; returns False if it is not finite."""
+        add, divisor, length = of("cpu").node_sum.add, self._divisor, len(parts[0])
+        total = self.sums[start : start + length]
+        if len(parts) == 1:
+            np.divide(parts[0], divisor, out=total)
+            return nonfinite.all_finite(total)
+        if len(parts) == 2:
+            return bool(add(*parts, divisor, self._streams and total.ctypes.data % 32 == 0, total))
         finite = True
-        for at in range(start, stop, TILE):
-            tile = slice(at, min(at + TILE, stop))
-            sums = self.sums[tile]
-            with np.errstate(all="ignore"):
-                if len(parts) == 1:
-                    sums[:] = parts[0][tile]
-                else:
-                    np.add(parts[0][tile], parts[1][tile], out=sums)
-                    for part in parts[2:]:
-                        np.add(sums, part[tile], out=sums)
-                if self._divisor != 1:
-                    np.divide(sums, self._divisor, out=sums)
-            finite &= nonfinite.all_finite(sums)
+        for at in range(0, length, TILE):
+            tile = slice(at, at + TILE)
+            sums = total[tile]
+            add(parts[0][tile], parts[1][tile], None, False, sums)
+            for part in parts[2:-1]:
+                add(sums, part[tile], None, False, sums)
+            finite &= bool(add(sums, parts[-1][tile], divisor, False, sums))
         return finite
 
 
 class SharedMemorySum(LocalSum):
     """Sums read in place from memory that the ranks of a node share.
 
-    A rank copies the shards of the others into its segment, piece by piece, and adds those of its own shard meanwhile.
-    Flags in the segments count the pieces, so no messages are sent. A step begins to overwrite a segment only once all
-    ranks have begun it, and have therefore read the results of the step before.
+    A rank copies the shards of the others into its segment, piece by piece, and adds the pieces of its own shard
+    meanwhile. The pieces take few places in turn, which stay in the caches. Counters in the segments take the place of
+    messages.
     """
 
     def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
         super().__init__(nodes, shards, spec, divisor)
         self._nodes = nodes
-        itemsize = spec.compute.itemsize
-        self._piece = max(1, PIECE_BYTES // itemsize)
+        self._piece = PIECE_BYTES // spec.compute.itemsize
         self._rounds = -(-max(map(len, self.shards)) // self._piece)
         self._memory: SharedMemory | None = None
-        self._inputs: list[FloatArray] = []
+        self._shared: list[AnyArray] = []  # of each rank: pieces [SLOTS, shards, piece]
         self._results: list[AnyArray] = []
-        self._posted: list[AnyArray] = []  # of each rank: counters of pieces, sums and results
+        self._counters: list[AnyArray] = []
         self._turn = 0
 
     @override
@@ -142,76 +154,83 @@ class SharedMemorySum(LocalSum):
         return self
 
     def _allocate(self) -> None:
-        inputs, results = self.spec.n * self.spec.compute.itemsize, [len(one) for one in self.shards]
-        results_bytes = max(results) * self.spec.stored.itemsize
-        start = PAGE + -(-inputs // PAGE) * PAGE
-        comm, timeout = self.local.mpi_comm, self.local.timeout
-        memory = share_memory(start + results_bytes, lambda text: gather_texts(comm, text, timeout))
-        for segment, length in zip(memory.segments, results, strict=True):
-            self._posted.append(segment[:PAGE].view(np.int64)[::_SPACING])
-            self._inputs.append(segment[PAGE : PAGE + inputs].view(self.spec.compute))
-            stop = start + length * self.spec.stored.itemsize
-            self._results.append(segment[start:stop].view(self.spec.stored))
+        comm, timeout, compute, stored = self.local.mpi_comm, self.local.timeout, self.spec.compute, self.spec.stored
+        lengths = [len(shard) for shard in self.shards]
+        shape = SLOTS, len(lengths), min(self._piece, max(lengths))
+        results = PAGE + -(-math.prod(shape) * compute.itemsize // PAGE) * PAGE
+        nbytes = results + max(lengths) * stored.itemsize
+        memory = share_memory(nbytes, lambda text: gather_texts(comm, text, timeout))
+        for segment, length in zip(memory.segments, lengths, strict=True):
+            self._counters.append(segment[:PAGE].view(np.int64)[::_SPACING])
+            pieces = segment[PAGE : PAGE + math.prod(shape) * compute.itemsize]
+            self._shared.append(pieces.view(compute).reshape(shape))
+            self._results.append(segment[results : results + length * stored.itemsize].view(stored))
         self._memory, self.result = memory, self._results[self._rank]
+        if self.is_mean and stored == compute:
+            self.sums = self.result
 
-    def _post(self, kind: int, count: int) -> None:
-        """Show the other ranks a counter, behind all that was written before."""
+    def _count(self, kind: int, count: int) -> None:
+        """Set a counter of this rank, behind all that it has read and written before."""
         assert self._memory is not None
         self._memory.fence()
-        self._posted[self._rank][kind] = count
+        self._counters[self._rank][kind] = count
 
     def _await(self, call: VectorCall, kind: int, count: int) -> Steps:
-        """Wait until the counters of all ranks have come so far."""
+        """Wait until this counter of all ranks has come so far."""
         assert self._memory is not None
-        posted = self._posted
-        call.describe = lambda: (
-            f"{self.local.here}: "
-            f"{', '.join(str(r) for r, one in enumerate(posted) if one[kind] < count)} of them "
-            "did not come to this step"
-        )
-        while any(one[kind] < count for one in posted):
-            yield False
-        if call.idle_turns:
-            call.moved()
+        counters = self._counters
+        if any(one[kind] < count for one in counters):
+            behind = ", ".join(str(rank) for rank, one in enumerate(counters) if one[kind] < count)
+            call.describe = lambda: f"{self.local.here}: number {behind} of them did not come to this step"
+            while any(one[kind] < count for one in counters):
+                yield False
+            if call.idle_turns:
+                call.moved()
         self._memory.fence()
 
     @override
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
-        own, mine, piece = self.own, self._inputs[self._rank], self._piece
-        parts = [one[own.start : own.stop] for one in self._inputs]
-        parts[self._rank] = values[own.start : own.stop]
-        others = [one for rank, one in enumerate(self.shards) if rank != self._rank]
-        first = self._turn * (self._rounds + 1)
+        piece, mine, copy = self._piece, self._shared[self._rank], of("cpu").node_sum.copy
+        first = self._turn * self._rounds
         self._turn += 1
         finite = True
         for number in range(self._rounds):
-            for shard in others:
-                part = slice(shard.start + number * piece, min(shard.start + (number + 1) * piece, shard.stop))
-                if part.start < part.stop:
-                    mine[part] = values[part]
-            self._post(0, first + number + 1)
+            slot, turn = number % SLOTS, first + number + 1
+            yield from self._await(call, _ADDED, turn - SLOTS)
+            parts = [shard[number * piece : (number + 1) * piece] for shard in self.shards]
+            for rank, part in enumerate(parts):
+                if part and rank != self._rank:
+                    copy(values[part.start : part.stop], False, mine[slot, rank, : len(part)])
+            self._count(_SHARED, turn)
             yield True
-            yield from self._await(call, 0, first + number + 1)
-            finite &= self._add(parts, number * piece, min((number + 1) * piece, len(own)))
-        return (yield from self._agree(call, 1, FINE if finite else BAD)) == FINE
+            yield from self._await(call, _SHARED, turn)
+            if own := parts[self._rank]:
+                pieces = [one[slot, self._rank, : len(own)] for one in self._shared]
+                pieces[self._rank] = values[own.start : own.stop]
+                finite &= self._add(pieces, own.start - self.own.start)
+            self._count(_ADDED, turn)
+        return (yield from self._agree(call, _SUMMED, FINE if finite else BAD)) == FINE
 
     def _agree(self, call: VectorCall, kind: int, outcome: int) -> Generator[bool, None, int]:
         """Return the worst outcome of the node's ranks."""
-        self._posted[self._rank][kind + 2] = outcome
-        self._post(kind, self._turn)
+        self._counters[self._rank][kind + _OUTCOMES] = outcome
+        self._count(kind, self._turn)
         yield from self._await(call, kind, self._turn)
-        return max(int(one[kind + 2]) for one in self._posted)
+        return max(int(one[kind + _OUTCOMES]) for one in self._counters)
 
     @override
     def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
-        worst = yield from self._agree(call, 2, outcome)
+        worst = yield from self._agree(call, _DONE, outcome)
         if worst == BAD:
             return worst
-        piece = max(1, PIECE_BYTES // out.itemsize)
+        copy, piece = of("cpu").node_sum.copy, LONGEST_COPY_BYTES // out.itemsize
         for shard, result in zip(self.shards, self._results, strict=True):
-            for start in range(0, len(shard), piece):
-                part = result[start : start + piece]
-                out[shard.start + start : shard.start + start + len(part)] = part
+            for part in (shard[at : at + piece] for at in range(0, len(shard), piece)):
+                source, target = result[part.start - shard.start :][: len(part)], out[part.start : part.stop]
+                if out.itemsize == 2:
+                    target[:] = source
+                else:
+                    copy(source, self._streams and target.ctypes.data % 32 == 0, target)
                 yield True
         return worst
 
@@ -239,9 +258,9 @@ class MessageSum(LocalSum):
             yield from self._swap(call, to, values[shard.start : shard.stop], source, self._landing[source])
         parts = [*self._landing]
         parts[self._rank] = values[own.start : own.stop]
-        finite, step = True, max(1, PIECE_BYTES // self.sums.itemsize)
+        finite, step = True, LONGEST_COPY_BYTES // self.sums.itemsize
         for start in range(0, len(own), step):
-            finite &= self._add(parts, start, min(start + step, len(own)))
+            finite &= self._add([part[start : start + step] for part in parts], start)
             yield True
         return (yield from self._agree(call, FINE if finite else BAD)) == FINE
 
