@@ -33,6 +33,7 @@ from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
 _NO_ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({})
+_ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB = 1.0
@@ -76,17 +77,18 @@ class BucketReducer:
         self._event_name = type(algorithm).__name__  # in profiles
         self._end_event: Callable[[], None] | None = None
 
-    def take_moves(self, before: list[Tensor], after: list[Tensor]) -> None:
+    def take_moves(self, before: list[Tensor], after: list[Tensor], may_stay_packed: bool = True) -> None:
         """Use the members' moves, their values before less those after, as the ``vector`` of the next call.
 
-        `after` may lie in ``vector``. Both must be left alone until the call has ended.
+        `after` may lie in ``vector``. Both must be left alone until the call has ended. Unless the result
+        `may_stay_packed` for `subtract_mean`, the call writes ``mean``.
         """
         if isinstance(self._vector_array, Tensor):
             torch._foreach_copy_(self.vector_views, torch._foreach_sub(before, after))
             return
         filled = [one.numel() > 0 for one in before]
         were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
-        self._moves = Difference(were, are, views, self._vector_array)
+        self._moves = Difference(were, are, views, self._vector_array, may_stay_packed)
 
     def fresh_mean_views(self) -> list[Tensor]:
         """Return the members' means as new tensors on the memory of ``mean``, which a caller may keep and rebind.
@@ -208,7 +210,8 @@ class BucketReducer:
 class BucketReducers(list[BucketReducer]):
     """The reducers of all buckets, in the order in which they begin; empty until `lay_out` or `restore`.
 
-    `members` are in order of registration, and `algorithms` has their names. Buckets of models above 8 MiB are no
+    `members` are in order of registration, and `algorithms` has their names. A bucket has members of one fragment, by
+    the numbers in `fragment_of`, where members without one have 0. Buckets of models above 8 MiB are no
     larger than an eighth of the model. Reduced `one_by_one`, buckets of one dtype take turns with one pair of vectors:
     the peak is two buckets, also for large models. Members that join later have buckets of their own behind the others.
     """
@@ -220,11 +223,14 @@ class BucketReducers(list[BucketReducer]):
         comm: Communicator,
         bucket_mb: float,
         one_by_one: bool,
+        fragment_of: Mapping[str, int] = _ONE_FRAGMENT,
     ) -> None:
         super().__init__()
         self.members, self.comm = tuple(members), comm
         self._algorithms, self._bucket_mb, self._one_by_one = dict(algorithms), bucket_mb, one_by_one
         self._shared: dict[tuple[torch.dtype, torch.device], VectorPair] = {}  # by reducers that take turns
+        self.fragment_of = fragment_of
+        self._connect(algorithms)
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""
 
@@ -251,6 +257,7 @@ class BucketReducers(list[BucketReducer]):
 
         Backward brings the gradients of layers in the reverse of their order, so the members are in that order.
         """
+        self._connect(algorithms)
         groups = self._grouped([*reversed(members)], algorithms)
         added = self._make(groups, algorithms, self._shared, first=len(self))
         self._take_in(members, algorithms)
@@ -299,12 +306,20 @@ class BucketReducers(list[BucketReducer]):
         self, ordered: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
     ) -> list[list[NamedParameter]]:
         limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
-        return group_parameters(ordered, limit_mb, lambda member: str(algorithms[member.name]))
+
+        def kind(member: NamedParameter) -> tuple[int, str]:
+            return self.fragment_of.get(member.name, 0), str(algorithms[member.name])
+
+        return group_parameters(ordered, limit_mb, kind)
 
     def _saved_groups(
         self, names: Sequence[Sequence[str]], joining: Sequence[NamedParameter]
     ) -> list[list[NamedParameter]]:
         return members_by_name(names, self.members, "this optimizer", joining)
+
+    def _connect(self, algorithms: Mapping[str, Algorithm]) -> None:
+        for algorithm in dict.fromkeys(algorithms.values()):
+            algorithm.connect(self.comm)  # now, as a state may be tried on a single rank
 
     def _take_in(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         self.members += tuple(members)

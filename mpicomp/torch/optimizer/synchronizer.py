@@ -22,7 +22,7 @@ import torch
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.errors import NonFiniteGradient, explains_itself, reword
+from collectives.errors import reword
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
@@ -31,6 +31,7 @@ from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import current_stream
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
+from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
 from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients, install_hooks
 from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
@@ -276,6 +277,10 @@ class Synchronizer(StateOwner):
     def refuse(self, error: Exception) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
 
+    def common_model(self) -> AbstractContextManager[None]:
+        """Let the parameters hold the common model for a while."""
+        return nullcontext()
+
     # States ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -364,8 +369,8 @@ class Synchronizer(StateOwner):
             self._sent.add(reducer.bucket.members, reducer.mean)
         queue.poll()
 
-    def _average(self, intent: StepIntent) -> None:
-        """Average all buckets and take their means, on all ranks or on none.
+    def _average(self, intent: StepIntent, reducers: Sequence[BucketReducer] | None = None) -> None:
+        """Average buckets, None: all, and take their means, on all ranks or on none. With overlap they must be all.
 
         Raises
         ------
@@ -381,7 +386,7 @@ class Synchronizer(StateOwner):
             if self._overlap:
                 self._collect(intent, undoable)
             else:
-                self._average_in_turn(intent, undoable)
+                self._average_in_turn(intent, self.active if reducers is None else reducers, undoable)
         except BaseException:
             for reducer in undoable:
                 reducer.undo()
@@ -389,10 +394,13 @@ class Synchronizer(StateOwner):
         finally:
             intent.refusal = None  # its traceback has frames that have the intent, and they would keep each other
 
-    def _average_in_turn(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
+    def _average_in_turn(
+        self, intent: StepIntent, reducers: Sequence[BucketReducer], undoable: list[BucketReducer]
+    ) -> None:
         """Average one bucket after the other; the first one carries the agreement, so that the others are not sent."""
-        for reducer in self.active:  # those of parameters that join are added behind the first
-            is_first = reducer is self.active[0]
+        first = reducers[0]
+        for reducer in reducers:
+            is_first = reducer is first
             if is_first:
                 self.agreement.attach(reducer.aggregator, intent)
             sends = self._fill(reducer, False)
@@ -409,40 +417,16 @@ class Synchronizer(StateOwner):
 
     def _collect(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
         """Start the buckets that have not started, the last of which carries the agreement, and wait for all."""
-        queue, agreement = self._queue, self.agreement
 
         def take(reducer: BucketReducer) -> None:
             if not self.takes_for_good:
                 undoable.append(reducer)
             self._take(reducer)
 
-        def attach(reducer: BucketReducer) -> None:
-            intent.refusal = intent.refusal or queue.fill_error
-            agreement.attach(reducer.aggregator, intent)
-
-        # where a bucket fails to start on this rank `attach` is not called, and the last step's sums must not count
-        agreement.forget_sums()
-        intent.refusal = intent.refusal or queue.fill_error
-        queue.start_rest(intent.is_silent, attach)
+        start_agreed(self._queue, self.agreement, intent)
         self._sent.clear()
-        untaken, failure = queue.collect(take, lambda: agreement.is_settled)
-        made = False
-        try:
-            if failure is None or isinstance(failure, NonFiniteGradient):
-                made = agreement.conclude(intent)
-        finally:
-            for reducer in untaken:
-                take(reducer) if made else reducer.undo()
-        if failure is not None and not explains_itself(failure):
-            self.comm.reject(failure, "averaging")  # whose bucket the others have started
-        if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
-            if made:
-                self._average_joining(undoable)
-            return
-        try:
-            raise failure
-        finally:
-            failure = None  # its traceback has this frame, and they would keep each other and the optimizer
+        if collect_agreed(self._queue, self.agreement, intent, take, self.comm):
+            self._average_joining(undoable)
 
     def _average_joining(self, undoable: list[BucketReducer]) -> None:
         """Average the buckets of the parameters that join in this step, which the queue does not have yet."""

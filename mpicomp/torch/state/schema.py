@@ -90,6 +90,10 @@ RANK = StateSchema({"rank": int, "ranks": int, "aggregators": list})  # aggregat
 WRAPPER = RANK.extended({"mode": str, "rounds": dict, "buckets": list})
 GRADIENT_ROUNDS = StateSchema({"rounds": "counter"})
 UPDATE_ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "masters": "tensors", "common": "tensors"})
+OUTER = StateSchema({"class": str, "names": list, "optimizer": dict})  # entry "outer" of rounds: equal on all ranks
+# entry "fragments" of rounds: the steps since fragment 0 was due, and the fragments whose means are not applied yet
+FRAGMENTS = StateSchema({"turn": "counter", "in_flight": list})
+IN_FLIGHT = StateSchema({"fragment": "counter", "remaining": "counter", "means": "tensors"})
 MOMENTA = RANK.extended(
     {
         "options": str,  # of `OneBitAdam`
