@@ -80,3 +80,10 @@ def started(
 
 
 ways = pytest.mark.parametrize("how", [add, unfreeze])
+
+
+def in_order(state: object) -> str:
+    """Return a state as text, with the entries of its dicts in alphabetical order."""
+    if isinstance(state, dict):
+        return str({key: in_order(state[key]) for key in sorted(state, key=str)})
+    return str([in_order(one) for one in state] if isinstance(state, list) else state)

@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp.torch import OneBitAdam, redistribute_states
 from tests.mpi.lanes import same_text_on, up_to_four_ranks
-from tests.mpi.torch.optimizer.branches import Branches, add, train, unfreeze, values, ways
+from tests.mpi.torch.optimizer.branches import Branches, add, in_order, train, unfreeze, values, ways
 from tests.mpi.torch.training import same_on_all_ranks
 
 pytestmark = up_to_four_ranks
@@ -111,7 +111,7 @@ def test_frozen_parameters_rest_with_their_moments(frozen_at: int, comm: Communi
     before, state = values(model.new), optimizer.state_dict()["mpicomp"]
     train(model, optimizer, comm, range(frozen_at, frozen_at + 1))
     after = optimizer.state_dict()["mpicomp"]
-    for key in "m", "v":
+    for key in ("m",) if after["frozen"] else ("m", "v"):
         for name in state[key]:
             assert torch.equal(after[key][name], state[key][name]) == name.startswith("new")
     train(model, optimizer, comm, range(frozen_at + 1, 9))
@@ -150,7 +150,7 @@ def test_training_is_resumed_to_the_bit(
     again.load_state_dict(saved[1])
     go_on(resumed, again, range(saved_at, END))
     assert torch.equal(values(resumed), values(model))
-    assert str(again.state_dict()) == str(optimizer.state_dict())
+    assert in_order(again.state_dict()["mpicomp"]) == in_order(optimizer.state_dict()["mpicomp"])
 
 
 @pytest.mark.mpi(min_size=2)
