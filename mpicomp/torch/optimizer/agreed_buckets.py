@@ -30,8 +30,13 @@ def collect_agreed(
     intent: StepIntent,
     take: Callable[[BucketReducer], None],
     comm: Communicator,
-) -> None:
+) -> bool:
     """Wait for the buckets of a queue, and hand their means to `take` as soon as all ranks make the step.
+
+    Returns
+    -------
+    bool
+        False: all ranks drop the step.
 
     Raises
     ------
@@ -51,7 +56,7 @@ def collect_agreed(
     if failure is not None and not explains_itself(failure):
         comm.reject(failure, "averaging")  # whose bucket the others have started
     if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
-        return
+        return made
     try:
         raise failure
     finally:

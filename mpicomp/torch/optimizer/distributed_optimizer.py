@@ -14,7 +14,7 @@ Marsit is designed for that (section 5 of its paper), with H = ``local_steps``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
     Options,
@@ -42,6 +43,7 @@ from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
 from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer, outer_text
+from mpicomp.torch.optimizer.parameter_changes import AlgorithmsOf, ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
@@ -212,10 +214,20 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         except (ValueError, TypeError) as error:
             self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._joining = False
-        self._synchronizer = self._open_synchronizer(parameters, algorithms, options)
+
+        def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
+            found = algorithms_by_name(algorithm, joining)
+            options.check(joining, found)
+            return found
+
+        self._synchronizer = self._open_synchronizer(parameters, algorithms, options, algorithms_of)
 
     def _open_synchronizer(
-        self, parameters: Parameters, algorithms: Mapping[str, Algorithm], options: Options
+        self,
+        parameters: Parameters,
+        algorithms: Mapping[str, Algorithm],
+        options: Options,
+        algorithms_of: AlgorithmsOf,
     ) -> Synchronizer:
         comm, members, averages_gradients = self.comm, parameters.trained, options.synchronize == "gradients"
         agreement = open_agreement(self.optimizer, comm, members, str(options), averages_gradients, self.outer)
@@ -229,16 +241,15 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         if masters is not None:
             agreement.members = masters.substitute(members)
             if self.outer is not None:
-                masters.replace_in(self.outer)
-                outer = OuterStep(self.outer, agreement.members)
-        parameters.hold(self.optimizer)
+                outer = OuterStep(self.outer, agreement.members, masters)
         plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
         if plan.delay and comm.size > 1:
             overlap_by_thread(comm, on_device)
         fragment_of = deal_fragments(members, plan.fragments)
         one_by_one = not overlap and not plan.keeps_local
+        changes = ParameterChanges(parameters, self.optimizer, algorithms_of, masters)
         reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one, fragment_of)
-        parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, overlap, passes)
+        parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
         return LocalUpdates(parts, masters, plan, outer, skips_nonfinite(algorithms))
@@ -293,12 +304,49 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r}, {self.mode}, ranks={self.comm.size})"
 
+    @keep_uncompiled
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Raise NotImplementedError: buckets and residuals are laid out once.
+        """Add a parameter group while the optimizer trains, on all ranks before the same step.
 
-        Add a `param_group` to the optimizer before wrapping it.
+        Its parameters take part from the next step on, with buckets of their own; those of other parameters stay as
+        they are. Make their values equal on all ranks before: :func:`broadcast_parameters`. Parameters that the
+        optimizer holds already, frozen, need no group: ``requires_grad_(True)`` suffices.
+
+        Parameters
+        ----------
+        param_group : dict
+            As the wrapped optimizer takes it. Its ``params`` may be pairs of name and parameter, where the wrapped
+            optimizer's others have no names too.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The wrapped optimizer rejects the group, a parameter cannot be synchronized, or its name is another one's.
+            The optimizer is as before then. Where ranks add different parameters, the next step raises
+            CollectiveMismatch on all.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> def train(comm):
+        ...     body, head = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        ...     for parameter in (*body.parameters(), *head.parameters()):
+        ...         torch.nn.init.constant_(parameter, 0.5)
+        ...     sgd = torch.optim.SGD(head.parameters(), lr=0.1)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Dense(), comm, head.named_parameters("head"))
+        ...     for step in range(4):
+        ...         if step == 2:  # unfreeze the body
+        ...             optimizer.add_param_group({"params": body.named_parameters("body"), "lr": 0.01})
+        ...         optimizer.zero_grad()
+        ...         head(body(torch.full((8, 3), comm.rank + 1.0))).square().mean().backward()
+        ...         optimizer.step()
+        ...     return [sorted(names) for names in optimizer.buckets]
+        >>> mpicomp.run_local(2, train)[0]
+        [['head.bias', 'head.weight'], ['body.bias', 'body.weight']]
         """
-        raise NotImplementedError("add the parameter group to the optimizer before wrapping it in DistributedOptimizer")
+        self._synchronizer.add_group(param_group, self.optimizer.add_param_group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -27,10 +27,17 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
+from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.fragments import FragmentInFlight, FragmentPlan, check_buckets, check_fragments
-from mpicomp.torch.optimizer.gradient_hooks import install_hooks
+from mpicomp.torch.optimizer.fragments import (
+    FragmentInFlight,
+    FragmentPlan,
+    check_buckets,
+    check_fragments,
+    deal_joining,
+)
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
@@ -77,7 +84,7 @@ class LocalUpdates(Synchronizer):
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self.agreement.common = self._common
-        install_hooks(self, [member.parameter for member in parts.parameters.trained])  # the model's own
+        self._watch_gradients(0)
 
     @property
     @override
@@ -154,11 +161,35 @@ class LocalUpdates(Synchronizer):
             self._masters.refresh()
         for reducer in self._first:
             self._step_aside(reducer)
+        self._step_aside_joining([member.name for member in self._changes.joining])
 
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, where the step is the first after a synchronization."""
         first = {parameter for reducer in self._first for parameter in reducer.parameters}
         self._restore_common([one for one in self._common if self.steps == 0 or one in first])
+
+    @override
+    def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
+        super()._open_buckets(members, algorithms)
+
+    @override
+    def _join(self, members: Sequence[NamedParameter]) -> None:
+        if self._outer is not None:
+            self._outer.take_in(members)
+        super()._join(members)
+
+    @override
+    def check_before_step(self) -> None:
+        super().check_before_step()
+        if self._plan.keeps_local and self._changes.joining and self.can_refuse:
+            name = self._changes.joining[0].name
+            self.refuse(
+                ValueError(
+                    f"{self.comm.here}: parameter {name!r} was added or unfrozen, which cannot be combined with delay "
+                    "or blend; make both optimizers again after synchronize()"
+                )
+            )
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -199,16 +230,17 @@ class LocalUpdates(Synchronizer):
             self._finite = self._are_all_finite(warn=True)
         if self._finite is False:
             self.drop_gradients(set_to_none=True)
-            for reducer in self.reducers:
-                for parameter in reducer.parameters:
-                    parameter.grad = None  # optimizers pass over the parameter
+            for member in self._members:
+                member.parameter.grad = None  # optimizers pass over the parameter
+        self._changes.drop_frozen_gradients()
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:
         n_started = self._queue.n_started
         if not n_started:
             return nullcontext()
-        return only(self._optimizer, (p for reducer in self.reducers[n_started:] for p in reducer.parameters))
+        here = [p for reducer in self.reducers[n_started:] for p in reducer.parameters]
+        return only(self._optimizer, (*here, *(member.parameter for member in self._changes.joining)))
 
     @override
     @torch.no_grad()
@@ -255,12 +287,13 @@ class LocalUpdates(Synchronizer):
             self._average(StepIntent(self._find_refusal()))
             self.synchronizations += 1
             return
-        reducers = [one for one in self._reducers_of(number) if one.parameters[0] in self._common]
-        if not reducers:
-            return
+        moved = (one for one in self._reducers_of(number) if one.parameters[0] in self._common)
         if not self._plan.keeps_local:
-            self._average(StepIntent(), reducers)
+            self._average(StepIntent(), moved)
             self.synchronizations += 1
+            return
+        reducers = list(moved)
+        if not reducers:
             return
         delay = 0 if at_once else self._plan.delay
         flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call())
@@ -269,8 +302,9 @@ class LocalUpdates(Synchronizer):
         if not delay:
             self._apply(flight)
 
-    def _reducers_of(self, number: int) -> list[BucketReducer]:
-        return [one for one in self.reducers if self._fragment_of.get(one.bucket.names[0], 0) == number]
+    def _reducers_of(self, number: int) -> Iterator[BucketReducer]:
+        """Go through a fragment's reducers, also those that are added meanwhile."""
+        return (one for one in self.reducers if self._fragment_of[one.bucket.names[0]] == number)
 
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""
@@ -345,10 +379,11 @@ class LocalUpdates(Synchronizer):
         aside = [parameter for parameter in reducer.parameters if parameter in self._common]
         local = [parameter.data for parameter in aside]
         self._restore_common(aside)
-        if self._outer is None:
-            reducer.subtract_mean()
-        else:
-            self._outer.move(reducer)
+        with self._changes.keeping_frozen(reducer.parameters):
+            if self._outer is None:
+                reducer.subtract_mean()
+            else:
+                self._outer.move(reducer)
         if local and self._plan.blend:
             torch._foreach_mul_(local, self._plan.blend)
             torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=1 - self._plan.blend)
@@ -357,8 +392,7 @@ class LocalUpdates(Synchronizer):
 
     def _step_aside(self, reducer: BucketReducer) -> None:
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
-        if not self._aside:
-            self._aside = [self._memory_aside(one) for one in self.reducers]
+        self._aside += [self._memory_aside(one) for one in self.reducers[len(self._aside) :]]
         self._restore_common(
             one for one in reducer.parameters if one in self._common
         )  # from a step that failed in backward
@@ -366,6 +400,13 @@ class LocalUpdates(Synchronizer):
         torch._foreach_copy_(aside, reducer.parameters)
         for parameter, one in zip(reducer.parameters, aside, strict=True):
             self._common[parameter], parameter.data = parameter.data, one
+
+    def _step_aside_joining(self, names: Iterable[str]) -> None:
+        """Let parameters that join, and have no bucket yet, step aside, in whichever local step they come."""
+        chosen = set(names)
+        for name, parameter in ((member.name, member.parameter) for member in self._changes.joining):
+            if name in chosen and parameter not in self._common:
+                self._common[parameter], parameter.data = parameter.data, parameter.data.clone()
 
     def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
         """Return the reducer's own vector if no other shares it, and new memory for other orders of elements."""
@@ -377,13 +418,20 @@ class LocalUpdates(Synchronizer):
             parameter.data = self._common.pop(parameter)
 
     def _gradients(self) -> Iterator[Tensor]:
-        parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)
+        parameters = (member.parameter for member in self._members)
         return (parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    @property
+    def _members(self) -> tuple[NamedParameter, ...]:
+        """The parameters with a bucket, and those that join."""
+        return *self.reducers.members, *self._changes.joining
 
     @override
     def check_own(self, own: State) -> None:
         super().check_own(own)
-        check_buckets(own["buckets"], own["rounds"], self._fragment_of)
+        saved = own["rounds"].get("fragments", {})
+        numbers = self._fragment_of if self._plan.is_whole else saved.get("numbers", self._fragment_of)
+        check_buckets(own["buckets"], own["rounds"], numbers)
 
     @override
     def load_own(self, own: State) -> None:
@@ -391,6 +439,9 @@ class LocalUpdates(Synchronizer):
         for flight in self._in_flight:
             flight.settle(self.comm)  # all ranks have begun it
         self._in_flight.clear()
+        if not self._plan.is_whole:
+            self._fragment_of |= deal_joining(self._changes.joining, self._fragment_of, self._plan.fragments)
+            self._fragment_of |= own["rounds"].get("fragments", {}).get("numbers", {})
         super().load_own(own)
 
     @override
@@ -415,22 +466,25 @@ class LocalUpdates(Synchronizer):
                     "failed; the step that applies it raises the error"
                 )
             in_flight.append(flight.state())
-        return {"turn": self._turn, "in_flight": in_flight}
+        return {"turn": self._turn, "numbers": dict(self._fragment_of), "in_flight": in_flight}
 
     @override
     def _check_rounds(self, rounds: State) -> None:
         UPDATE_ROUNDS.check(rounds)
-        parameters = {member.name: member.parameter for member in self.reducers.members}
+        # a state from before a parameter joined lacks it
+        lacking = {one.name for one in self._changes.joining} - rounds["masters"].keys() - rounds["common"].keys()
+        masters = {name: one for name, one in self._named_masters().items() if name not in lacking}
+        parameters = {one.name: one.parameter for one in self._members if one.name not in lacking}
         common = parameters if rounds["steps"] else {}
         if not self._plan.is_whole:
             common = {name: one for name, one in common.items() if name in rounds["common"]}
-        check_fragments(rounds, self._plan, self._fragment_of, parameters)
-        UPDATE_ROUNDS.check_tensors(rounds, {"masters": self._named_masters(), "common": common})
+        check_fragments(rounds, self._plan, parameters)
+        UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
             with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
             raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
         if self._outer is not None:
-            self._outer.check(rounds["outer"])
+            self._outer.check(rounds["outer"], [one for one in self._changes.joining if one.name not in lacking])
 
     @override
     @torch.no_grad()
@@ -448,10 +502,11 @@ class LocalUpdates(Synchronizer):
         for reducer in self.reducers:
             if reducer.bucket.names[0] in rounds["common"]:
                 self._step_aside(reducer)
+        self._step_aside_joining(rounds["common"])
         fragments = rounds.get("fragments", {"turn": self._turn, "in_flight": []})
         self._turn = fragments["turn"] % self._plan.local_steps
         for one in fragments["in_flight"]:
-            reducers = self._reducers_of(one["fragment"])
+            reducers = [*self._reducers_of(one["fragment"])]
             flight = FragmentInFlight(one["fragment"], reducers, one["remaining"], self.agreement)
             flight.load_means(one["means"])
             self._in_flight.append(flight)
@@ -461,11 +516,10 @@ class LocalUpdates(Synchronizer):
 
     def _named_masters(self) -> dict[str, Tensor]:
         masters = {id(master) for master in self._masters.masters}
-        return {one.name: one.parameter for one in self.reducers.members if id(one.parameter) in masters}
+        return {one.name: one.parameter for one in self._members if id(one.parameter) in masters}
 
     def _named_common(self) -> dict[str, Tensor]:
-        members = self.reducers.members
-        return {one.name: self._common[one.parameter] for one in members if one.parameter in self._common}
+        return {one.name: self._common[one.parameter] for one in self._members if one.parameter in self._common}
 
     def _are_all_finite(self, warn: bool = False) -> bool:
         """Return True, on all ranks, if no rank's gradients hold NaN or infinity; else warn the first time."""

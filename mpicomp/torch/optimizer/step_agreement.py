@@ -25,6 +25,7 @@ from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import list_ranks, one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.parameter_changes import ADDED, FROZEN, ParameterChanges
 from mpicomp.torch.replication import require_same_layout
 
 SAMPLE_ELEMENTS = 1024
@@ -94,13 +95,15 @@ def open_agreement(
 
 
 class StepAgreement:
-    """Comparison of the ranks' optimizers at each step.
+    """Comparison of the ranks' optimizers at each step, and of the parameters that are added, unfrozen or frozen.
 
     `members` are the parameters that are synchronized. All options of their groups must be equal, or without
     `all_options` those in `SET_BY_USERS`; and all options of the groups of `outer`, if there is one.
 
     Attributes
     ----------
+    changes : ParameterChanges, optional
+        Changes of the parameters on this rank.
     common : mapping
         The values in the model that all ranks have, of parameters that hold others now.
     evaluation : int
@@ -118,6 +121,7 @@ class StepAgreement:
         outer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.members = members
+        self.changes: ParameterChanges | None = None
         self.common: Mapping[Tensor, Tensor] = {}
         self.evaluation = 0
         self.loss: float | None = None
@@ -129,6 +133,7 @@ class StepAgreement:
         self._raw: list[list[object]] | None = None
         self._has_tensors = False
         self._options = self._mark = self._turn = 0
+        self._changed: Mapping[str, str] = {}  # the changes in words, as this step compares them
         self._sums = np.empty(4, np.int64)
 
     def for_another_call(self) -> StepAgreement:
@@ -154,8 +159,10 @@ class StepAgreement:
         self._turn = aggregator.step  # which the call compares
         _, crc = self._sample()
         loss = 0 if self.loss is None else fingerprint(repr(self.loss))
+        self._changed = {} if self.changes is None or intent.is_silent else self.changes.describe()
+        changed = fingerprint(str(self._changed)) if self._changed else 0
         # of integers, which Python hashes to the same value in every process
-        self._mark = hash((self._options_mark(), self.evaluation, crc, loss)) & _MASK
+        self._mark = hash((self._options_mark(), self.evaluation, crc, loss, changed)) & _MASK
         self._sums[:] = -1  # until the ranks' sums are there
         aggregator.carry(np.array((*intent.counts, self._mark), np.int64), self._sums)
 
@@ -243,7 +250,13 @@ class StepAgreement:
         mine: RankDescription = {
             "refusal": "" if refusal is None else one_line(refusal),
             "drops": intent.drops,
-            "compared": {**self.describe(), "loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc},
+            "compared": {
+                **self._changed,
+                **self.describe(),
+                "loss": _text(self.loss),
+                "evaluation": self.evaluation,
+                "sample": crc,
+            },
         }
         ranks = [mine] if self._comm.size == 1 else self._comm.allgather_object(mine)
         if refusal is not None:
@@ -295,7 +308,7 @@ def _difference(ranks: Sequence[RankDescription], sampled: str) -> str:
             values.setdefault(described.get(key, "missing"), []).append(rank)
         if len(values) > 1:
             listed = ", ".join(f"{value} on {list_ranks(of_value)}" for value, of_value in values.items())
-            return _WORDS.get(key, _OPTION).format(key=key, listed=listed, sampled=sampled)
+            return _WORDS.get(key.rstrip(" 0123456789"), _OPTION).format(key=key, listed=listed, sampled=sampled)
     return "the ranks' optimizers differ"
 
 
@@ -304,6 +317,11 @@ _OPTION = (
     "takes the mean of the ranks' losses, comm.allreduce(loss, op='mean'), and is restored on all ranks or on none"
 )
 _WORDS = {
+    ADDED: (
+        "{key} is {listed}: before a step, add and unfreeze the same parameters on all ranks, in the same order, with "
+        "the same names, shapes and algorithms"
+    ),
+    FROZEN: "{key} is {listed}: before a step, freeze the same parameters on all ranks",
     "loss": (
         "the closure's loss is {listed}, and the optimizer decides by it: return the mean of the ranks' losses from "
         "the closure, comm.allreduce(loss, op='mean')"

@@ -226,13 +226,13 @@ def test_other_ranks_go_on_with_the_same_momentum(ranks: int) -> None:
     with pytest.raises(ValueError, match="was saved in the middle of local steps"):
         redistribute_states([middle for middle, _ in saved], ranks)
     states = redistribute_states([state for _, state in saved], ranks)
-    momentum = saved[0][1]["mpicomp"]["rounds"]["outer"]["optimizer"]["state"]
+    momentum = saved[0][1]["mpicomp"]["rounds"]["outer"]["state"]
 
     def resume(comm: Communicator) -> bool:
         model = copy.deepcopy(models[0]) if comm.rank else models[0]
         optimizer = updates(model, comm, SparseLoCo(16, 64), outer=(0.7, 0.9), **plan)
         optimizer.load_state_dict(states[comm.rank])
-        held = optimizer.outer.state_dict()["state"]
+        held = optimizer.state_dict()["mpicomp"]["rounds"]["outer"]["state"]
         return all(torch.equal(held[i]["momentum_buffer"], momentum[i]["momentum_buffer"]) for i in momentum)
 
     assert len(momentum) == 4
