@@ -63,7 +63,14 @@ def deal_fragments(members: Sequence[NamedParameter], fragments: int) -> dict[st
 
     A layer is a numbered block, such as "encoder.3", or elsewhere a module. If there are fewer layers than fragments,
     tensors are dealt instead.
+
+    Raises
+    ------
+    ValueError
+        There are fewer tensors than fragments.
     """
+    if fragments > len(members):
+        raise ValueError(f"fragments={fragments} is more than the {len(members)} trained tensors; choose fewer")
     layers: dict[str, int] = {}
     for member in members:
         layers.setdefault(layer_of(member.name), len(layers))

@@ -38,6 +38,7 @@ from mpicomp.torch.optimizer.fragments import (
     check_fragments,
     deal_joining,
 )
+from mpicomp.torch.optimizer.islands import IslandGradients
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
@@ -49,6 +50,8 @@ class LocalUpdates(Synchronizer):
     """Counts local steps, and averages their moves in the steps that the `plan` has for each fragment of the model.
 
     With `overlap` the last local step is made during backward.
+
+    Gradients are averaged within the `island` in every step.
 
     The optimizer of `outer` moves the common model by the aggregated updates; None: they are subtracted.
 
@@ -69,12 +72,14 @@ class LocalUpdates(Synchronizer):
         masters: MasterWeights,
         plan: FragmentPlan,
         outer: OuterStep | None,
+        island: IslandGradients | None,
         skip_nonfinite: bool,
     ) -> None:
         super().__init__(parts)
         self.steps = 0  # since the ranks' models were equal
         self._turn = 0  # steps modulo local_steps
         self._masters, self._plan, self._outer, self._skip_nonfinite = masters, plan, outer, skip_nonfinite
+        self._island = island
         self._fragment_of = parts.reducers.fragment_of
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
         self._in_flight: list[FragmentInFlight] = []  # in the order in which they were sent
@@ -206,7 +211,7 @@ class LocalUpdates(Synchronizer):
                 "moved the parameters by scaled gradients; pass overlap=False"
             )
         self.reducers.lay_out(self.gradient_counts.order)
-        self._masters.take_gradients()
+        self._take_own_gradients()
         self._scaled = True
         self._finite = self._are_all_finite()
         if not self._finite:
@@ -217,7 +222,7 @@ class LocalUpdates(Synchronizer):
     def _take_gradients(self) -> None:
         """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
         if not self._scaled:
-            self._masters.take_gradients()
+            self._take_own_gradients()
         elif self._masters.gradients_changed:
             error = RuntimeError(
                 f"{self.comm.here}: gradients of 16-bit parameters were changed between scaler.unscale_(optimizer) "
@@ -233,6 +238,12 @@ class LocalUpdates(Synchronizer):
             for member in self._members:
                 member.parameter.grad = None  # optimizers pass over the parameter
         self._changes.drop_frozen_gradients()
+
+    def _take_own_gradients(self) -> None:
+        """Hand the gradients to the masters, and average them within the island if there is one."""
+        self._masters.take_gradients()
+        if self._island is not None:
+            self._island.average(self._members)
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:
