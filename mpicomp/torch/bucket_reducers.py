@@ -32,8 +32,8 @@ from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
-_ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 _NO_ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({})
+_ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB = 1.0
@@ -230,8 +230,7 @@ class BucketReducers(list[BucketReducer]):
         self._algorithms, self._bucket_mb, self._one_by_one = dict(algorithms), bucket_mb, one_by_one
         self._shared: dict[tuple[torch.dtype, torch.device], VectorPair] = {}  # by reducers that take turns
         self.fragment_of = dict(fragment_of)
-        for algorithm in dict.fromkeys(algorithms.values()):
-            algorithm.connect(comm)  # now, as a state may be tried on a single rank
+        self._connect(algorithms)
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""
 
@@ -258,6 +257,7 @@ class BucketReducers(list[BucketReducer]):
 
         Backward brings the gradients of layers in the reverse of their order, so the members are in that order.
         """
+        self._connect(algorithms)
         groups = self._grouped([*reversed(members)], algorithms)
         added = self._make(groups, algorithms, self._shared, first=len(self))
         self._take_in(members, algorithms)
@@ -306,15 +306,20 @@ class BucketReducers(list[BucketReducer]):
         self, ordered: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
     ) -> list[list[NamedParameter]]:
         limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
-        fragment_of = self.fragment_of
-        return group_parameters(
-            ordered, limit_mb, lambda one: (fragment_of.get(one.name, 0), str(algorithms[one.name]))
-        )
+
+        def kind(member: NamedParameter) -> tuple[int, str]:
+            return self.fragment_of.get(member.name, 0), str(algorithms[member.name])
+
+        return group_parameters(ordered, limit_mb, kind)
 
     def _saved_groups(
         self, names: Sequence[Sequence[str]], joining: Sequence[NamedParameter]
     ) -> list[list[NamedParameter]]:
         return members_by_name(names, self.members, "this optimizer", joining)
+
+    def _connect(self, algorithms: Mapping[str, Algorithm]) -> None:
+        for algorithm in dict.fromkeys(algorithms.values()):
+            algorithm.connect(self.comm)  # now, as a state may be tried on a single rank
 
     def _take_in(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         self.members += tuple(members)

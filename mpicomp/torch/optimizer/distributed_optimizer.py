@@ -255,16 +255,20 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         if masters is not None:
             agreement.members = masters.substitute(members)
             if self.outer is not None:
-                outer = OuterStep(self.outer, agreement.members, masters)
+                masters.replace_in(self.outer)
+                outer = OuterStep(self.outer, agreement.members)
         layout = None if islands is None else NodeLayout.of_parts(comm, islands)
         island = None if layout is None else IslandGradients(comm.nodes_of(layout).local, options.bucket_mb)
         plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
+        fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
+
+        def between_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
+            return between_islands(algorithms_of(joining), layout)
+
+        changes = ParameterChanges(parameters, self.optimizer, between_of, masters, outer, fixed)
         if plan.delay and comm.size > 1:
             overlap_by_thread(comm, on_device)
         one_by_one = not overlap and not plan.keeps_local
-        changes = ParameterChanges(
-            parameters, self.optimizer, lambda joining: between_islands(algorithms_of(joining), layout), masters
-        )
         between = between_islands(algorithms, layout)
         reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)

@@ -87,6 +87,7 @@ class LocalUpdates(Synchronizer):
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
+        self._aside_joining: set[Tensor] = set()  # parameters that are aside and have no bucket yet
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self.agreement.common = self._common
         self._watch_gradients(0)
@@ -166,7 +167,9 @@ class LocalUpdates(Synchronizer):
             self._masters.refresh()
         for reducer in self._first:
             self._step_aside(reducer)
-        self._step_aside_joining([member.name for member in self._changes.joining])
+        joining = {member.name: member.parameter for member in self._changes.joining}
+        self._restore_common(self._aside_joining.difference(joining.values()))  # frozen again, or removed
+        self._step_aside_joining(joining)
 
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, where the step is the first after a synchronization."""
@@ -177,24 +180,6 @@ class LocalUpdates(Synchronizer):
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
         super()._open_buckets(members, algorithms)
-
-    @override
-    def _join(self, members: Sequence[NamedParameter]) -> None:
-        if self._outer is not None:
-            self._outer.take_in(members)
-        super()._join(members)
-
-    @override
-    def check_before_step(self) -> None:
-        super().check_before_step()
-        if self._plan.keeps_local and self._changes.joining and self.can_refuse:
-            name = self._changes.joining[0].name
-            self.refuse(
-                ValueError(
-                    f"{self.comm.here}: parameter {name!r} was added or unfrozen, which cannot be combined with delay "
-                    "or blend; make both optimizers again after synchronize()"
-                )
-            )
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -237,7 +222,9 @@ class LocalUpdates(Synchronizer):
             self.drop_gradients(set_to_none=True)
             for member in self._members:
                 member.parameter.grad = None  # optimizers pass over the parameter
-        self._changes.drop_frozen_gradients()
+        if self._changes.frozen:
+            started = self.reducers[: self._queue.n_started]
+            self._changes.drop_frozen_gradients({parameter for one in started for parameter in one.parameters})
 
     def _take_own_gradients(self) -> None:
         """Hand the gradients to the masters, and average them within the island if there is one."""
@@ -417,6 +404,7 @@ class LocalUpdates(Synchronizer):
         chosen = set(names)
         for name, parameter in ((member.name, member.parameter) for member in self._changes.joining):
             if name in chosen and parameter not in self._common:
+                self._aside_joining.add(parameter)
                 self._common[parameter], parameter.data = parameter.data, parameter.data.clone()
 
     def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
@@ -427,6 +415,7 @@ class LocalUpdates(Synchronizer):
     def _restore_common(self, parameters: Iterable[Tensor]) -> None:
         for parameter in parameters:
             parameter.data = self._common.pop(parameter)
+            self._aside_joining.discard(parameter)
 
     def _gradients(self) -> Iterator[Tensor]:
         parameters = (member.parameter for member in self._members)
@@ -495,7 +484,7 @@ class LocalUpdates(Synchronizer):
             with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
             raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
         if self._outer is not None:
-            self._outer.check(rounds["outer"], [one for one in self._changes.joining if one.name not in lacking])
+            self._outer.check(rounds["outer"], lacking)
 
     @override
     @torch.no_grad()

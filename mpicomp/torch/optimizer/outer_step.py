@@ -9,7 +9,7 @@ all ranks' states.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from numbers import Real
@@ -21,7 +21,6 @@ from torch import Tensor
 from collectives.quoting import one_line, shown
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.schema import OUTER, State
 
 _LISTS = ("params", "param_names")
@@ -99,28 +98,43 @@ def _made(outer: object, parameters: list[Tensor]) -> torch.optim.Optimizer:
 class OuterStep:
     """Moves the common model, bucket by bucket.
 
-    `members` are the parameters that are synchronized. Those of 16 bits are `masters`, which the outer optimizer then
-    holds too.
+    `members` are the parameters that `optimizer` holds, under their names; those of 16 bits are masters.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, members: Sequence[NamedParameter], masters: MasterWeights
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, members: Sequence[NamedParameter]) -> None:
         self.optimizer = optimizer
-        self._masters, self._names = masters, dict[Tensor, str]()
-        self.take_in(members)
+        self._names = {member.parameter: member.name for member in members}
+        self._added: list[NamedParameter] = []  # that this object has added, and that have not joined yet
 
-    def take_in(self, members: Sequence[NamedParameter]) -> None:
-        """Move these parameters too from now on; those that the optimizer does not hold come into its last group."""
-        self._masters.replace_in(self.optimizer)
-        self._names |= {member.parameter: member.name for member in members}
-        held = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
-        for member in members:
-            if member.parameter not in held:
-                group = self.optimizer.param_groups[-1]
-                group["params"].append(member.parameter)
-                if "param_names" in group:
-                    group["param_names"].append(member.name)
+    def hold(self, joining: Sequence[NamedParameter]) -> None:
+        """Let the optimizer hold parameters that join, and none that it was given by an earlier call and that do not.
+
+        Raises
+        ------
+        ValueError
+            The optimizer has several groups, and lacks a parameter.
+        """
+        groups = self.optimizer.param_groups
+        here = {member.parameter for member in joining}
+        gone = {member.parameter for member in self._added} - here
+        held = {parameter for group in groups for parameter in group["params"]} - gone
+        lacking = [member for member in joining if member.parameter not in held]
+        if not lacking and not gone:
+            return
+        if lacking and len(groups) > 1:
+            raise ValueError(
+                f"the outer {type(self.optimizer).__name__} has several parameter groups, none of which has "
+                f"{lacking[0].name!r}; add it to the outer optimizer too, by optimizer.outer.add_param_group"
+            )
+        kept = [parameter for parameter in groups[0]["params"] if parameter not in gone]
+        groups[0]["params"] = kept + [member.parameter for member in lacking]
+        self._added = [member for member in self._added if member.parameter in here] + lacking
+        self._names.update({member.parameter: member.name for member in joining})
+
+    def join(self, members: Sequence[NamedParameter]) -> None:
+        """Keep these of the parameters that join for good."""
+        joined = {member.name for member in members}
+        self._added = [member for member in self._added if member.name not in joined]
 
     @property
     def is_plain(self) -> bool:
@@ -159,13 +173,11 @@ class OuterStep:
         by_name = {flat[place]: value for place, value in found["state"].items()}
         return copy.deepcopy({"class": type(self.optimizer).__name__, "groups": groups, "state": by_name})
 
-    def check(self, state: State, joining: Sequence[NamedParameter]) -> None:
-        """Raise ValueError unless the optimizer can load a state, once it holds the `joining` parameters too."""
+    def check(self, state: State, lacking: Collection[str] = ()) -> None:
+        """Raise ValueError unless the optimizer can load a state, from which the names in `lacking` are missing."""
         OUTER.check(state)
         kind, names = type(self.optimizer).__name__, self._held_names()
-        held = {name for of_group in names for name in of_group}
-        lacking = [member.name for member in joining if member.name not in held]
-        expected = [sorted(of_group) for of_group in (*names[:-1], [*names[-1], *lacking])]
+        expected = [sorted(set(of_group) - set(lacking)) for of_group in names]
         found = [group.get("names") if isinstance(group, dict) else None for group in state["groups"]]
         saved = [sorted(map(str, one)) if isinstance(one, list) else None for one in found]
         if (state["class"], saved) != (kind, expected):
@@ -173,8 +185,6 @@ class OuterStep:
                 f"the state's outer optimizer is {shown(state['class'])} over {shown(saved)}, and here it is {kind} "
                 f"over {shown(expected)}; build it with the same options and model"
             )
-        if lacking:
-            return
         before = self.optimizer.state_dict()
         try:
             self.load(state)
@@ -190,7 +200,7 @@ class OuterStep:
                 {**{key: value for key, value in group.items() if key != "names"}, "params": [places[n] for n in mine]}
                 for group, mine in zip(state["groups"], names, strict=True)
             ]
-            by_place = {places[name]: value for name, value in state["state"].items()}
+            by_place = {places[name]: dict(value) for name, value in state["state"].items()}
             self.optimizer.load_state_dict(copy.deepcopy({"state": by_place, "param_groups": groups}))
         except Exception as error:  # torch checks little, and other optimizers have rules of their own
             raise ValueError(

@@ -18,6 +18,7 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.front_ends import names_by_parameter
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
+from mpicomp.torch.optimizer.outer_step import OuterStep
 from mpicomp.torch.parameters import MasterWeights, Parameters
 
 ADDED, FROZEN = "added or unfrozen parameter", "frozen parameter"
@@ -29,7 +30,8 @@ AlgorithmsOf: TypeAlias = Callable[[Sequence[NamedParameter]], Mapping[str, Algo
 class ParameterChanges:
     """Changes of an optimizer's parameters since they were last agreed on, as this rank finds them.
 
-    `masters` stand in for 16-bit parameters, and all members below are those that the optimizer holds.
+    `masters` stand in for 16-bit parameters, and all members below are those that the optimizer holds. Where the
+    parameters must stay as they are, `fixed` is the reason and cure in words.
 
     Attributes
     ----------
@@ -47,12 +49,14 @@ class ParameterChanges:
         optimizer: torch.optim.Optimizer,
         algorithms_of: AlgorithmsOf,
         masters: MasterWeights | None = None,
+        outer: OuterStep | None = None,
+        fixed: str = "",
     ) -> None:
         self.joining: list[NamedParameter] = []
         self.frozen: list[NamedParameter] = []
         self.algorithms: Mapping[str, Algorithm] = {}
         self._parameters, self._optimizer, self._masters = parameters, optimizer, masters
-        self._algorithms_of = algorithms_of
+        self._outer, self._algorithms_of, self._fixed = outer, algorithms_of, fixed
         self._own: list[NamedParameter] = []  # the model's own parameters that join
         parameters.hold({} if masters is None else masters.by_parameter)
 
@@ -66,14 +70,25 @@ class ParameterChanges:
         """
         self.joining = []
         self.frozen = self._held(self._parameters.find_frozen())
+        if self.frozen and self._fixed:
+            raise ValueError(f"parameter {self.frozen[0].name!r} was frozen while the optimizer trains, {self._fixed}")
         self._own = self._parameters.find_joining()
         if not self._own:
+            if self._outer is not None:
+                self._outer.hold(())
             return
+        if self._fixed:
+            raise ValueError(f"parameter {self._own[0].name!r} was added or unfrozen, {self._fixed}")
         self.algorithms = self._algorithms_of(self._own)
         if self._masters is not None:
             self._masters.adopt(self._optimizer)
             self._parameters.hold(self._masters.by_parameter)
-        self.joining = self._held(self._own)
+        joining = self._held(self._own)
+        if self._outer is not None:
+            if self._masters is not None:
+                self._masters.replace_in(self._outer.optimizer)
+            self._outer.hold(joining)
+        self.joining = joining
 
     def describe(self) -> dict[str, str]:
         """Return each change in words, which are the same on ranks that have the same changes."""
@@ -95,14 +110,17 @@ class ParameterChanges:
     def join(self, members: Sequence[NamedParameter]) -> None:
         """Count these of the joining parameters among the synchronized ones from now on."""
         self._parameters.join(members)
+        if self._outer is not None:
+            self._outer.join(members)
         joined = {member.name for member in members}
         self.joining = [one for one in self.joining if one.name not in joined]
         self._own = [one for one in self._own if one.name not in joined]
 
-    def drop_frozen_gradients(self) -> None:
-        """Let optimizers pass over the frozen parameters, also by weight decay and momentum."""
+    def drop_frozen_gradients(self, sent: Collection[Tensor] = ()) -> None:
+        """Let optimizers pass over the frozen parameters, also by weight decay and momentum; not over those `sent`."""
         for member in self.frozen:
-            member.parameter.grad = None
+            if member.parameter not in sent:
+                member.parameter.grad = None
 
     @contextmanager
     def keeping_frozen(self, parameters: Sequence[Tensor]) -> Iterator[None]:
