@@ -17,6 +17,7 @@ nearly one magnitude everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -30,6 +31,7 @@ from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
+from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
@@ -171,7 +173,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         )
         agreement = open_agreement(self, self.comm, parameters.trained, options, all_options=True)
         masters = MasterWeights(self)
-        parameters.hold(self)
+        changes = ParameterChanges(parameters, self, partial(algorithms_by_name, self.algorithm), masters)
         members = masters.substitute(parameters.trained)
         dense, squeezed = (
             BucketReducers(members, algorithms_by_name(one, members), self.comm, bucket_mb, one_by_one=True)
@@ -179,7 +181,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         )
         for reducers in (dense, squeezed):
             reducers.lay_out(range(len(members)))
-        parts = SynchronizerParts(self, dense, self.comm, agreement, parameters)
+        parts = SynchronizerParts(self, dense, self.comm, agreement, parameters, changes)
         self._synchronizer = MomentumAveraging(parts, squeezed, masters, rule, preconditioned, options)
 
     @property
@@ -195,7 +197,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     @property
     def reducers(self) -> Sequence[BucketReducer]:
         """Reducers of the last step, one per bucket."""
-        return self._synchronizer.reducers
+        return self._synchronizer.active
 
     @property
     def masked(self) -> int:
@@ -208,14 +210,33 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         self._synchronizer.prepare_for_scaler()
         return False
 
+    @keep_uncompiled
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Raise NotImplementedError once the optimizer is made: buckets and residuals are laid out once.
+        """Add a parameter group while the optimizer trains, on all ranks before the same step.
 
-        Pass each `param_group` as one of `params`.
+        Its parameters take part from the next step on, with moments of zero and steps of their own: their v is frozen
+        after as many steps as that of the first parameters. Make their values equal on all ranks before:
+        :func:`broadcast_parameters`. For frozen parameters that the optimizer holds ``requires_grad_(True)`` suffices.
+
+        Parameters
+        ----------
+        param_group : dict
+            As torch optimizers take it. Its ``params`` may be pairs of name and parameter.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An option is out of range, a parameter cannot be synchronized, or its name is another one's. The optimizer
+            is as before then. Where ranks add different parameters, the next step raises CollectiveMismatch on all.
         """
         if hasattr(self, "_synchronizer"):
-            raise NotImplementedError("give OneBitAdam all parameter groups when you make it")
+            self._synchronizer.add_group(param_group, self._add_checked)
+        else:
+            super().add_param_group(param_group)
+
+    def _add_checked(self, param_group: ParameterGroup) -> None:
         super().add_param_group(param_group)
+        check_group(self.param_groups[-1])
 
     @keep_uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
