@@ -128,8 +128,8 @@ class QuantizedAllGather(CompressedAllGather):
         bad = torch.nonzero(messages[:, 0]).flatten().tolist()
         if bad:
             raise ValueError(
-                f"{job_agreement.here()}: the weights on {list_ranks(bad)} of the FSDP group contain NaN or infinity, or "
-                "are too large for the codec: training diverged; resume from an earlier checkpoint"
+                f"{job_agreement.here()}: the weights on {list_ranks(bad)} of the FSDP group contain NaN or infinity, "
+                "or are too large for the codec: training diverged; resume from an earlier checkpoint"
             )
         decoded = np.empty(values.shape[1], np.float32)
         for row, message in zip(values, messages.numpy(), strict=True):
