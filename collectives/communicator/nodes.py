@@ -61,7 +61,12 @@ class NodeLayout:
     @property
     def local_rank(self) -> int:
         """Number of this rank among those of its node."""
-        return self.members.index(self.rank)
+        return self.places[self.rank]
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Number of each rank among those of its node."""
+        return tuple(self.node_of[:rank].count(node) for rank, node in enumerate(self.node_of))
 
     @property
     def n_shards(self) -> int:
@@ -177,4 +182,7 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     across = comm.split(layout.local_rank, layout.node)
     assert local is not None
     assert across is not None
+    # of messages, which number the ranks by their places there
+    local.here = f"{comm.here}, among the {local.size} of its node"
+    across.here = f"{comm.here}, among the nodes, of which this is number {layout.node}"
     return Nodes(local, across, layout)

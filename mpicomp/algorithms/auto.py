@@ -97,6 +97,10 @@ class Auto(Algorithm):
     def uses_tensor_lengths(self) -> bool:
         return self.method.uses_tensor_lengths
 
+    @override
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        return self.method.shard_alignment(n, dtype)
+
     @property
     def nonfinite(self) -> str:
         """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
