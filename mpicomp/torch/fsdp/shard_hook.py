@@ -25,6 +25,7 @@ from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.algorithms import PerNode
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.fsdp import job_agreement
@@ -81,7 +82,8 @@ class FSDPHook(NonCopyable):
         self.comm = comm
         n_shards, shard = len(layout[0]), layout[comm.rank].index(dist.get_rank())
         numbers = count(shard, n_shards)
-        self._reductions = [GroupReduction(group, algorithm, comm, partial(next, numbers)) for group in groups]
+        # about in the order of gradients, as DDP numbers its buckets
+        self._reductions = [GroupReduction(one, algorithm, comm, partial(next, numbers)) for one in reversed(groups)]
         vectors = [one for each in self._reductions for one in each.vectors]
         described = [one for each in self._reductions for one in each.described]
         self._states = ShardStates(vectors, layout, comm.rank, shard, described)
@@ -312,11 +314,16 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
 
 def _described(algorithm: AlgorithmChoice, groups: list[ParameterGroup]) -> str:
     """Return algorithms and parameters as text, which the ranks compare."""
-    chosen = [{**algorithms_by_name(algorithm, group.placeholders)} for group in groups]
+    chosen = [algorithms_by_name(algorithm, group.placeholders) for group in groups]
     whole = [
         (group.name, [(one.name, *one.shape, str(by[one.name])) for one in group.members], str(group.dtype))
         for group, by in zip(groups, chosen, strict=True)
     ]
+    per_node = next((one for by in chosen for one in by.values() if isinstance(one, PerNode)), None)
+    if per_node is not None:
+        raise ValueError(
+            f"{per_node} sums within nodes, which FSDP's reduce-scatter has done already; pass {per_node.algorithm}"
+        )
     different = sorted({str(one) for by in chosen for one in by.values()})
     n = sum(len(group.members) for group in groups)
     return f"{', '.join(different)} for {n} parameters in {len(groups)} groups ({fingerprint(str(whole)):x})"

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_module
 
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
-from mpicomp import Dense, EFSignSGD, Marsit
+from mpicomp import Dense, EFSignSGD, Marsit, PerNode
 from mpicomp.torch import fsdp_hook
 from mpicomp.torch.fsdp.parameter_groups import parameter_groups
 from tests.mpi.torch.fsdp.sharded_models import Cluster, Transformer, loss_of, parameters_of, sgd, shard, train
@@ -44,9 +44,14 @@ def unhooked(model: nn.Module) -> bool:
             TypeError,
             r"the model is a generator; pass",
         ),
+        (
+            lambda nodes, model: (PerNode(Dense()), nodes.across, model),
+            ValueError,
+            r"sums within nodes.* Dense\(\)",
+        ),
         (lambda nodes, model: ({"*bias": Dense()}, nodes.across, model), ValueError, r"no pattern among '\*bias' fits"),
     ],
-    ids=["text", "MPI's communicator", "not sharded", "parameters", "no pattern"],
+    ids=["text", "MPI's communicator", "not sharded", "parameters", "per node", "no pattern"],
 )
 def test_a_wrong_argument_on_one_rank_is_an_error_on_all(
     arguments: Callable[[Cluster, nn.Module], Any], kind: type[Exception], message: str, nodes: Cluster
