@@ -11,7 +11,7 @@ and keeps a residual of n/L. Votes and quantization are over R means of nodes in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -153,3 +153,8 @@ class PerNode(Algorithm):
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         return self.method.message_model(n, dtype, ranks, piece_bytes)
+
+
+def method_of(algorithm: object) -> Any:
+    """Return the method between nodes of `PerNode`, or the algorithm itself."""
+    return algorithm.method if isinstance(algorithm, PerNode) else algorithm

@@ -20,10 +20,10 @@ from collectives import Communicator
 from collectives.consistency.descriptions import gather_texts
 from collectives.execution.workers import MOST_THREADS
 from mpicomp.algorithms import NAMES, Algorithm, PerNode
-from mpicomp.algorithms.per_node import LOCALS, Local
+from mpicomp.algorithms.per_node import LOCALS, Local, method_of
 from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, counts, integer, seconds
 from mpicomp.cli.bench import report
-from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, checked_call, measure, method_of
+from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, checked_call, measure
 from mpicomp.cli.bench.report import Line
 from mpicomp.cli.bench.vectors import DEVICES, HOST_ONLY, Gpu, Vectors, find_gpu, make_vectors
 from mpicomp.cli.command import UsageError, conduct, open_file, require_none, write

@@ -21,8 +21,9 @@ from collectives import Communicator, Traffic
 from collectives.annotations import Array, Doubles, FloatArray
 from collectives.consistency.descriptions import gather_texts
 from collectives.execution.handle import COSTS
-from mpicomp.algorithms import Aggregator, Algorithm, Dense, PerNode
+from mpicomp.algorithms import Aggregator, Algorithm, Dense
 from mpicomp.algorithms.marsit import Marsit
+from mpicomp.algorithms.per_node import method_of
 from mpicomp.cli.bench.vectors import TILE, Call, Vector, Vectors
 from mpicomp.cli.timing import Seconds, alternate, gather
 
@@ -121,11 +122,6 @@ def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
     if odd:
         return f"rank {odd[0]} of {comm.size} has another result than rank 0"
     return next(filter(None, gather_texts(comm.mpi_comm, problem, comm.timeout)), "")  # ranks may check parts
-
-
-def method_of(algorithm: object) -> Any:
-    """Return the method itself, or the one that is used between nodes."""
-    return algorithm.method if isinstance(algorithm, PerNode) else algorithm
 
 
 def _sums(comm: Communicator, rows: Doubles) -> Doubles:
