@@ -26,6 +26,7 @@ from typing import ClassVar, Literal
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
+from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
@@ -206,7 +207,7 @@ class MarsitDriver(StepDriver):
         yield from self._flag.swap(call, call.traffic)
         if any(tail[0] for tail in self._flag.tails):
             self.feedback.skipped += 1
-            yield from done(call, self.feedback.clear(call.out))
+            yield from until_queued(call, self.feedback.clear(call.out))
         else:
             yield from super().steps(call)
 

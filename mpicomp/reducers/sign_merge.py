@@ -19,6 +19,7 @@ from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
+from collectives.execution.staged import until_queued
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Reducer, Work
@@ -243,7 +244,7 @@ class SignGather(OneBitReducer):
         merged = clock()
         for piece in range(len(self.pieces)):
             if (on_device := decode(piece)) is not None:
-                yield from until(on_device, call)
+                yield from until_queued(call, on_device)  # there is one piece at most
         end = clock()
         traffic.seconds_encoding += sent - start
         traffic.seconds_waiting += arrived - drawn
