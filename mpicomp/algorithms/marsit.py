@@ -154,9 +154,7 @@ class Marsit(Algorithm):
         device, reports = named(spec.device), 1 + lengths.size
         reducer: OneBitReducer
         if self.winners is None:
-            reducer = sign_reducer(
-                comm, spec.n, Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge")), reports
-            )
+            reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), reports, device)
         else:
             stream, kind = Stream(self.seed, spec.vector_id, "selection"), "cpu" if spec.device == "cpu" else "cuda"
             selection = SharedSelection(comm.size, self.winners).bind(kind, stream)
