@@ -17,6 +17,7 @@ from mpi4py import MPI
 from collectives import launcher
 from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
+from collectives.communicator.nodes import NodeLayout, find_layout, validate_ranks_per_node
 from collectives.communicator.slow_link import link_of, validate_link
 from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
@@ -54,6 +55,7 @@ class CommunicatorArguments(NamedTuple):
     arrival_timeout: float
     workers: Workers | None
     link: EmulatedLink | None
+    ranks_per_node: int | None
 
 
 def validate_arguments(
@@ -66,6 +68,7 @@ def validate_arguments(
     alone: bool,
     abort_hook: bool,
     link: EmulatedLink | str | None = None,
+    ranks_per_node: int | None = None,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -99,8 +102,9 @@ def validate_arguments(
         if emulated is not None and link_of(parent) is not None:
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         workers = Workers(int(threads)) if threads > 1 else None
+        per_node = validate_ranks_per_node(ranks_per_node)
         limits = timeouts(timeout, arrival_timeout)
-        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated)
+        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated, per_node)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
@@ -166,18 +170,38 @@ def _error(kind: type[Exception], source: str, value: object) -> Exception:
     return kind(f"{source} is {value!r}: it must be a positive number of seconds, such as 60 or inf")
 
 
-def duplicate(parent: MPI.Comm, arrival_timeout: float) -> tuple[MPI.Comm, int, int]:
-    """Return a duplicate of a communicator, and this rank's number and the ranks' number on its node.
+class Duplicate(NamedTuple):
+    """Duplicate of a communicator, and the hosts and nodes of its ranks."""
 
-    Raises CollectiveTimeout with the names of ranks that do not come.
+    mpi_comm: MPI.Comm
+    local_rank: int
+    local_size: int
+    layout: NodeLayout
+
+
+def duplicate(parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float) -> Duplicate:
+    """Return a duplicate of a communicator, with this rank's number among the ranks of its host, and their number.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Names the ranks that do not come.
+    ValueError
+        The ranks pass different `ranks_per_node`; on every rank.
     """
     assemble(parent, arrival_timeout)
     mpi_comm = parent.Dup()
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
-    node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
-    local_rank, local_size = node.rank, node.size
-    node.Free()
-    return mpi_comm, local_rank, local_size
+    host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
+    host_rank, host_size = host.rank, host.size
+    try:
+        layout = find_layout(mpi_comm, host, ranks_per_node, timeout)
+    except ValueError:
+        mpi_comm.Free()
+        raise
+    finally:
+        host.Free()
+    return Duplicate(mpi_comm, host_rank, host_size, layout)
 
 
 def assemble(parent: MPI.Comm, timeout_s: float) -> None:

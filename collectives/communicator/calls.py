@@ -206,8 +206,7 @@ class Calls:
 
     def turn_of(self, call: Call) -> Steps:
         """Wait until all calls that were begun before have ended."""
-        while self.ordered[0] is not call:
-            yield False
+        return call.turn()
 
     def before(self, call: Call) -> Iterable[Call]:
         """Return the calls in flight that were begun before this one."""

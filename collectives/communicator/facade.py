@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar, overload
@@ -17,6 +17,7 @@ from collectives.communicator import arguments, exchanges, point_to_point, split
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
+from collectives.communicator.nodes import NodeLabel, Nodes, open_nodes
 from collectives.communicator.routes import Routes
 from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
@@ -44,7 +45,19 @@ Number = bool | int | float | np.bool | np.integer[Any] | np.floating[Any]
 _NAMES = (
     *("rank", "size", "local_rank", "local_size", "topology", "link", "mpi_comm", "traffic"),
     *("allreduce", "iallreduce", "broadcast", "allgather", "broadcast_object", "allgather_object", "barrier"),
-    *("send", "recv", "isend", "irecv", "split", "grid", "select", "stop_requested", "start_progress_thread", "close"),
+    *(
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "split",
+        "grid",
+        "nodes",
+        "select",
+        "stop_requested",
+        "start_progress_thread",
+        "close",
+    ),
 )
 """Names that programs use, which docs/communicator.md describes."""
 
@@ -98,12 +111,15 @@ class Communicator(metaclass=_Listed):
     abort_hook : bool
         Call `install_abort_hook`, if there are several ranks and these are all of the job; not in an interactive
         session, nor under pytest.
+    ranks_per_node : int, optional
+        Let groups of so many neighbouring ranks of a host count as a node, such as those of a socket, or to try
+        `PerNode` on one machine. None: the ranks of a host are a node. Equal on all ranks.
 
     Attributes
     ----------
     rank, size : int
     local_rank, local_size : int
-        The same among the ranks that share this rank's node.
+        The same among the ranks of this rank's host.
     here : str
         ``"rank 3 of 8"``, for messages.
     mpi_comm : MPI.Comm
@@ -111,7 +127,9 @@ class Communicator(metaclass=_Listed):
     link : EmulatedLink or None
         The link that messages are held back by.
     one_node : bool
-        All ranks share memory; False over an emulated link.
+        All ranks are on one node; False over an emulated link.
+    layout : NodeLayout
+        Node of each rank.
     swapped_bytes : int
         Longest vector that can be summed in the messages of a call's check.
     calls : Calls
@@ -182,17 +200,21 @@ class Communicator(metaclass=_Listed):
         threads: int = 1,
         alone: bool = False,
         abort_hook: bool = True,
+        ranks_per_node: int | None = None,
     ) -> None:
         given = arguments.validate_arguments(
-            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link
+            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node
         )
-        parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated = given
+        parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated, self.ranks_per_node = given
         self.rank, self.size, self.here = parent.rank, parent.size, f"rank {parent.rank} of {parent.size}"
-        self.mpi_comm, self.local_rank, self.local_size = arguments.duplicate(parent, self.arrival_timeout)
+        self.mpi_comm, self.local_rank, self.local_size, self.layout = arguments.duplicate(
+            parent, self.arrival_timeout, self.ranks_per_node, self.timeout
+        )
+        self._nodes: Nodes | None = None
         if emulated is not None:
             self.mpi_comm = slow_down(self.mpi_comm, emulated)
         self.link = link_of(self.mpi_comm)
-        self.one_node = self.local_size == self.size and self.link is None
+        self.one_node = len(self.layout.sizes) == 1 and self.link is None
         self.threads = 1 if self.workers is None else self.workers.threads
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
@@ -277,9 +299,9 @@ class Communicator(metaclass=_Listed):
         >>> with mpicomp.Communicator() as comm:
         ...     comm.barrier()
         """
-        free = self.dense_buffers.clear, self._users.free_all, self._call_check.free, self.mpi_comm.Free
+        free = self._close_nodes, self.dense_buffers.clear, self._users.free_all, self._call_check.free
         try:
-            close(self, self.ending, self._call_check if self.verifies else None, free)
+            close(self, self.ending, self._call_check if self.verifies else None, (*free, self.mpi_comm.Free))
         finally:
             if self.calls.broken:
                 stopping.STOP.release(self)
@@ -456,7 +478,17 @@ class Communicator(metaclass=_Listed):
 
     def tags_unused(self, unless_made: bool = False) -> AbstractContextManager[None]:
         """Take back the tags of long-lived users that are made in this block; `unless_made`: only if it fails."""
-        return self._users.tags_unused(unless_made)
+        if self._nodes is None:
+            return self._users.tags_unused(unless_made)
+        return self._tags_unused_of_nodes(self._nodes, unless_made)
+
+    @contextmanager
+    def _tags_unused_of_nodes(self, nodes: Nodes, unless_made: bool) -> Iterator[None]:
+        users = (self._users, nodes.local, nodes.across)
+        with ExitStack() as stack:
+            for one in users:
+                stack.enter_context(one.tags_unused(unless_made))
+            yield
 
     def common(self, kind: type[_Kind]) -> _Kind:
         """Return the object of this class that all long-lived users of this communicator share on this rank."""
@@ -645,6 +677,7 @@ class Communicator(metaclass=_Listed):
                 arrival_timeout=self.arrival_timeout,
                 threads=self.threads,
                 abort_hook=False,  # this one has installed it, or must not
+                ranks_per_node=None if self.ranks_per_node is None else NodeLabel(self.layout.node),
             )
         except TopologyError as error:
             part.Free()
@@ -653,3 +686,33 @@ class Communicator(metaclass=_Listed):
         return made
 
     grid = splitting.grid
+
+    @property
+    @keep_uncompiled
+    def nodes(self) -> Nodes:
+        """Communicators of the ranks of this node, and of one rank of each node; collective where first read.
+
+        They are closed with this communicator.
+
+        Raises
+        ------
+        TopologyError
+            This communicator's topology does not fit the number of nodes.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+
+        Examples
+        --------
+        >>> import mpicomp
+        >>> def number(comm):
+        ...     nodes = comm.nodes
+        ...     return nodes.node, nodes.local.rank, nodes.across.size
+        >>> mpicomp.run_local(4, number, ranks_per_node=2)
+        [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
+        """
+        if self._nodes is None:
+            self._nodes = open_nodes(self, self.layout)
+        return self._nodes
+
+    def _close_nodes(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()

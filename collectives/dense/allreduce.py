@@ -100,7 +100,7 @@ def dense_steps(
         _finish(comm.size, sums, dtype, mean, out)
         traffic.seconds_total += traffic.clock() - start
     else:
-        alone = comm.calls_in_flight == 1 and not overlapped
+        alone = call.is_alone and not overlapped
         itemsize = itemsize_in_messages(values, dtype)
         program = sum_program(comm, values.size, itemsize, scratch is not None)
         nbytes = program.longest_piece * itemsize

@@ -142,6 +142,17 @@ class Call(Backoff):
                     self.error = None
         return self.result
 
+    def turn(self) -> Steps:
+        """Wait until all calls of the communicator that were begun before have ended."""
+        ordered = self.group.calls.ordered
+        while ordered[0] is not self:
+            yield False
+
+    @property
+    def is_alone(self) -> bool:
+        """True if no other call of the communicator is in flight."""
+        return len(self.group.calls.ordered) == 1
+
     def standstill_s(self, rest: bool) -> float:
         """Return the shortest stall among calls that may have to end first; they have timeouts of their own."""
         # A busy call whose waiting does not drive this one is interrupted, and cannot end before this one.

@@ -126,6 +126,14 @@ class Algorithm(ABC):
         """True if results have the magnitude of the vectors; otherwise a learning rate must scale them afterwards."""
         return True
 
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        """Return the number of elements at whose multiples a vector may be cut in shards; None: between tensors."""
+        return self.message_model(n, dtype, 1, 1 << 20).alignment
+
+    def connect(self, comm: Communicator) -> None:
+        """Make the communicators that the method needs besides `comm`; collective, and no-op the second time."""
+        return
+
     def encodes_on_devices(self, dtype: str) -> bool:
         """Return True if vectors of this type can be encoded on the GPU that holds them."""
         return False
@@ -206,6 +214,7 @@ class Algorithm(ABC):
         """
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
+        self.connect(comm)
         if spec.device == "cpu":
             compile_kernels(self, comm, spec)
             try:

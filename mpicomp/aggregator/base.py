@@ -534,7 +534,7 @@ class Aggregator:
     def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the checked content of a state; see `mpicomp.feedback.saved_state.check`."""
         where = f"{self.comm.here}, vector {self.vector_id}"
-        like = self._state(self.feedback.like())
+        like, state = self._state(self.feedback.like()), self.feedback.localize(state, where)
         taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.feedback.state_nan)
         self.feedback.check_owner(state, where)
         return taken

@@ -14,6 +14,7 @@ from mpicomp.algorithms.ef_signsgd import EFSignSGD
 from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.one_bit_sgd import OneBitSGD
+from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.power_sgd import PowerSGD
 from mpicomp.algorithms.qsgd import ECQSGD, QSGD
 from mpicomp.algorithms.random_k import RandomK
@@ -86,6 +87,7 @@ __all__ = [
     "Marsit",
     "MemSGD",
     "OneBitSGD",
+    "PerNode",
     "PowerSGD",
     "RandomK",
     "ScaleCom",

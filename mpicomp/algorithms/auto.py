@@ -20,6 +20,7 @@ from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
+from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.registry import method
 from mpicomp.auto.chosen import Chosen, ChosenFeedback, Pending
 from mpicomp.auto.trials import Schedule
@@ -78,6 +79,8 @@ class Auto(Algorithm):
                 f"compressing must be a method, or its name, whose results are estimates of the mean, not {one!r}: "
                 "the steps before the choice and after it must be of one size"
             )
+        if isinstance(one, PerNode):
+            raise ValueError("choose between nodes: write PerNode(Auto(...)) instead of Auto(PerNode(...))")
         integer(self, "trial_steps", 2)
         integer(self, "retry_every", 1, also=(None,))
 
@@ -96,6 +99,10 @@ class Auto(Algorithm):
     @override
     def uses_tensor_lengths(self) -> bool:
         return self.method.uses_tensor_lengths
+
+    @override
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        return self.method.shard_alignment(n, dtype)
 
     @property
     def nonfinite(self) -> str:

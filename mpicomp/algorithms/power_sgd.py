@@ -91,6 +91,10 @@ class PowerSGD(Algorithm):
         return True
 
     @override
+    def shard_alignment(self, n: int, dtype: str) -> None:
+        return None  # matrices stay whole
+
+    @override
     def is_dense(self, step: int) -> bool:
         return step < self.start_step
 

@@ -88,6 +88,10 @@ class SparseLoCo(GatheringMethod):
         return self.decay == 1 and self.alpha == 1
 
     @override
+    def shard_alignment(self, n: int, dtype: str) -> int:
+        return self.chunk  # the codec asks for whole tensors, whose parts count as tensors here
+
+    @override
     def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> SparseLevels:
         return SparseLevels(self.rate, self.chunk, self.bits, lengths, self.alpha)
 

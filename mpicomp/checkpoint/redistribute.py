@@ -37,7 +37,7 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
         Number of ranks that there are now.
     kinds : dict
         ``aggregator.state_kinds``: whether a key is the ranks' "mean" (taken in float64, rounded once), the "owner"'s
-        part of a vector, "shared", or the "owned" range of elements.
+        part of a vector, "shared", the "owned" range of elements, or the bounds of the "shard" of a `PerNode`.
 
     Returns
     -------
@@ -70,10 +70,56 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
     unknown = set(states[0]) - set(kinds)
     if unknown:
         raise ValueError(f"the kinds lack {listed(unknown)}: pass the state_kinds of the states' aggregator")
-    merged = _merge_dicts("their states", states, kinds, _owned(states, kinds))
+    shard = next((key for key, kind in kinds.items() if kind == "shard"), None)
+    if shard is None:
+        merged = _merge_dicts("their states", states, kinds, _owned(states, kinds))
+    else:
+        merged = _merge_shards(states, kinds, shard)
     # an empty range: the state holds the elements of all owners; states of earlier versions do not have the key
     merged |= {key: np.zeros(0, np.int64) for key, kind in kinds.items() if kind == "owned"}
     return [dict(merged) for _ in range(ranks)]
+
+
+def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: str) -> State:
+    """Return the state of all shards, of states in which several ranks have each shard.
+
+    Entries with a number for each element are joined. Others become dicts, by the number of the shard.
+    """
+    groups: dict[Range, list[State]] = {}
+    for rank, state in enumerate(states):
+        found = np.asarray(state.get(key))
+        if found.dtype.kind not in "iu" or found.ndim != 1 or found.size < 2:
+            raise ValueError(f"rank {rank} has {key} {_shown(state.get(key))}, not bounds of shards: {CURE}")
+        groups.setdefault(tuple(found.tolist()), []).append(state)
+    n = int(states[0]["n"])
+    full = sorted(bounds for bounds in groups if bounds[0] < bounds[-1] or not n)
+    joined = [bounds[0] for bounds in full] == [0, *(bounds[-1] for bounds in full[:-1])]
+    if not full or not joined or full[-1][-1] != n:
+        raise ValueError(
+            f"the shards of the states do not make up their {n} elements: take the states of all ranks, after the same "
+            "step"
+        )
+    inner = {name: kind for name, kind in kinds.items() if name != key}
+    by_shard = []
+    for bounds in full:
+        group = [{name: one for name, one in state.items() if name != key} for state in groups[bounds]]
+        by_shard.append(
+            _merge_dicts(f"the states of elements {bounds[0]} to {bounds[-1] - 1}", group, inner, _owned(group, inner))
+        )
+    require_same_keys("their shards", by_shard)
+    whole: State = {key: np.array([*dict.fromkeys(bound for bounds in full for bound in bounds)], np.int64)}
+    for name, first in by_shard[0].items():
+        values = [one[name] for one in by_shard]
+        lengths = [bounds[-1] - bounds[0] for bounds in full]
+        if name in ("method", "n", "step"):
+            whole[name] = _merge(name, values, "shared", None)
+        elif len(full) == 1:
+            whole[name] = first
+        elif [getattr(one, "shape", None) for one in values] == [(length,) for length in lengths]:
+            whole[name] = np.concatenate(values)
+        else:
+            whole[name] = {str(number): one for number, one in enumerate(values)}
+    return whole
 
 
 def _owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Range] | None:

@@ -18,7 +18,7 @@ from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.mirror import Mirror
 
 State = dict[str, AnyArray]
-StateKind = Literal["mean", "owner", "owned", "shared"]
+StateKind = Literal["mean", "owner", "owned", "shared", "shard"]
 """Meaning of a state's entry where other ranks continue with it, see `mpicomp.checkpoint.redistribute`: a float array
 whose mean over ranks is pending; an array[n] that is zero except for the elements that the rank owns; start and stop of
 these elements; an entry that is equal on all ranks."""
@@ -310,6 +310,10 @@ class Feedback(ABC):
         for key, residual in self.residuals.items():
             residual.restore(state[key])
         return ""
+
+    def localize(self, state: Any, where: str) -> Any:
+        """Return this rank's part of a state, which may be of all ranks; `where` starts the message of a ValueError."""
+        return state
 
     def check_owner(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError if a state has entries for elements that another rank owns; `where` starts the message."""

@@ -228,6 +228,8 @@ class BucketReducers(list[BucketReducer]):
         super().__init__()
         self.members, self.comm = tuple(members), comm
         self._algorithms, self._bucket_mb, self._one_by_one = algorithms, bucket_mb, one_by_one
+        for algorithm in dict.fromkeys(algorithms.values()):
+            algorithm.connect(comm)  # now, as a state may be tried on a single rank
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""
 

@@ -90,13 +90,17 @@ def preferred_mode(algorithms: Mapping[str, Algorithm]) -> str:
     ValueError
         They differ.
     """
-    modes = {one.synchronize: one for one in algorithms.values() if not isinstance(one, Dense)}
+    modes = {one.synchronize: one for one in algorithms.values() if not _is_dense(one)}
     if len(modes) > 1:
         differing = " and ".join(f'{one} "{mode}"' for mode, one in modes.items())
         raise ValueError(
             f'the algorithms differ in what they prefer ({differing}); pass synchronize="gradients" or "updates"'
         )
     return next(iter(modes), "gradients")
+
+
+def _is_dense(algorithm: Algorithm) -> bool:
+    return isinstance(getattr(algorithm, "method", algorithm), Dense)
 
 
 # Types of arguments ---------------------------------------------------------------------------------------------------

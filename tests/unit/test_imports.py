@@ -51,7 +51,8 @@ LAYERS = {
     "mpicomp.aggregator": Layer(("mpicomp.feedback", *BYTES), ARRAYS),
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
-    "mpicomp.algorithms": Layer(("mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS),
+    "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ARRAYS),
+    "mpicomp.algorithms": Layer(("mpicomp.nodes", "mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.pipeline": Layer(BYTES, (*ARRAYS, "torch")),
     "mpicomp.torch": Layer(

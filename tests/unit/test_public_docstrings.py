@@ -27,6 +27,7 @@ PACKAGES = (
 # Classes whose objects users get without importing them.
 RETURNED = {
     "collectives.communicator.splitting": ("Grid",),
+    "collectives.communicator.nodes": ("Nodes",),
     "collectives.cost.rate": ("EmulatedLink",),
     "collectives.schedules.verify": ("ScheduleCost",),
     "mpicomp.pipeline.simulate": ("ScheduleProof", "Timeline"),
@@ -38,7 +39,7 @@ USED = {
     "Algorithm": "start synchronize",
     "Codec": "alignment decode encode nbytes",
     "Communicator": "allgather allgather_object allreduce barrier broadcast broadcast_object close grid iallreduce "
-    "irecv isend recv select send split start_progress_thread",
+    "irecv isend nodes recv select send split start_progress_thread",
     "DDPHookState": "aggregators buckets check_state_dict load_state_dict state_dict",
     "DistributedOptimizer": "aggregators buckets check_state_dict join load_state_dict models_differ no_sync "
     "param_groups skip_synchronize state_dict step synchronizations synchronize zero_grad",

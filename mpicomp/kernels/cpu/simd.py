@@ -82,6 +82,7 @@ def _lower(op: Operator, integer: str | None, floating: str | None) -> None:
 _lower(operator.add, "add", "fadd")
 _lower(operator.sub, "sub", "fsub")
 _lower(operator.mul, "mul", "fmul")
+_lower(operator.truediv, None, "fdiv")
 _lower(operator.and_, "and_", None)
 _lower(operator.or_, "or_", None)
 _lower(operator.xor, "xor", None)

@@ -318,12 +318,14 @@ def ddp_hook(
                 f"the algorithm is {shown(algorithm)}; pass an instance, or for choices by parameters' names also the "
                 "model: ddp_hook(algorithm, comm, model)"
             )
-        algorithms_by_name(algorithm, members)
+        algorithms = [*algorithms_by_name(algorithm, members).values(), algorithm]
         in_background = comm.size > 1 and overlap_by_thread(comm)
     except (ValueError, TypeError, RuntimeError) as error:
         comm.reject(reword(error, f"{comm.here}: {error}"), "making a DDP hook")
     ranks = dist.get_process_group_ranks(group)
     comm.agree(fingerprint(f"ddp_hook {ranks}"), lambda: f"ddp_hook for a process group of ranks {shown(ranks)}")
+    for one in dict.fromkeys(one for one in algorithms if isinstance(one, Algorithm)):
+        one.connect(comm)
     return DDPHookState(algorithm, comm, members, in_background), average_bucket
 
 

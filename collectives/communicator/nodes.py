@@ -1,0 +1,188 @@
+"""Nodes of a communicator: which ranks share memory, and communicators within a node and between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.progress.polling import wait
+from collectives.quoting import list_ranks
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
+
+
+class NodeLabel(int):
+    """Number of this rank's node in the group that was split; takes the place of `ranks_per_node` in the part."""
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    """Node of each rank.
+
+    Parameters
+    ----------
+    node_of : tuple of int
+        Node of each rank, in rank order; nodes are numbered in the order of their lowest ranks.
+    rank : int
+        This rank.
+    """
+
+    node_of: tuple[int, ...]
+    rank: int
+
+    @classmethod
+    def of_keys(cls, keys: Sequence[object], rank: int) -> NodeLayout:
+        """Return the layout of ranks whose nodes have these keys."""
+        numbers: dict[object, int] = {}
+        return cls(tuple(numbers.setdefault(key, len(numbers)) for key in keys), rank)
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of this rank's node, in order."""
+        return tuple(rank for rank, node in enumerate(self.node_of) if node == self.node)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of ranks of each node."""
+        return tuple(np.bincount(self.node_of).tolist())
+
+    @property
+    def node(self) -> int:
+        """Number of this rank's node."""
+        return self.node_of[self.rank]
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among those of its node."""
+        return self.places[self.rank]
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Number of each rank among those of its node."""
+        return tuple(self.node_of[:rank].count(node) for rank, node in enumerate(self.node_of))
+
+    @property
+    def n_shards(self) -> int:
+        """Ranks of the smallest node."""
+        return min(self.sizes)
+
+
+def find_layout(mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float) -> NodeLayout:
+    """Return the layout of a communicator, whose ranks on this host are `host`; collective, all ranks are there.
+
+    Raises
+    ------
+    ValueError
+        The ranks pass different `ranks_per_node`; on every rank.
+    """
+    first = np.array([host.rank == 0 and mpi_comm.rank], np.int64)
+    waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks of this node make a communicator"
+    wait(host.Ibcast(first, 0), timeout_s, lambda: waiting)
+    if isinstance(ranks_per_node, NodeLabel):
+        part, given = int(ranks_per_node), -1
+    else:
+        part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
+    mine, everyones = np.array([first[0], part, given], np.int64), np.empty((mpi_comm.size, 3), np.int64)
+    waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
+    wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
+    others = np.flatnonzero(everyones[:, 2] != everyones[0, 2]).tolist()
+    if others:
+        here, there = (int(everyones[rank, 2]) or None for rank in (0, others[0]))
+        raise ValueError(
+            f"ranks_per_node is {here} on rank 0 and {there} on {list_ranks(others)}: pass the same on all ranks"
+        )
+    return NodeLayout.of_keys([tuple(row) for row in everyones[:, :2].tolist()], mpi_comm.rank)
+
+
+def validate_ranks_per_node(given: int | None) -> int | None:
+    """Return the argument of `Communicator`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no integer of 1 or more, nor None.
+    """
+    if given is None or isinstance(given, NodeLabel):
+        return given
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"ranks_per_node must be a whole number, not {given!r}")
+    if given < 1:
+        raise ValueError(f"ranks_per_node must be 1 or more, not {given}")
+    return int(given)
+
+
+class Nodes:
+    """Communicators of a two-level exchange, within this rank's node and between nodes. `Communicator.nodes` makes it.
+
+    A node with more ranks than another one has local ranks that some nodes lack. Their `across` has the nodes that do
+    have them.
+
+    Parameters
+    ----------
+    local, across : Communicator
+    layout : NodeLayout
+
+    Attributes
+    ----------
+    local : Communicator
+        Ranks of this rank's node, in rank order.
+    across : Communicator
+        Ranks that have this rank's number on their nodes, one of each node, in the order of nodes.
+    layout : NodeLayout
+    sizes : tuple of int
+        Ranks of each node. Nodes are numbered in the order of their lowest ranks.
+    node : int
+        Number of this rank's node.
+    n_shards : int
+        Ranks of the smallest node: the largest number of parts of a vector that each node has an owner for.
+
+    Examples
+    --------
+    >>> import mpicomp
+    >>> def sum_in_two_levels(comm):
+    ...     nodes = comm.nodes
+    ...     return nodes.sizes, nodes.across.allreduce(nodes.local.allreduce(comm.rank))
+    >>> mpicomp.run_local(4, sum_in_two_levels, ranks_per_node=2)
+    [((2, 2), 6), ((2, 2), 6), ((2, 2), 6), ((2, 2), 6)]
+    """
+
+    def __init__(self, local: Communicator, across: Communicator, layout: NodeLayout) -> None:
+        self.local, self.across, self.layout = local, across, layout
+        self.sizes, self.node, self.n_shards = layout.sizes, layout.node, layout.n_shards
+
+    def __repr__(self) -> str:
+        ranks = "1 rank" if self.local.size == 1 else f"{self.local.size} ranks"
+        return f"<Nodes: {len(self.sizes)}, this is number {self.node}, with {ranks}>"
+
+    def close(self) -> None:
+        """Close both communicators; collective."""
+        self.across.close()
+        self.local.close()
+
+
+def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
+    """Make the communicators of both levels of a layout; collective.
+
+    The topology between nodes is that of `comm`.
+
+    Raises
+    ------
+    TopologyError
+        The topology does not fit the number of nodes.
+    CollectiveMismatch, CollectiveTimeout, PeerFailure
+    """
+    local = comm.split(layout.node, comm.rank, topology="auto")
+    across = comm.split(layout.local_rank, layout.node)
+    assert local is not None
+    assert across is not None
+    # of messages, which number the ranks by their places there
+    local.here = f"{comm.here}, among the {local.size} of its node"
+    across.here = f"{comm.here}, among the nodes, of which this is number {layout.node}"
+    return Nodes(local, across, layout)

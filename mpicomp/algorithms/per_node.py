@@ -1,0 +1,151 @@
+"""PerNode: full precision among the ranks of a node, any method between the nodes.
+
+    node r, local rank l:     s_r,l = sum of shard l over the ranks of node r, times R/M
+    between nodes, shard l:   d_l   = the method's result for s_1,l ... s_R,l
+    result on all M ranks:    d_1 ... d_L
+
+R nodes have M ranks in all; L is the number of ranks of the smallest node. Each rank encodes n/L elements instead of n
+and keeps a residual of n/L. Votes and quantization are over R means of nodes instead of M vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from collectives import Communicator
+from collectives.annotations import override
+from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.algorithms.registry import method
+from mpicomp.codecs.options import choice
+from mpicomp.feedback.base import Feedback
+from mpicomp.nodes.driver import PerNodeDriver
+from mpicomp.nodes.local_sum import MessageSum, SharedMemorySum
+from mpicomp.nodes.shard_feedback import ShardFeedback
+from mpicomp.nodes.shards import cut, shard_spec
+
+
+@dataclass(frozen=True)
+class PerNode(Algorithm):
+    """Exact sums within a node, and a method between the nodes.
+
+    Take it where several ranks share a node and the links between nodes limit training. The bytes that leave a node do
+    not depend on its number of ranks, and each rank encodes only its share of the vector.
+
+    Parameters
+    ----------
+    algorithm : Algorithm or str
+        Method between the nodes, or its name, which stands for its defaults.
+    local : "auto", "shared" or "ring"
+        Way of the sums within a node: "shared": through memory that its ranks share; "ring": by messages; "auto":
+        through shared memory, or by messages where there is none to be had, with a warning. Results are the same, to
+        the bit.
+
+    Raises
+    ------
+    ValueError
+        `algorithm` is no method, or one that cannot be used between nodes; `local` has another value.
+
+    Notes
+    -----
+    With one rank a node it is the method itself, to the bit; on a single node it is the exact mean, and nothing is
+    encoded. Nodes may differ in their number of ranks. The vector then has as many shards as the smallest node has
+    ranks; the other ranks only contribute to sums. Every rank counts the same: the sum of a node is multiplied by R/M.
+
+    Between nodes the topology is that of the communicator.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> def average(comm):
+    ...     two_levels = mpicomp.PerNode(mpicomp.QSGD(levels=7)).start(comm, 3)
+    ...     return two_levels.aggregate(np.array([1.0, 2.0, comm.rank], np.float32))
+    >>> mpicomp.run_local(4, average)[0]  # four ranks of one node: exact
+    array([1. , 2. , 1.5], dtype=float32)
+    >>> results = mpicomp.run_local(4, average, ranks_per_node=2)
+    >>> bool((results[0] == results[3]).all())
+    True
+    """
+
+    algorithm: Algorithm | str
+    local: Literal["auto", "shared", "ring"] = "auto"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.algorithm, str):
+            object.__setattr__(self, "algorithm", method(self.algorithm))
+        choice(self, "local", ("auto", "shared", "ring"))
+        one = self.algorithm
+        if not isinstance(one, Algorithm) or isinstance(one, PerNode):
+            raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
+        if getattr(getattr(one, "compressing", one), "rates", None) is not None:
+            raise ValueError(f"{one!r} has rates by position, which shards of a vector do not have: pass one rate")
+
+    @property
+    def method(self) -> Algorithm:
+        """Method between the nodes."""
+        assert isinstance(self.algorithm, Algorithm)
+        return self.algorithm
+
+    @property
+    def synchronize(self) -> Synchronize:  # type: ignore[override]
+        """Best input of the method."""
+        return self.method.synchronize
+
+    @property
+    @override
+    def uses_tensor_lengths(self) -> bool:
+        return self.method.uses_tensor_lengths
+
+    @override
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        return self.method.shard_alignment(n, dtype)
+
+    @property
+    @override
+    def estimates_mean(self) -> bool:
+        return self.method.estimates_mean
+
+    @property
+    @override
+    def keeps_scale(self) -> bool:
+        return self.method.keeps_scale
+
+    @property
+    def nonfinite(self) -> str:
+        """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
+        return str(getattr(self.method, "nonfinite", "raise"))
+
+    @override
+    def connect(self, comm: Communicator) -> None:
+        if comm.layout.n_shards > 1 or len(comm.layout.sizes) < comm.size:
+            comm.nodes  # noqa: B018 - makes the communicators
+
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Return the parts of the method, for the shard of this rank."""
+        return self.assemble(comm, spec)[0]
+
+    @override
+    def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
+        """Return the method's parts for this rank's shard, and a driver of both levels."""
+        layout = comm.layout
+        if len(layout.sizes) == comm.size:
+            parts, inner = self.method.assemble(comm, spec)
+            feedback = ShardFeedback(parts.feedback, range(spec.n), spec, None)
+            return parts._replace(feedback=cast(Feedback, feedback)), inner
+        nodes = comm.nodes
+        across, rank = nodes.across, nodes.local.rank
+        alignment = self.method.shard_alignment(spec.n, spec.dtype)
+        shards = cut(spec, nodes.n_shards, alignment)
+        shards += (range(spec.n, spec.n),) * (nodes.local.size - nodes.n_shards)
+        own = shard_spec(spec, shards[rank], rank, nodes.n_shards, keeps_shapes=alignment is None)
+        parts, inner = self.method.assemble(across, own)
+        way = MessageSum if self.local == "ring" else SharedMemorySum
+        local = way(nodes, shards, spec, comm.size / len(nodes.sizes))
+        driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner)
+        feedback = ShardFeedback(parts.feedback, shards[rank], spec, driver)
+        return parts._replace(feedback=cast(Feedback, feedback)), driver
+
+    @override
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        return self.method.message_model(n, dtype, ranks, piece_bytes)

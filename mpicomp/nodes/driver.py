@@ -1,0 +1,243 @@
+"""Steps in two levels: a sum within each node, the steps of a method between nodes, and the results for all ranks.
+
+    local rank l of node r:   s_r,l = sum over the node's ranks of shard l  *  R / M     (with equal nodes their mean)
+    between nodes:            d_l   = the method's result for s_1,l ... s_R,l
+    result:                   d_1 ... d_L
+
+The mean over R nodes of s is the mean over M ranks. A single node has no method to run: its result is the exact mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
+from collectives.annotations import Array, FloatArray, override
+from collectives.arrays.elements import narrow
+from collectives.communicator.nodes import Nodes
+from collectives.consistency.descriptions import fingerprint
+from collectives.execution.handle import Steps
+from mpicomp.aggregator.call import CallText, VectorCall
+from mpicomp.aggregator.parts import Driver, Parts
+from mpicomp.aggregator.side_channel import SideChannel
+from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.auto.chosen import Pending
+from mpicomp.feedback import nonfinite
+from mpicomp.feedback.base import bad_ranks
+from mpicomp.nodes.local_sum import BAD, FINE, LocalSum
+
+_EXACT = 1 << 52  # integers below it are exact as float64
+
+
+def _of_outer(name: str) -> Any:
+    """Return an attribute that a call within another one shares with it."""
+
+    def read(call: ShardCall) -> Any:
+        return getattr(call.outer, name)
+
+    def write(call: ShardCall, value: object) -> None:
+        setattr(call.outer, name, value)
+
+    return property(read, write)
+
+
+class ShardCall(VectorCall):
+    """Call of a method between nodes, which is a part of another call and advances with it.
+
+    Parameters
+    ----------
+    outer : VectorCall
+    text : CallText
+        Its `group` are the owners of the shard.
+    values : FloatArray
+        Sum of the node.
+    out : array
+        Overwritten with the result.
+    """
+
+    describe = _of_outer("describe")
+    wait_name = _of_outer("wait_name")
+    owners = _of_outer("owners")
+    arrival = _of_outer("arrival")
+    rest_meanwhile = _of_outer("rest_meanwhile")
+    idle_turns = _of_outer("idle_turns")
+    waited_s = _of_outer("waited_s")
+    background = _of_outer("background")
+
+    def __init__(self, outer: VectorCall, text: CallText, values: FloatArray, out: Array) -> None:
+        self.outer = outer
+        describe = outer.describe
+        super().__init__(text, outer.step, outer.user, values, None, out, outer.traffic)
+        self.tag = text.tag
+        outer.describe = describe
+        self.thread = outer.thread
+        if text.spec.sixteen_bit:
+            self.wide = values
+
+    @override
+    def moved(self) -> None:
+        self.outer.moved()
+
+    @override
+    def turn(self) -> Steps:
+        return self.outer.turn()
+
+    @property
+    @override
+    def is_alone(self) -> bool:
+        return self.outer.is_alone
+
+
+class PerNodeDriver(Driver):
+    """Driver of steps in two levels.
+
+    Parameters
+    ----------
+    comm : Communicator
+    nodes : Nodes
+    spec : VectorSpec
+        Description of the whole vectors.
+    local : LocalSum
+    method : object
+        The method between nodes.
+    shard : VectorSpec
+        Description of this rank's shard.
+    parts : Parts
+    inner : Driver
+        The method's parts and driver, of this rank's shard.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        nodes: Nodes,
+        spec: VectorSpec,
+        local: LocalSum,
+        method: object,
+        shard: VectorSpec,
+        parts: Parts,
+        inner: Driver,
+    ) -> None:
+        self._local, self._inner, self._spec = local, inner, shard
+        self._is_open = False
+        self._text = CallText(
+            nodes.across, method, shard, nodes.across.fixed_tag(), f"aggregate between nodes by {method}"
+        )
+        self._between, self._dtype = len(nodes.sizes) > 1, spec.dtype
+        self._channel = SideChannel(comm, 1)
+        self._feedback: Any = parts.feedback
+        self._pending = Pending(parts.feedback, 1)
+        self._places, self._shard_number = nodes.layout.places, nodes.local.rank
+        self._skips = getattr(method, "nonfinite", "raise") == "skip"
+        self.prepares = self._between and inner.prepares
+        self.has_pending = False
+        """Flag: the feedback was loaded, so that a single node has errors to add to the next mean."""
+        self.restored = ""
+        """Description of a loaded state, which the owners of a shard compare in the next step."""
+
+    @override
+    def prepare(self, step: int) -> None:
+        self._inner.prepare(step)
+
+    @property
+    @override
+    def can_undo(self) -> bool:
+        return not self._between or self._inner.can_undo
+
+    @override
+    def undo(self) -> None:
+        if self._between:
+            self._inner.undo()
+
+    @override
+    def commit(self) -> None:
+        if self._between:
+            self._inner.commit()
+        elif self.has_pending:
+            self._pending.reset_method()
+            self.has_pending = False
+
+    @override
+    def roll_back(self) -> None:
+        if self._between:
+            self._inner.roll_back()
+
+    @override
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        if not self._is_open:
+            self._local = yield from self._local.opened(call)
+            self._is_open = True
+        if self.restored:
+            yield from self._compare_restored(call)
+        local = self._local
+        with _span(call, "local sum"):
+            finite = yield from local.reduce(call, call.values)
+        with _span(call, "between nodes"):
+            outcome = yield from (self._exchange(call, finite) if self._between else self._mean_of_node(call, finite))
+        with _span(call, "local gather"):
+            worst = yield from local.gather(call, call.out, outcome)
+        if worst == BAD:
+            yield from self._raise(call)
+
+    def _compare_restored(self, call: VectorCall) -> Iterator[bool]:
+        """Raise CollectiveMismatch on all ranks if owners of one shard have loaded states that differ."""
+        owner = f"{self._shard_number} {self.restored}"
+        self._channel.mine[0] = fingerprint(owner) % _EXACT
+        yield from self._channel.swap(call, call.traffic)
+        marks = self._channel.everyones[:, 0]
+        places = self._places
+        for place in set(places):
+            ranks = [rank for rank, one in enumerate(places) if one == place]
+            other = next((rank for rank in ranks if marks[rank] != marks[ranks[0]]), None)
+            if other is not None:
+                raise CollectiveMismatch(
+                    f"ranks {ranks[0]} and {other}, which own one shard, have loaded states with different scales: "
+                    "load on each rank the state that it saved, of one step, or one that mpicomp.redistribute made"
+                )
+        self.restored = ""
+
+    def _exchange(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
+        """Make the method's step of this rank's shard; returns its outcome."""
+        sums = self._local.sums
+        if not finite and sums.size:
+            # The method's own check then finds it, on the owners of all shards alike: they fail, or skip, together.
+            sums[0] = np.nan
+        inner = ShardCall(call, self._text, sums, self._local.result)
+        try:
+            yield from self._inner.steps(inner)
+        except NonFiniteGradient:
+            return BAD
+        return FINE if finite or self._skips else BAD
+
+    def _mean_of_node(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
+        yield from ()
+        local = self._local
+        sums = local.sums
+        if not finite and self._skips:
+            local.result.fill(0)
+            self._feedback.skipped += 1
+            return FINE
+        if self.has_pending:
+            sums = self._pending.added_to(sums)
+        if self._spec.sixteen_bit:
+            narrow(sums, self._dtype, local.result)
+            finite = finite and nonfinite.all_finite_result(local.result, self._dtype)
+        elif sums is not local.result:
+            local.result[:] = sums
+        return FINE if finite else BAD
+
+    def _raise(self, call: VectorCall) -> Iterator[bool]:
+        """Raise the error that names the ranks with NaN or infinity; all ranks of all nodes come here."""
+        self._channel.mine[0] = not nonfinite.all_finite(call.values)
+        yield from self._channel.swap(call, call.traffic)
+        raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
+
+
+def _span(call: VectorCall, name: str) -> AbstractContextManager[None]:
+    """Record a phase, unless phases of other calls may overlap it."""
+    trace = call.group.trace
+    return nullcontext() if trace is None or call.background else trace.span("node", name)

@@ -1,0 +1,305 @@
+"""Sums among the ranks of a node: each local rank gets the sum of its shard, and later the results of all shards.
+
+Sums are taken in float32 or float64, in the order of local ranks, so all ways have the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.annotations import AnyArray, Bytes, FloatArray, override
+from collectives.arrays.elements import PAGE, aligned_empty
+from collectives.arrays.shared_memory import SharedMemory, share_memory
+from collectives.communicator.nodes import Nodes
+from collectives.consistency.descriptions import gather_texts
+from collectives.execution.handle import Steps
+from collectives.progress.polling import until
+from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.feedback import nonfinite
+from mpicomp.kernels import of
+
+TILE = 32_768  # elements that stay in cache while several vectors are added
+PIECE_BYTES = 1 << 18  # copied, or summed, between two looks at other ranks and calls
+LONGEST_COPY_BYTES = 1 << 20  # between two looks at other calls
+SLOTS = 2  # pieces of each shard that a rank shares at a time: few, so that they stay in the caches
+STREAMING_ELEMENTS = 1 << 18  # of a vector that is longer than the caches of a core
+LONGEST_MESSAGE_BYTES = 1 << 30
+FINE, BAD = 1, 2
+"""Outcome of a rank's part of a step; BAD: not a finite number, or an error that all owners of the shard raise."""
+_SPACING = 16  # int64 words between two counters, which then lie in different lines of the cache
+# Counters of a rank: pieces that it has shared, pieces of its shard that it has added, steps whose sums or results are
+# complete. The outcomes of the last two lie `_OUTCOMES` behind them.
+_SHARED, _ADDED, _SUMMED, _DONE, _OUTCOMES = range(5)
+
+_log = logging.getLogger("mpicomp")
+
+
+class LocalSum(ABC):
+    """Both local halves of a step of one vector.
+
+    Parameters
+    ----------
+    nodes : Nodes
+    shards : sequence of range
+        Shard of each local rank; empty for those that own none.
+    spec : VectorSpec
+        Description of the whole vector.
+    divisor : float
+        Number that sums are divided by.
+
+    Attributes
+    ----------
+    result : array[len(shard)]
+        Memory for the result of this rank's shard, in the type of the vectors; filled between `reduce` and `gather`.
+    sums : float32[len(shard)] or float64[len(shard)]
+        Sum of this rank's shard, after `reduce`; of a single node maybe the memory of `result`.
+    is_mean : bool
+        There is a single node, whose sums are the result.
+    """
+
+    result: AnyArray
+
+    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
+        self.is_mean = len(nodes.sizes) == 1
+        self._streams = spec.n >= STREAMING_ELEMENTS
+        self.local, self.shards, self.spec = nodes.local, tuple(shards), spec
+        self._rank, self._size = nodes.local.rank, nodes.local.size
+        self.own = self.shards[self._rank]
+        self._divisor = spec.compute.type(divisor)
+        self.sums: FloatArray = aligned_empty(len(self.own), spec.compute)
+
+    def opened(self, call: VectorCall) -> Generator[bool, None, LocalSum]:
+        """Return the way that the steps take, once its memory is allocated; collective among the ranks of the node."""
+        yield from ()
+        return self
+
+    @abstractmethod
+    def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        """Write the sum of this rank's shard over the node, divided, to `sums`.
+
+        Returns
+        -------
+        bool
+            The sums of all shards of this node are finite; equal on all of its ranks.
+        """
+
+    @abstractmethod
+    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
+        """Copy the results of all shards to `out`, unless a rank's outcome is BAD.
+
+        Returns
+        -------
+        int
+            The worst outcome of the node's ranks; equal on all of them.
+        """
+
+    def _add(self, parts: Sequence[FloatArray], start: int) -> bool:
+        """Write a sum of the shard, divided, to `sums` from `start` on; returns False if it is not finite."""
+        add, divisor, length = of("cpu").node_sum.add, self._divisor, len(parts[0])
+        total = self.sums[start : start + length]
+        if len(parts) == 1:
+            np.divide(parts[0], divisor, out=total)
+            return nonfinite.all_finite(total)
+        if len(parts) == 2:
+            return bool(add(*parts, divisor, self._streams and total.ctypes.data % 32 == 0, total))
+        finite = True
+        for at in range(0, length, TILE):
+            tile = slice(at, at + TILE)
+            sums = total[tile]
+            add(parts[0][tile], parts[1][tile], None, False, sums)
+            for part in parts[2:-1]:
+                add(sums, part[tile], None, False, sums)
+            finite &= bool(add(sums, parts[-1][tile], divisor, False, sums))
+        return finite
+
+
+class SharedMemorySum(LocalSum):
+    """Sums read in place from memory that the ranks of a node share.
+
+    A rank copies the shards of the others into its segment, piece by piece, and adds the pieces of its own shard
+    meanwhile. The pieces take few places in turn, which stay in the caches. Counters in the segments take the place of
+    messages.
+    """
+
+    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
+        super().__init__(nodes, shards, spec, divisor)
+        self._nodes = nodes
+        self._piece = PIECE_BYTES // spec.compute.itemsize
+        self._rounds = -(-max(map(len, self.shards)) // self._piece)
+        self._memory: SharedMemory | None = None
+        self._shared: list[AnyArray] = []  # of each rank: pieces [SLOTS, shards, piece]
+        self._results: list[AnyArray] = []
+        self._counters: list[AnyArray] = []
+        self._turn = 0
+
+    @override
+    def opened(self, call: VectorCall) -> Generator[bool, None, LocalSum]:
+        yield from call.turn()  # the ranks allocate in one order, and none of them waits for an earlier call
+        try:
+            self._allocate()
+        except MemoryError as error:
+            _log.warning(
+                "%s: the ranks of this node share no memory for a vector of %d elements (%s), and send messages: make "
+                "room in /dev/shm, which containers often limit, or pass local='ring'",
+                self.local.here, self.spec.n, error,
+            )  # fmt: skip
+            return MessageSum(self._nodes, self.shards, self.spec, float(self._divisor))
+        return self
+
+    def _allocate(self) -> None:
+        comm, timeout, compute, stored = self.local.mpi_comm, self.local.timeout, self.spec.compute, self.spec.stored
+        lengths = [len(shard) for shard in self.shards]
+        shape = SLOTS, len(lengths), min(self._piece, max(lengths))
+        results = PAGE + -(-math.prod(shape) * compute.itemsize // PAGE) * PAGE
+        nbytes = results + max(lengths) * stored.itemsize
+        memory = share_memory(nbytes, lambda text: gather_texts(comm, text, timeout))
+        for segment, length in zip(memory.segments, lengths, strict=True):
+            self._counters.append(segment[:PAGE].view(np.int64)[::_SPACING])
+            pieces = segment[PAGE : PAGE + math.prod(shape) * compute.itemsize]
+            self._shared.append(pieces.view(compute).reshape(shape))
+            self._results.append(segment[results : results + length * stored.itemsize].view(stored))
+        self._memory, self.result = memory, self._results[self._rank]
+        if self.is_mean and stored == compute:
+            self.sums = self.result
+
+    def _count(self, kind: int, count: int) -> None:
+        """Set a counter of this rank, behind all that it has read and written before."""
+        assert self._memory is not None
+        self._memory.fence()
+        self._counters[self._rank][kind] = count
+
+    def _await(self, call: VectorCall, kind: int, count: int) -> Steps:
+        """Wait until this counter of all ranks has come so far."""
+        assert self._memory is not None
+        counters = self._counters
+        if any(one[kind] < count for one in counters):
+            behind = ", ".join(str(rank) for rank, one in enumerate(counters) if one[kind] < count)
+            call.describe = lambda: f"{self.local.here}: number {behind} of them did not come to this step"
+            while any(one[kind] < count for one in counters):
+                yield False
+            if call.idle_turns:
+                call.moved()
+        self._memory.fence()
+
+    @override
+    def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        piece, mine, copy = self._piece, self._shared[self._rank], of("cpu").node_sum.copy
+        first = self._turn * self._rounds
+        self._turn += 1
+        finite = True
+        for number in range(self._rounds):
+            slot, turn = number % SLOTS, first + number + 1
+            yield from self._await(call, _ADDED, turn - SLOTS)
+            parts = [shard[number * piece : (number + 1) * piece] for shard in self.shards]
+            for rank, part in enumerate(parts):
+                if part and rank != self._rank:
+                    copy(values[part.start : part.stop], False, mine[slot, rank, : len(part)])
+            self._count(_SHARED, turn)
+            yield True
+            yield from self._await(call, _SHARED, turn)
+            if own := parts[self._rank]:
+                pieces = [one[slot, self._rank, : len(own)] for one in self._shared]
+                pieces[self._rank] = values[own.start : own.stop]
+                finite &= self._add(pieces, own.start - self.own.start)
+            self._count(_ADDED, turn)
+        return (yield from self._agree(call, _SUMMED, FINE if finite else BAD)) == FINE
+
+    def _agree(self, call: VectorCall, kind: int, outcome: int) -> Generator[bool, None, int]:
+        """Return the worst outcome of the node's ranks."""
+        self._counters[self._rank][kind + _OUTCOMES] = outcome
+        self._count(kind, self._turn)
+        yield from self._await(call, kind, self._turn)
+        return max(int(one[kind + _OUTCOMES]) for one in self._counters)
+
+    @override
+    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
+        worst = yield from self._agree(call, _DONE, outcome)
+        if worst == BAD:
+            return worst
+        copy, piece = of("cpu").node_sum.copy, LONGEST_COPY_BYTES // out.itemsize
+        for shard, result in zip(self.shards, self._results, strict=True):
+            for part in (shard[at : at + piece] for at in range(0, len(shard), piece)):
+                source, target = result[part.start - shard.start :][: len(part)], out[part.start : part.stop]
+                if out.itemsize == 2:
+                    target[:] = source
+                else:
+                    copy(source, self._streams and target.ctypes.data % 32 == 0, target)
+                yield True
+        return worst
+
+
+class MessageSum(LocalSum):
+    """Sums by messages round the ring of local ranks: each shard travels straight to its owner, in rotating turns.
+
+    Every rank sends (L - 1)/L of the vector each way, as in a ring all-reduce of L ranks.
+    """
+
+    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
+        super().__init__(nodes, shards, spec, divisor)
+        self._tag = nodes.local.fixed_tag()
+        self.result = np.empty(len(self.own), spec.stored)
+        self._landing = [np.empty(len(self.own) * (rank != self._rank), spec.compute) for rank in range(self._size)]
+        self._peers = [
+            ((self._rank + turn) % self._size, (self._rank - turn) % self._size) for turn in range(1, self._size)
+        ]
+
+    @override
+    def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        own = self.own
+        for to, source in self._peers:
+            shard = self.shards[to]
+            yield from self._swap(call, to, values[shard.start : shard.stop], source, self._landing[source])
+        parts = [*self._landing]
+        parts[self._rank] = values[own.start : own.stop]
+        finite, step = True, LONGEST_COPY_BYTES // self.sums.itemsize
+        for start in range(0, len(own), step):
+            finite &= self._add([part[start : start + step] for part in parts], start)
+            yield True
+        return (yield from self._agree(call, FINE if finite else BAD)) == FINE
+
+    @override
+    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
+        worst = yield from self._agree(call, outcome)
+        if worst == BAD:
+            return worst
+        out[self.own.start : self.own.stop] = self.result
+        for to, source in self._peers:
+            shard = self.shards[source]
+            yield from self._swap(call, to, self.result, source, out[shard.start : shard.stop])
+        return worst
+
+    def _agree(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        outcomes = np.full(self._size, outcome, np.int64)
+        for to, source in self._peers:
+            yield from self._swap(call, to, outcomes[self._rank :][:1], source, outcomes[source:][:1])
+        return int(outcomes.max())
+
+    def _swap(self, call: VectorCall, to: int, leaving: AnyArray, source: int, landing: AnyArray) -> Steps:
+        """Send an array to a local rank, and receive one from another."""
+        comm, tag = self.local.mpi_comm, self._tag
+        sent, received = leaving.view(np.uint8), landing.view(np.uint8)
+        requests = [
+            *(comm.Irecv(_message(one), source, tag) for one in _messages(received)),
+            *(comm.Isend(_message(one), to, tag) for one in _messages(sent)),
+        ]
+        call.owners = (*call.owners, *requests)
+        call.describe = lambda: f"{self.local.here}: nothing from number {source} of them, or it receives nothing"
+        for request in requests:
+            yield from until(request, call)
+        call.traffic.bytes_sent += sent.nbytes
+        call.traffic.messages += len(_messages(sent))
+
+
+def _messages(memory: Bytes) -> list[Bytes]:
+    return [memory[at : at + LONGEST_MESSAGE_BYTES] for at in range(0, memory.nbytes, LONGEST_MESSAGE_BYTES)]
+
+
+def _message(memory: Bytes) -> list[object]:
+    return [memory, memory.nbytes, MPI.BYTE]

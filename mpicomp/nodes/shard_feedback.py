@@ -1,0 +1,150 @@
+"""Feedback of one shard of a vector, and its states, which other shards can continue from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from collectives.annotations import AnyArray, Array
+from mpicomp.aggregator.parts import Feedback, State, StateKind, VectorSpec
+from mpicomp.nodes.driver import PerNodeDriver
+from mpicomp.nodes.shards import tensor_parts
+
+SHARD = "shard"
+"""Entry of a state with the bounds of the shards that it contains: two for a rank's own, more for merged states."""
+
+
+class ShardFeedback:
+    """Feedback of this rank's shard. States also have the shard's bounds.
+
+    Parameters
+    ----------
+    inner : Feedback
+        The method's.
+    own : range
+        This rank's shard.
+    spec : VectorSpec
+        Description of the whole vectors.
+    driver : PerNodeDriver or None
+        None: the method's own driver makes the steps.
+
+    Attributes
+    ----------
+    matrix_rows : sequence of int or None
+        Rows of all tensors, which ranks compare, if the method distinguishes tensors by them.
+    """
+
+    def __init__(self, inner: Feedback, own: range, spec: VectorSpec, driver: PerNodeDriver | None) -> None:
+        self._inner, self._own, self._driver = inner, own, driver
+        self._parts_of = partial(tensor_parts, spec)
+        shapes = spec.tensor_shapes or ()
+        self.matrix_rows = [shape[0] for shape in shapes if shape] if hasattr(inner, "matrix_rows") else None
+        self._bounds = np.array([own.start, own.stop], np.int64)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_inner"], name)
+
+    @property
+    def residual(self) -> Array | None:
+        """The shard's residual."""
+        return self._inner.residual
+
+    @property
+    def state_kinds(self) -> dict[str, StateKind]:
+        """See `Feedback.state_kinds`."""
+        return {**self._inner.state_kinds, SHARD: "shard"}
+
+    def state(self) -> State:
+        """See `Feedback.state`."""
+        return {**self._inner.state(), SHARD: self._bounds.copy()}
+
+    def like(self) -> State:
+        """See `Feedback.like`."""
+        return {**self._inner.like(), SHARD: self._bounds}
+
+    def load(self, state: State) -> str:
+        """See `Feedback.load`."""
+        restored = self._inner.load({key: one for key, one in state.items() if key != SHARD})
+        if self._driver is None:
+            return restored
+        self._driver.has_pending, self._driver.restored = True, restored
+        return "scales of its own shard" if restored else ""
+
+    def localize(self, state: Any, where: str) -> Any:
+        """Return this rank's part of a state that has all shards; other states are returned as they are.
+
+        Entries with a number for each element are cut. Of those with a number for each tensor, the parts of a tensor
+        in several old shards are averaged by their elements. Others stay as they are in this rank's aggregator where
+        the old shards differ.
+
+        Raises
+        ------
+        ValueError
+            The state was taken by the owner of another shard.
+        """
+        bounds = _bounds_of(state)
+        if bounds is None or tuple(bounds) == (self._own.start, self._own.stop):
+            return state if bounds is None else {key: _single(one) for key, one in state.items()}
+        if bounds[0] != 0 or bounds[-1] != state.get("n"):
+            raise ValueError(
+                f"{where}: this state is of elements {bounds[0]} to {bounds[-1] - 1}, and this rank owns "
+                f"{self._own.start} to {self._own.stop - 1}: another number of nodes, or of ranks on each, took it; "
+                "load what mpicomp.redistribute makes of the states of all ranks"
+            )
+        like = self._inner.like()
+        return {key: self._cut(key, one, bounds, like) for key, one in state.items()}
+
+    def _cut(self, key: str, value: Any, bounds: Sequence[int], like: State) -> Any:
+        if key == SHARD:
+            return self._bounds
+        if key not in like:
+            return value
+        n, shape = bounds[-1], like[key].shape
+        whole = np.asarray(value) if not isinstance(value, Mapping) else None
+        if shape == (len(self._own),) and whole is not None and whole.shape == (n,):
+            return whole[self._own.start : self._own.stop]
+        by_shard = [*value.values()] if isinstance(value, Mapping) else [value]
+        old = [range(start, stop) for start, stop in pairwise(bounds)]
+        if self._own in old and len(by_shard) == len(old):
+            return by_shard[old.index(self._own)]
+        arrays = [np.asarray(one) for one in by_shard]
+        parts, old_parts = self._parts_of(self._own), [self._parts_of(one) for one in old]
+        if shape == (len(parts),) and [one.shape for one in arrays] == [(len(one),) for one in old_parts]:
+            return _averaged(parts, old_parts, arrays)
+        if all(one.shape == shape and np.array_equal(one, arrays[0], equal_nan=True) for one in arrays):
+            return arrays[0]
+        if not shape and all(not one.shape for one in arrays):
+            return np.mean(arrays, dtype=np.float64)
+        return self._inner.state()[key]
+
+
+def _averaged(
+    parts: Sequence[tuple[int, int]], old: Sequence[Sequence[tuple[int, int]]], by_shard: Sequence[Any]
+) -> AnyArray:
+    """Return the number of each tensor: the mean of those of its parts in the old shards, by elements."""
+    totals: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for numbers, values in zip(old, by_shard, strict=True):
+        for (tensor, count), value in zip(numbers, np.asarray(values).tolist(), strict=True):
+            totals[tensor] = totals.get(tensor, 0.0) + count * value
+            counts[tensor] = counts.get(tensor, 0) + count
+    return np.array([totals[tensor] / counts[tensor] for tensor, _ in parts])
+
+
+def _bounds_of(state: Any) -> list[int] | None:
+    """Return the bounds of the shards in a state; None if it has no usable ones, which a later check reports."""
+    if not isinstance(state, Mapping) or SHARD not in state:
+        return None
+    found = np.asarray(state[SHARD])
+    if found.dtype.kind not in "iu" or found.ndim != 1 or found.size < 2 or (np.diff(found) < 0).any():
+        return None
+    return [int(bound) for bound in found]
+
+
+def _single(value: Any) -> Any:
+    """Return the entry of the only shard."""
+    return next(iter(value.values())) if isinstance(value, Mapping) and len(value) == 1 else value
