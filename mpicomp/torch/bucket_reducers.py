@@ -73,17 +73,18 @@ class BucketReducer:
         self._event_name = type(algorithm).__name__  # in profiles
         self._end_event: Callable[[], None] | None = None
 
-    def take_moves(self, before: list[Tensor], after: list[Tensor]) -> None:
+    def take_moves(self, before: list[Tensor], after: list[Tensor], may_stay_packed: bool = True) -> None:
         """Use the members' moves, their values before less those after, as the ``vector`` of the next call.
 
-        `after` may lie in ``vector``. Both must be left alone until the call has ended.
+        `after` may lie in ``vector``. Both must be left alone until the call has ended. Unless the result
+        `may_stay_packed` for `subtract_mean`, the call writes ``mean``.
         """
         if isinstance(self._vector_array, Tensor):
             torch._foreach_copy_(self.vector_views, torch._foreach_sub(before, after))
             return
         filled = [one.numel() > 0 for one in before]
         were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
-        self._moves = Difference(were, are, views, self._vector_array)
+        self._moves = Difference(were, are, views, self._vector_array, may_stay_packed)
 
     def fresh_mean_views(self) -> list[Tensor]:
         """Return the members' means as new tensors on the memory of ``mean``, which a caller may keep and rebind.

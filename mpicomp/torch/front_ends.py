@@ -181,12 +181,13 @@ class Options:
     bucket_mb: float
     overlap: bool
     backward_passes_per_step: int
+    outer: str = "None"
 
     def __str__(self) -> str:
         return (
             f"DistributedOptimizer(synchronize={self.synchronize!r}, local_steps={self.local_steps}, "
             f"bucket_mb={self.bucket_mb:g}, overlap={self.overlap}, "
-            f"backward_passes_per_step={self.backward_passes_per_step})"
+            f"backward_passes_per_step={self.backward_passes_per_step}, outer={self.outer})"
         )
 
     @property
@@ -206,6 +207,10 @@ class Options:
             raise ValueError(
                 f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
                 f"backward_passes_per_step={local_steps}"
+            )
+        if self.outer != "None" and mode == "gradients":
+            raise ValueError(
+                f'outer={self.outer} needs synchronize="updates"; under "gradients" the optimizer itself has momentum'
             )
         require_bucket_size(self.bucket_mb)
         if not isinstance(self.overlap, bool):

@@ -130,18 +130,28 @@ class MasterWeights:
         self.masters: list[Tensor] = []
         self._taken: list[tuple[Tensor | None, int]] = []  # gradients of the model, and their versions
         for group in optimizer.param_groups:
-            for i, parameter in enumerate(group["params"]):
+            for parameter in group["params"]:
                 if parameter.dtype in SIXTEEN_BIT and parameter.requires_grad:
                     master = torch.nn.Parameter(parameter.detach().float())
                     setattr(master, _MARK, True)
-                    group["params"][i] = master
                     self.parameters.append(parameter)
                     self.masters.append(master)
-                    if parameter in optimizer.state:
-                        optimizer.state[master] = {
-                            key: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
-                            for key, value in optimizer.state.pop(parameter).items()
-                        }
+        self.replace_in(optimizer)
+
+    def replace_in(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer hold the masters in place of their parameters."""
+        masters = dict(zip(self.parameters, self.masters, strict=True))
+        for group in optimizer.param_groups:
+            for i, parameter in enumerate(group["params"]):
+                master = masters.get(parameter)
+                if master is None:
+                    continue
+                group["params"][i] = master
+                if parameter in optimizer.state:
+                    optimizer.state[master] = {
+                        key: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+                        for key, value in optimizer.state.pop(parameter).items()
+                    }
 
     def substitute(self, members: Sequence[NamedParameter]) -> list[NamedParameter]:
         """Return `members` with each 16-bit parameter replaced by its master, under its name."""

@@ -4,7 +4,7 @@ The point at which the mean over ranks is taken gives a residual its meaning, so
 
     gradients   g = aggregate(grad);  grad <- g;  optimizer.step()
     updates     optimizer.step() on each rank, H times;  u = x_common - x_local;  g = aggregate(u)
-                x_common <- x_common - g;  x_local <- x_common
+                x_common <- x_common - g, or an outer optimizer's step with the gradient g;  x_local <- x_common
 
 Under "gradients" all ranks run one optimizer on one averaged gradient, as with a dense all-reduce. Under "updates"
 momentum and Adam run on each rank's own gradients, before the aggregation, and their state differs between ranks.
@@ -40,6 +40,7 @@ from mpicomp.torch.front_ends import (
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
+from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer, outer_text
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
@@ -87,6 +88,11 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         of the process then makes all calls of `comm`; where MPI has no MPI_THREAD_MULTIPLE, hooks in backward do.
     backward_passes_per_step : int
         How often ``backward()`` is called between two steps. The gradients of all are added up.
+    outer : (float, float), torch.optim.Optimizer, or callable, optional
+        Under "updates", the optimizer that moves the common model by the ranks' aggregated update, which it takes as
+        its gradient. ``(eta, mu)`` is a step size and a Nesterov momentum; a function of parameters returns any other
+        torch optimizer, as ``partial(torch.optim.SGD, lr=0.7, momentum=0.9)`` does. None subtracts the update, like
+        ``(1, 0)``.
 
     Attributes
     ----------
@@ -101,6 +107,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         out the buckets in the order in which gradients came.
     buckets : list of lists of str
         The names of each bucket's parameters.
+    outer : torch.optim.Optimizer or None
+        The outer optimizer, whose groups learning-rate schedulers take.
 
     Raises
     ------
@@ -167,6 +175,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         bucket_mb: float = 25,
         overlap: bool | None = None,
         backward_passes_per_step: int = 1,
+        outer: Outer | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
@@ -181,8 +190,9 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
             overlap = self.mode == "gradients" if overlap is None else overlap
-            options = Options(self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step)
+            options = Options(self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer))
             options.check(members, algorithms)
+            self.outer = outer_optimizer(outer, members)
         except (ValueError, TypeError) as error:
             self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._joining = False
@@ -192,21 +202,25 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         self, parameters: Parameters, algorithms: Mapping[str, Algorithm], options: Options
     ) -> Synchronizer:
         comm, members, averages_gradients = self.comm, parameters.trained, options.synchronize == "gradients"
-        agreement = open_agreement(self.optimizer, comm, members, str(options), all_options=averages_gradients)
+        agreement = open_agreement(self.optimizer, comm, members, str(options), averages_gradients, self.outer)
         overlap, passes = options.overlap, options.backward_passes_per_step
         # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
         on_device = any(member.parameter.device.type != "cpu" for member in members)
         if overlap and (comm.size > 1 or on_device):
             overlap = overlap_by_thread(comm, on_device) or not on_device
         masters = None if averages_gradients else MasterWeights(self.optimizer)
+        outer = None
         if masters is not None:
             agreement.members = masters.substitute(members)
+            if self.outer is not None:
+                masters.replace_in(self.outer)
+                outer = OuterStep(self.outer, agreement.members)
         parameters.hold(self.optimizer)
         reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
-        return LocalUpdates(parts, masters, options.local_steps, skips_nonfinite(algorithms))
+        return LocalUpdates(parts, masters, options.local_steps, outer, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:

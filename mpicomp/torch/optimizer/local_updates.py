@@ -1,8 +1,9 @@
 """The "updates" mode: each rank's optimizer moves its own copy of the model, then the ranks average the moves.
 
 From the common model x, H optimizer steps lead to x_local. The synchronization after them makes
-x <- x - aggregate(x - x_local) and x_local <- x. At the first step after a synchronization the parameters are given a
-copy of x in other memory (they step aside), and the optimizer moves that; x stays where it was, and they return to it.
+x <- x - aggregate(x - x_local) and x_local <- x; or an outer optimizer moves x by the aggregated update
+(`outer_step.py`). At the first step after a synchronization the parameters are given a copy of x in other memory (they
+step aside), and the optimizer moves that; x stays where it was, and they return to it.
 
 With overlap the last local step is made bucket by bucket while backward runs: as soon as backward has brought a
 bucket's gradients, the optimizer moves its parameters, and their move begins to be averaged.
@@ -29,6 +30,7 @@ from collectives.errors import CollectiveError, marked
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.devices import all_finite
 from mpicomp.torch.optimizer.gradient_hooks import install_hooks
+from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
@@ -39,6 +41,8 @@ class LocalUpdates(Synchronizer):
     """Counts local steps, and averages their moves after `local_steps` of them.
 
     With `overlap` the last local step is made during backward.
+
+    The optimizer of `outer` moves the common model by the aggregated updates; None: they are subtracted.
 
     With `skip_nonfinite` all ranks skip a step for which the gradients of one hold NaN or infinity: momentum would keep
     them.
@@ -52,11 +56,17 @@ class LocalUpdates(Synchronizer):
     takes_for_good = True
 
     def __init__(
-        self, parts: SynchronizerParts, masters: MasterWeights, local_steps: int, skip_nonfinite: bool
+        self,
+        parts: SynchronizerParts,
+        masters: MasterWeights,
+        local_steps: int,
+        outer: OuterStep | None,
+        skip_nonfinite: bool,
     ) -> None:
         super().__init__(parts)
         self.steps = 0  # since the last synchronization
         self._masters, self._local_steps, self._skip_nonfinite = masters, local_steps, skip_nonfinite
+        self._outer = outer
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
@@ -172,7 +182,7 @@ class LocalUpdates(Synchronizer):
         n_started = self._queue.n_started
         if not n_started:
             return nullcontext()
-        return _only(self._optimizer, (p for reducer in self.reducers[n_started:] for p in reducer.parameters))
+        return only(self._optimizer, (p for reducer in self.reducers[n_started:] for p in reducer.parameters))
 
     @override
     @torch.no_grad()
@@ -228,16 +238,20 @@ class LocalUpdates(Synchronizer):
         if early:
             if self.steps == 0:
                 self._step_aside(reducer)
-            with _only(self._optimizer, reducer.parameters):
+            with only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
         local = [parameter.data for parameter in reducer.parameters]
         self._restore_common(reducer.parameters)
-        reducer.take_moves([parameter.data for parameter in reducer.parameters], local)
+        may_stay_packed = self._outer is None or self._outer.is_plain
+        reducer.take_moves([parameter.data for parameter in reducer.parameters], local, may_stay_packed)
         return True
 
     @override
     def _take(self, reducer: BucketReducer) -> None:
-        reducer.subtract_mean()
+        if self._outer is None:
+            reducer.subtract_mean()
+        else:
+            self._outer.move(reducer)
 
     def _step_aside(self, reducer: BucketReducer) -> None:
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
@@ -271,6 +285,7 @@ class LocalUpdates(Synchronizer):
             "steps": self.steps,
             "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
             "common": {name: view.clone() for name, view in self._named_common().items()} if self.steps else {},
+            **({} if self._outer is None else {"outer": self._outer.state()}),
         }
 
     @override
@@ -279,12 +294,19 @@ class LocalUpdates(Synchronizer):
         parameters = {member.name: member.parameter for member in self.reducers.members}
         common = parameters if rounds["steps"] else {}
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": self._named_masters(), "common": common})
+        if ("outer" in rounds) != (self._outer is not None):
+            with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
+            raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
+        if self._outer is not None:
+            self._outer.check(rounds["outer"])
 
     @override
     @torch.no_grad()
     def _load_rounds(self, rounds: State) -> None:
         super()._load_rounds(rounds)
         self.steps = rounds["steps"]
+        if self._outer is not None:
+            self._outer.load(rounds["outer"])
         for parameter, common in self._common.items():
             common.copy_(parameter)  # which has been loaded, or is going to be
         self._restore_common(tuple(self._common))
@@ -319,17 +341,3 @@ class LocalUpdates(Synchronizer):
                 RuntimeWarning, stacklevel=5,
             )  # fmt: skip
         return not ranks.size
-
-
-@contextmanager
-def _only(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Let the optimizer hold only these of its parameters."""
-    chosen = set(parameters)
-    kept = [group["params"] for group in optimizer.param_groups]
-    try:
-        for group in optimizer.param_groups:
-            group["params"] = [parameter for parameter in group["params"] if parameter in chosen]
-        yield
-    finally:
-        for group, params in zip(optimizer.param_groups, kept, strict=True):
-            group["params"] = params

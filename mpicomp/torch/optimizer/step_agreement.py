@@ -73,6 +73,7 @@ def open_agreement(
     members: Sequence[NamedParameter],
     options: str,
     all_options: bool,
+    outer: torch.optim.Optimizer | None = None,
 ) -> StepAgreement:
     """Return the agreement of ranks that have the same `options`, parameters and optimizers; collective.
 
@@ -86,7 +87,7 @@ def open_agreement(
     kinds = sorted({member.parameter.device.type for member in members})
     named = {member.name: member.parameter for member in members}
     require_same_layout(named, comm, f" on {' and '.join(kinds)}")
-    agreement = StepAgreement(optimizer, comm, members, all_options)
+    agreement = StepAgreement(optimizer, comm, members, all_options, outer)
     agreement.require_same_options()
     return agreement
 
@@ -95,7 +96,7 @@ class StepAgreement:
     """Comparison of the ranks' optimizers at each step.
 
     `members` are the parameters that are synchronized. All options of their groups must be equal, or without
-    `all_options` those in `SET_BY_USERS`.
+    `all_options` those in `SET_BY_USERS`; and all options of the groups of `outer`, if there is one.
 
     Attributes
     ----------
@@ -113,12 +114,16 @@ class StepAgreement:
         comm: Communicator,
         members: Sequence[NamedParameter],
         all_options: bool,
+        outer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.members = members
         self.common: Mapping[Tensor, Tensor] = {}
         self.evaluation = 0
         self.loss: float | None = None
-        self._optimizer, self._comm, self._all_options = optimizer, comm, all_options
+        self._comm = comm
+        self._compared = [_Compared(optimizer, "", all_options)]
+        if outer is not None:
+            self._compared.append(_Compared(outer, "outer ", True))
         self._snapshot: list[list[object]] | None = None
         self._raw: list[list[object]] | None = None
         self._has_tensors = False
@@ -183,32 +188,33 @@ class StepAgreement:
 
     def describe(self) -> dict[str, object]:
         """Return the values that the ranks compare, by their names in messages."""
-        found: dict[str, object] = {"the class of the optimizer": type(self._optimizer).__name__}
-        for number, group in enumerate(self._optimizer.param_groups):
-            found[f"the number of tensors in parameter group {number}"] = len(group["params"])
-            for key, value in group.items():
-                if self._is_compared(key):
-                    found[f"{key!r} of parameter group {number}"] = _text(value)
+        found: dict[str, object] = {}
+        for one in self._compared:
+            found[f"the class of the {one.role}optimizer"] = type(one.optimizer).__name__
+            for number, group in enumerate(one.optimizer.param_groups):
+                found[f"the number of tensors in {one.role}parameter group {number}"] = len(group["params"])
+                for key, value in group.items():
+                    if one.compares(key):
+                        found[f"{key!r} of {one.role}parameter group {number}"] = _text(value)
         return found
 
     def _is_equal(self) -> bool:
         return self._comm.size == 1 or (int(self._sums[3]) - self._mark * self._comm.size) & _WORD == 0
 
-    def _is_compared(self, key: str) -> bool:
-        return key not in _LISTS and (self._all_options or key in SET_BY_USERS)
-
     def _options_mark(self) -> int:
-        raw = [[*group.values()] for group in self._optimizer.param_groups]
+        raw = [[*group.values()] for one in self._compared for group in one.optimizer.param_groups]
         if not self._has_tensors and raw == self._raw:  # objects are mostly the same: 0.3 us a group
             return self._options
         self._raw, self._has_tensors = raw, any(isinstance(one, Tensor) for values in raw for one in values)
         # sorted, since a group that was loaded from a state may have its options in another order
         snapshot = [
-            [len(group["params"]), *sorted((key, _plain(group[key])) for key in group if self._is_compared(key))]
-            for group in self._optimizer.param_groups
+            [len(group["params"]), *sorted((key, _plain(group[key])) for key in group if one.compares(key))]
+            for one in self._compared
+            for group in one.optimizer.param_groups
         ]
         if snapshot != self._snapshot:
-            self._snapshot, self._options = snapshot, fingerprint(f"{type(self._optimizer).__name__} {snapshot}")
+            kinds = " ".join(type(one.optimizer).__name__ for one in self._compared)
+            self._snapshot, self._options = snapshot, fingerprint(f"{kinds} {snapshot}")
         return self._options
 
     def _sample(self) -> tuple[str, int]:
@@ -239,6 +245,19 @@ class StepAgreement:
             finally:
                 refusal = None  # its traceback has this frame
         raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """An optimizer whose class and options the ranks compare."""
+
+    optimizer: torch.optim.Optimizer
+    role: str  # in messages, with a space after it
+    all_options: bool
+
+    def compares(self, key: str) -> bool:
+        """Return True if the ranks must have the same option `key`."""
+        return key not in _LISTS and (self.all_options or key in SET_BY_USERS)
 
 
 class RankDescription(TypedDict):

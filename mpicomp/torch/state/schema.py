@@ -90,6 +90,7 @@ RANK = StateSchema({"rank": int, "ranks": int, "aggregators": list})  # aggregat
 WRAPPER = RANK.extended({"mode": str, "rounds": dict, "buckets": list})
 GRADIENT_ROUNDS = StateSchema({"rounds": "counter"})
 UPDATE_ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "masters": "tensors", "common": "tensors"})
+OUTER = StateSchema({"class": str, "names": list, "optimizer": dict})  # entry "outer" of rounds: equal on all ranks
 MOMENTA = RANK.extended(
     {
         "options": str,  # of `OneBitAdam`
