@@ -14,7 +14,7 @@ from apps.launch import PROJECT, JobFailed, exit_on_signals
 from apps.reproduce.claims import Claim, Part, table
 from apps.studies.results import Results
 
-PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "per-node", "scalecom", "sparse-loco")
+PAPERS = ("aq-sgd", "diloco", "doublesqueeze", "ecq-sgd", "marsit", "per-node", "scalecom", "sparse-loco")
 FOLDER = Path("runs") / "reproduce"
 DOCUMENT = PROJECT / "docs" / "reproduce.md"
 SEEDS = 10
