@@ -1,9 +1,9 @@
 """DiLoCo (Douillard et al., arXiv 2311.08105) in one bit: local steps, an outer optimizer, and Marsit between ranks.
 
 A character model is trained with AdamW inside, on the same batches for every method. After H steps on each rank the
-updates are averaged: in full precision, by Marsit, or by Marsit with two winners. Each method has its own learning rate
-and outer optimizer, found on a seed of their own. With H = 1 they show the cost of local steps, and that of one bit
-without them.
+updates are averaged: in full precision, by Marsit, or by Marsit with two winners. On a seed that only tuning uses,
+learning rates are tuned for the exact mean, and outer optimizers for the exact mean and for Marsit. With H = 1 the
+methods show the cost of local steps, and that of one bit without them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer
 
 RANKS, BATCH, SEEDS = 4, 4, 3
-STEPS, STEPS_FULL, STEPS_QUICK = 900, 3600, 180
+STEPS, STEPS_FULL, STEPS_QUICK = 600, 2400, 120
 """Multiples of every H and of `EVALUATED`."""
-EVALUATED = 90
+EVALUATED = 120
 CHARACTERS = 200_000
 SHAPE = Shape(layers=2, width=80)
 LEARNING_RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
@@ -43,10 +43,10 @@ FIRST = 2e-3
 TUNING_SEED = 1000  # of the runs that choose a learning rate or an outer optimizer, and of no others
 PLAIN = (1.0, 0.0)
 """Outer step size and momentum of the mean update as it is."""
-OUTERS = (PLAIN, (0.7, 0.3), (0.5, 0.6), (0.7, 0.6), (0.7, 0.9))
+OUTERS = (PLAIN, (0.5, 0.6), (0.7, 0.6), (0.7, 0.9))
 """Outer step sizes and momentums that are tried."""
 GRADIENTS, DENSE, MARSIT, WINNERS = "mean gradients", "dense", "Marsit", "2 winners"
-# the settings of the prototype: s is twice the running mean of |u|, and residuals are clipped at s
+# gamma 2 instead of 4, the default: 4 ended 0.17 nats higher after 600 steps with H = 10 at a rate of 0.002
 ALGORITHMS: Mapping[str, Algorithm] = {
     GRADIENTS: Dense(),
     DENSE: Dense(),
@@ -73,8 +73,7 @@ class Case:
         return f"{self.method}, H = {self.local_steps}"
 
 
-ALONE = (Case(GRADIENTS, 1), Case(DENSE, 1), Case(MARSIT, 1))
-TUNED = tuple(Case(method, period) for period in PERIODS for method in (DENSE, MARSIT))
+EXACT = (Case(GRADIENTS, 1), Case(DENSE, 1), *(Case(DENSE, period) for period in PERIODS))
 Runs = Mapping[Case, Sequence[Record]]
 """Records of the runs of each case, by seed."""
 
@@ -142,15 +141,16 @@ def kept(results: Results, case: Case, seed: int, steps: int) -> Record:
 def study(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
     """Tune learning rates, then outer optimizers; train by every method, and compare losses and bytes."""
     steps = STEPS_FULL if full else STEPS
-    local, claims = tune_outer(results, tune_rates(results, TUNED, steps), steps)
-    cases = with_winners([*tune_rates(results, ALONE, steps), *local])
-    found, figures = compare_all(results, cases, min(seeds, SEEDS), steps, "tuned on another seed")
+    cases = with_marsit(tune_rates(results, EXACT, steps))
+    local, claims = tune_outer(results, [case for case in cases if case.local_steps > 1], steps)
+    cases = [*(case for case in cases if case.local_steps == 1), *local]
+    found, figures = compare_all(results, with_winners(cases), min(seeds, SEEDS), steps, "tuned on another seed")
     return [*found, *claims], figures
 
 
 def quick(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
     """Train by every method for a short time, at one learning rate and without an outer optimizer."""
-    return compare_all(results, with_winners([*ALONE, *TUNED]), seeds, STEPS_QUICK, "not tuned")
+    return compare_all(results, with_winners(with_marsit(EXACT)), seeds, STEPS_QUICK, "not tuned")
 
 
 def tune_rates(results: Results, cases: Sequence[Case], steps: int) -> list[Case]:
@@ -179,6 +179,11 @@ def tune_outer(results: Results, cases: Sequence[Case], steps: int) -> tuple[lis
         )
         claims.append(Claim("Fig. 6", what, "(0.7, 0.9) with H = 500", losses, None, differs))
     return best, claims
+
+
+def with_marsit(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases, and each of the mean of updates also by Marsit, at the same learning rate."""
+    return [*cases, *(replace(case, method=MARSIT) for case in cases if case.method == DENSE)]
 
 
 def with_winners(cases: Sequence[Case]) -> list[Case]:
