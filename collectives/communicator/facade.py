@@ -103,8 +103,9 @@ class Communicator(metaclass=_Listed):
         (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
     link : EmulatedLink or str, optional
         Emulate slow links: messages are held back until a link of this rate, in each direction of each rank, would have
-        delivered them. A text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by
-        `split` have the same link. Results are the same. For trying a method on one machine, see docs/local.md.
+        delivered them. With `ranks_per_node` a node has one such link, and messages within a node are not held back. A
+        text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by `split` have the
+        same link. Results are the same. For trying a method on one machine, see docs/local.md.
     alone : bool
         Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
         ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
@@ -113,7 +114,8 @@ class Communicator(metaclass=_Listed):
         session, nor under pytest.
     ranks_per_node : int, optional
         Let groups of so many neighbouring ranks of a host count as a node, such as those of a socket, or to try
-        `PerNode` on one machine. None: the ranks of a host are a node. Equal on all ranks.
+        `PerNode` on one machine. None: the ranks of a host are a node, and over an emulated link each rank is one.
+        Equal on all ranks.
 
     Attributes
     ----------
@@ -212,7 +214,7 @@ class Communicator(metaclass=_Listed):
         )
         self._nodes: dict[NodeLayout, Nodes] = {}
         if emulated is not None:
-            self.mpi_comm = slow_down(self.mpi_comm, emulated)
+            self.mpi_comm = slow_down(self.mpi_comm, emulated, self.layout.node_of)
         self.link = link_of(self.mpi_comm)
         self.one_node = len(self.layout.sizes) == 1 and self.link is None
         self.threads = 1 if self.workers is None else self.workers.threads

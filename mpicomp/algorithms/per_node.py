@@ -11,7 +11,7 @@ and keeps a residual of n/L. Votes and quantization are over R means of nodes in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -24,6 +24,10 @@ from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.local_sum import MessageSum, SharedMemorySum
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
+
+Local = Literal["auto", "shared", "ring"]
+LOCALS: tuple[Local, ...] = get_args(Local)
+"""Ways of the sums within a node."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class PerNode(Algorithm):
     """
 
     algorithm: Algorithm | str
-    local: Literal["auto", "shared", "ring"] = "auto"
+    local: Local = "auto"
 
     equal_within_nodes: ClassVar[bool] = False
     """Flag: the ranks of a node have equal vectors, of which its contribution is one."""
@@ -78,7 +82,7 @@ class PerNode(Algorithm):
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str):
             object.__setattr__(self, "algorithm", method(self.algorithm))
-        choice(self, "local", ("auto", "shared", "ring"))
+        choice(self, "local", LOCALS)
         one = self.algorithm
         if not isinstance(one, Algorithm) or isinstance(one, PerNode):
             raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
@@ -159,3 +163,8 @@ class PerNode(Algorithm):
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         return self.method.message_model(n, dtype, ranks, piece_bytes)
+
+
+def method_of(algorithm: object) -> Any:
+    """Return the method between nodes of `PerNode`, or the algorithm itself."""
+    return algorithm.method if isinstance(algorithm, PerNode) else algorithm

@@ -177,11 +177,11 @@ class PerNodeDriver(Driver):
         if self.restored:
             yield from self._compare_restored(call)
         local = self._local
-        with _span(call, "local sum"):
+        with _span(call, "local", "local sum"):
             finite = yield from (local.take if self._equal else local.reduce)(call, call.values)
-        with _span(call, "between nodes"):
+        with _span(call, "node", "between nodes"):
             outcome = yield from (self._exchange(call, finite) if self._between else self._mean_of_node(call, finite))
-        with _span(call, "local gather"):
+        with _span(call, "local", "local gather"):
             worst = yield from local.gather(call, call.out, outcome)
         if worst == BAD:
             yield from self._raise(call)
@@ -240,7 +240,7 @@ class PerNodeDriver(Driver):
         raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
 
 
-def _span(call: VectorCall, name: str) -> AbstractContextManager[None]:
+def _span(call: VectorCall, kind: str, name: str) -> AbstractContextManager[None]:
     """Record a phase, unless phases of other calls may overlap it."""
     trace = call.group.trace
-    return nullcontext() if trace is None or call.background else trace.span("node", name)
+    return nullcontext() if trace is None or call.background else trace.span(kind, name)
