@@ -17,6 +17,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.communicator.nodes import NodeLayout
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
@@ -94,6 +95,11 @@ class PerNode(Algorithm):
         """Method between the nodes."""
         assert isinstance(self.algorithm, Algorithm)
         return self.algorithm
+
+    @property
+    def rehearsed(self) -> tuple[Algorithm, ...]:
+        """Methods whose kernels the steps call, on ranks of a single node."""
+        return self.method, PerNode(Dense())
 
     @property
     def synchronize(self) -> Synchronize:  # type: ignore[override]
