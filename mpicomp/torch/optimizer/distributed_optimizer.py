@@ -40,7 +40,7 @@ from mpicomp.torch.front_ends import (
     skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments
+from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.islands import IslandGradients, between_islands, require_islands
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
@@ -274,7 +274,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
-        return LocalUpdates(parts, masters, plan, outer, island, skips_nonfinite(algorithms))
+        fragments = Fragments(plan, reducers.fragment_of, comm)
+        return LocalUpdates(parts, masters, fragments, outer, island, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:

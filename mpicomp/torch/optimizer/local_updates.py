@@ -31,13 +31,7 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.fragments import (
-    FragmentInFlight,
-    FragmentPlan,
-    check_buckets,
-    check_fragments,
-    deal_joining,
-)
+from mpicomp.torch.optimizer.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.optimizer.islands import IslandGradients
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
@@ -47,7 +41,7 @@ from mpicomp.torch.state.schema import UPDATE_ROUNDS, State
 
 
 class LocalUpdates(Synchronizer):
-    """Counts local steps, and averages their moves in the steps that the `plan` has for each fragment of the model.
+    """Counts local steps, and averages the moves of each of the `fragments` in its own steps.
 
     With `overlap` the last local step is made during backward.
 
@@ -70,19 +64,16 @@ class LocalUpdates(Synchronizer):
         self,
         parts: SynchronizerParts,
         masters: MasterWeights,
-        plan: FragmentPlan,
+        fragments: Fragments,
         outer: OuterStep | None,
         island: IslandGradients | None,
         skip_nonfinite: bool,
     ) -> None:
         super().__init__(parts)
         self.steps = 0  # since the ranks' models were equal
-        self._turn = 0  # steps modulo local_steps
-        self._masters, self._plan, self._outer, self._skip_nonfinite = masters, plan, outer, skip_nonfinite
-        self._island = island
-        self._fragment_of = parts.reducers.fragment_of
+        self._fragments, self._plan, self._outer, self._island = fragments, fragments.plan, outer, island
+        self._masters, self._skip_nonfinite = masters, skip_nonfinite
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
-        self._in_flight: list[FragmentInFlight] = []  # in the order in which they were sent
         self._shows_common = False  # the parameters hold the common model for a while
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
@@ -101,14 +92,13 @@ class LocalUpdates(Synchronizer):
     @override
     def can_refuse(self) -> bool:
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
-        in_flight = any(one.remaining == 1 for one in self._in_flight)
-        return in_flight or bool(self._plan.due(self._turn + 1))
+        return self._fragments.act_next
 
     @override
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
-        if self._in_flight:
+        if self._fragments.in_flight:
             self.comm.advance()
 
     @override
@@ -140,13 +130,11 @@ class LocalUpdates(Synchronizer):
     def _count_step(self) -> None:
         """Count a local step, apply the means that are due after it, and send the fragments that are."""
         self.steps += 1
-        self._turn = (self._turn + 1) % self._plan.local_steps
-        for flight in self._in_flight:
-            flight.remaining -= 1
+        arrived = self._fragments.count_step()
         try:
-            for flight in [one for one in self._in_flight if one.remaining <= 0]:
+            for flight in arrived:
                 self._apply(flight)
-            for number in self._plan.due(self._turn):
+            for number in self._plan.due(self._fragments.turn):
                 self._synchronize_fragment(number)
         except BaseException:
             self._abandon_moves()
@@ -178,7 +166,7 @@ class LocalUpdates(Synchronizer):
 
     @override
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
-        self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
+        self._fragments.deal(members)
         super()._open_buckets(members, algorithms)
 
     @override
@@ -269,7 +257,7 @@ class LocalUpdates(Synchronizer):
     def synchronize(self) -> None:
         """Average the ranks' moves since the last synchronization, of all fragments; return at once without moves."""
         self._require_local("synchronize")
-        if self.steps == 0 and not self._in_flight:
+        if self.steps == 0 and not self._fragments.in_flight:
             return
         try:
             for number in range(self._plan.fragments):
@@ -279,34 +267,29 @@ class LocalUpdates(Synchronizer):
 
     def _synchronize_fragment(self, number: int, at_once: bool = False) -> None:
         """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
-        for flight in [one for one in self._in_flight if one.number == number]:
+        for flight in [one for one in self._fragments.in_flight if one.number == number]:
             self._apply(flight)
         if self._plan.is_whole:
             self._average(StepIntent(self._find_refusal()))
             self.synchronizations += 1
             return
-        moved = (one for one in self._reducers_of(number) if one.parameters[0] in self._common)
+        moved = [one for one in self._fragments.of(number, self.reducers) if one.parameters[0] in self._common]
+        if not moved:
+            return
         if not self._plan.keeps_local:
-            self._average(StepIntent(), moved)
+            self._average(StepIntent(), self._fragments.of(number, self.reducers))
             self.synchronizations += 1
             return
-        reducers = list(moved)
-        if not reducers:
-            return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call())
-        self._in_flight.append(flight)
+        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call())
+        self._fragments.in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
             self._apply(flight)
 
-    def _reducers_of(self, number: int) -> Iterator[BucketReducer]:
-        """Go through a fragment's reducers, also those that are added meanwhile."""
-        return (one for one in self.reducers if self._fragment_of[one.bucket.names[0]] == number)
-
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""
-        self._in_flight.remove(flight)
+        self._fragments.in_flight.remove(flight)
         flight.settle(self.comm)
         for reducer in flight.ended:
             self._take(reducer)
@@ -322,7 +305,7 @@ class LocalUpdates(Synchronizer):
     def _abandon_moves(self) -> None:
         self._restore_common(tuple(self._common))
         self._masters.publish()
-        self.steps = self._turn = 0
+        self.steps = self._fragments.turn = 0
 
     @override
     @contextmanager
@@ -429,19 +412,13 @@ class LocalUpdates(Synchronizer):
     @override
     def check_own(self, own: State) -> None:
         super().check_own(own)
-        saved = own["rounds"].get("fragments", {})
-        numbers = self._fragment_of if self._plan.is_whole else saved.get("numbers", self._fragment_of)
-        check_buckets(own["buckets"], own["rounds"], numbers)
+        self._fragments.check_buckets(own["buckets"], own["rounds"])
 
     @override
     def load_own(self, own: State) -> None:
         self._require_local("load_state_dict")
-        for flight in self._in_flight:
-            flight.settle(self.comm)  # all ranks have begun it
-        self._in_flight.clear()
-        if not self._plan.is_whole:
-            self._fragment_of |= deal_joining(self._changes.joining, self._fragment_of, self._plan.fragments)
-            self._fragment_of |= own["rounds"].get("fragments", {}).get("numbers", {})
+        self._fragments.drop_in_flight()
+        self._fragments.load_numbers(own["rounds"], self._changes.joining)
         super().load_own(own)
 
     @override
@@ -452,21 +429,8 @@ class LocalUpdates(Synchronizer):
             "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
             "common": {name: view.clone() for name, view in self._named_common().items()} if self.steps else {},
             **({} if self._outer is None else {"outer": self._outer.state()}),
-            **({} if self._plan.is_whole else {"fragments": self._save_fragments()}),
+            **({} if self._plan.is_whole else {"fragments": self._fragments.state()}),
         }
-
-    def _save_fragments(self) -> State:
-        """Return the fragments' turn, and the means of those in flight, which are waited for."""
-        in_flight: list[State] = []
-        for flight in self._in_flight:
-            flight.settle(self.comm)
-            if flight.failed:
-                raise RuntimeError(
-                    f"{self.comm.here}: fragment {flight.number} cannot be saved, since its synchronization has "
-                    "failed; the step that applies it raises the error"
-                )
-            in_flight.append(flight.state())
-        return {"turn": self._turn, "numbers": dict(self._fragment_of), "in_flight": in_flight}
 
     @override
     def _check_rounds(self, rounds: State) -> None:
@@ -478,7 +442,8 @@ class LocalUpdates(Synchronizer):
         common = parameters if rounds["steps"] else {}
         if not self._plan.is_whole:
             common = {name: one for name, one in common.items() if name in rounds["common"]}
-        check_fragments(rounds, self._plan, parameters)
+        if "fragments" in rounds:
+            self._fragments.check(rounds["fragments"], parameters)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
             with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
@@ -491,8 +456,6 @@ class LocalUpdates(Synchronizer):
     def _load_rounds(self, rounds: State) -> None:
         super()._load_rounds(rounds)
         self.steps = rounds["steps"]
-        # a state saved with more local steps is followed by a synchronization in the next step
-        self._turn = min(self.steps, self._plan.local_steps - 1)
         if self._outer is not None:
             self._outer.load(rounds["outer"])
         for parameter, common in self._common.items():
@@ -503,13 +466,7 @@ class LocalUpdates(Synchronizer):
             if reducer.bucket.names[0] in rounds["common"]:
                 self._step_aside(reducer)
         self._step_aside_joining(rounds["common"])
-        fragments = rounds.get("fragments", {"turn": self._turn, "in_flight": []})
-        self._turn = fragments["turn"] % self._plan.local_steps
-        for one in fragments["in_flight"]:
-            reducers = [*self._reducers_of(one["fragment"])]
-            flight = FragmentInFlight(one["fragment"], reducers, one["remaining"], self.agreement)
-            flight.load_means(one["means"])
-            self._in_flight.append(flight)
+        self._fragments.load(rounds, self.reducers, self.agreement)
         for here, saved in ((self._named_masters(), rounds["masters"]), (self._named_common(), rounds["common"])):
             for name, one in saved.items():
                 here[name].copy_(one)
