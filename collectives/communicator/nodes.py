@@ -43,6 +43,28 @@ class NodeLayout:
         numbers: dict[object, int] = {}
         return cls(tuple(numbers.setdefault(key, len(numbers)) for key in keys), rank)
 
+    @classmethod
+    def of_parts(cls, comm: Communicator, part: Communicator) -> NodeLayout:
+        """Return the layout whose nodes are the parts of `comm` that each rank passes; collective.
+
+        Raises
+        ------
+        ValueError
+            A part has other ranks than those that pass it, or has them in another order; on every rank.
+        """
+        members = part.allgather(np.array([comm.rank], np.int64)).reshape(-1)
+        mine = np.array([members[0], part.rank, part.size, comm.rank], np.int64)
+        everyones = comm.allgather(mine).reshape(comm.size, -1)
+        layout = cls.of_keys(everyones[:, 0].tolist(), comm.rank)
+        for rank, (_, place, size, _) in enumerate(everyones.tolist()):
+            if place != layout.places[rank] or size != layout.sizes[layout.node_of[rank]]:
+                raise ValueError(
+                    f"rank {rank} is number {place} of the {size} ranks of its part, and number {layout.places[rank]} "
+                    f"of the {layout.sizes[layout.node_of[rank]]} ranks of this communicator there: split it in parts "
+                    "by split(color), which keeps the order of ranks"
+                )
+        return layout
+
     @cached_property
     def members(self) -> tuple[int, ...]:
         """Ranks of this rank's node, in order."""

@@ -236,7 +236,7 @@ class BucketReducers(list[BucketReducer]):
         self.members, self.comm = tuple(members), comm
         self._algorithms, self._bucket_mb, self._one_by_one = dict(algorithms), bucket_mb, one_by_one
         self._shared: dict[tuple[torch.dtype, torch.device], VectorPair] = {}  # by reducers that take turns
-        self.fragment_of = fragment_of
+        self.fragment_of = dict(fragment_of)
         self._connect(algorithms)
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""

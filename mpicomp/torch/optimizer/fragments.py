@@ -63,13 +63,26 @@ def deal_fragments(members: Sequence[NamedParameter], fragments: int) -> dict[st
 
     A layer is a numbered block, such as "encoder.3", or elsewhere a module. If there are fewer layers than fragments,
     tensors are dealt instead.
+
+    Raises
+    ------
+    ValueError
+        There are fewer tensors than fragments.
     """
+    if fragments > len(members):
+        raise ValueError(f"fragments={fragments} is more than the {len(members)} trained tensors; choose fewer")
     layers: dict[str, int] = {}
     for member in members:
         layers.setdefault(layer_of(member.name), len(layers))
     if len(layers) < fragments:
         return {member.name: i % fragments for i, member in enumerate(members)}
     return {member.name: layers[layer_of(member.name)] % fragments for member in members}
+
+
+def deal_joining(members: Sequence[NamedParameter], dealt: Mapping[str, int], fragments: int) -> dict[str, int]:
+    """Return the fragment of each parameter that joins others: that of its layer, or of a further layer."""
+    layers = {layer_of(name): number for name, number in dealt.items()}
+    return {one.name: layers.setdefault(layer_of(one.name), len(layers) % fragments) for one in members}
 
 
 def layer_of(name: str) -> str:
@@ -144,25 +157,30 @@ class FragmentInFlight:
         return self._ended
 
 
-def check_fragments(
-    rounds: State, plan: FragmentPlan, fragment_of: Mapping[str, int], parameters: NamedTensors
-) -> None:
+def check_fragments(rounds: State, plan: FragmentPlan, parameters: NamedTensors) -> None:
     """Raise ValueError unless the entry "fragments" of a state's rounds can be loaded; the state may lack it."""
     if "fragments" not in rounds:
         return
-    in_flight = FRAGMENTS.check(rounds["fragments"])["in_flight"]
+    found = FRAGMENTS.check(rounds["fragments"])
+    numbers, in_flight = found["numbers"], found["in_flight"]
     if plan.is_whole and in_flight:
         raise ValueError("the state has fragments in flight; build the optimizer with the same fragments= and delay=")
+    if set(numbers) != set(parameters) or not all(type(one) is int and one >= 0 for one in numbers.values()):
+        raise ValueError("the state's fragments have other parameters than the model; load an earlier one")
+    if max(numbers.values()) >= plan.fragments and not plan.is_whole:
+        raise ValueError(
+            f"the state has {max(numbers.values()) + 1} fragments; build the optimizer with fragments= of as many"
+        )
     for one in in_flight:
         number = IN_FLIGHT.check(one)["fragment"]
-        members = {name: parameter for name, parameter in parameters.items() if fragment_of.get(name, 0) == number}
+        members = {name: parameter for name, parameter in parameters.items() if numbers[name] == number}
         IN_FLIGHT.check_tensors(one, {"means": members})
 
 
 def check_buckets(buckets: Sequence[Sequence[str]], rounds: State, fragment_of: Mapping[str, int]) -> None:
     """Raise ValueError unless each bucket of a state lies in one fragment, and has moved as a whole."""
     for names in buckets:
-        if len({fragment_of.get(name, 0) for name in names}) > 1:
+        if len({fragment_of.get(name) for name in names}) > 1:
             raise ValueError(
                 f"the state was saved with other fragments, which have {shown(names[0])} in one bucket with tensors of "
                 "another fragment here; build the optimizer with the same fragments="

@@ -27,10 +27,18 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
+from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.fragments import FragmentInFlight, FragmentPlan, check_buckets, check_fragments
+from mpicomp.torch.optimizer.fragments import (
+    FragmentInFlight,
+    FragmentPlan,
+    check_buckets,
+    check_fragments,
+    deal_joining,
+)
+from mpicomp.torch.optimizer.islands import IslandGradients
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
@@ -42,6 +50,8 @@ class LocalUpdates(Synchronizer):
     """Counts local steps, and averages their moves in the steps that the `plan` has for each fragment of the model.
 
     With `overlap` the last local step is made during backward.
+
+    Gradients are averaged within the `island` in every step.
 
     The optimizer of `outer` moves the common model by the aggregated updates; None: they are subtracted.
 
@@ -62,12 +72,14 @@ class LocalUpdates(Synchronizer):
         masters: MasterWeights,
         plan: FragmentPlan,
         outer: OuterStep | None,
+        island: IslandGradients | None,
         skip_nonfinite: bool,
     ) -> None:
         super().__init__(parts)
         self.steps = 0  # since the ranks' models were equal
         self._turn = 0  # steps modulo local_steps
         self._masters, self._plan, self._outer, self._skip_nonfinite = masters, plan, outer, skip_nonfinite
+        self._island = island
         self._fragment_of = parts.reducers.fragment_of
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
         self._in_flight: list[FragmentInFlight] = []  # in the order in which they were sent
@@ -165,6 +177,11 @@ class LocalUpdates(Synchronizer):
         self._restore_common([one for one in self._common if self.steps == 0 or one in first])
 
     @override
+    def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
+        super()._open_buckets(members, algorithms)
+
+    @override
     def _evaluate(self, closure: Closure) -> float:
         self._masters.publish()  # the optimizer has moved the masters since the closure was last called
         return closure()
@@ -179,7 +196,7 @@ class LocalUpdates(Synchronizer):
                 "moved the parameters by scaled gradients; pass overlap=False"
             )
         self.reducers.lay_out(self.gradient_counts.order)
-        self._masters.take_gradients()
+        self._take_own_gradients()
         self._scaled = True
         self._finite = self._are_all_finite()
         if not self._finite:
@@ -190,7 +207,7 @@ class LocalUpdates(Synchronizer):
     def _take_gradients(self) -> None:
         """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
         if not self._scaled:
-            self._masters.take_gradients()
+            self._take_own_gradients()
         elif self._masters.gradients_changed:
             error = RuntimeError(
                 f"{self.comm.here}: gradients of 16-bit parameters were changed between scaler.unscale_(optimizer) "
@@ -208,6 +225,12 @@ class LocalUpdates(Synchronizer):
         if self._changes.frozen:
             started = self.reducers[: self._queue.n_started]
             self._changes.drop_frozen_gradients({parameter for one in started for parameter in one.parameters})
+
+    def _take_own_gradients(self) -> None:
+        """Hand the gradients to the masters, and average them within the island if there is one."""
+        self._masters.take_gradients()
+        if self._island is not None:
+            self._island.average(self._members)
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:
@@ -262,12 +285,13 @@ class LocalUpdates(Synchronizer):
             self._average(StepIntent(self._find_refusal()))
             self.synchronizations += 1
             return
-        reducers = [one for one in self._reducers_of(number) if one.parameters[0] in self._common]
-        if not reducers:
-            return
+        moved = (one for one in self._reducers_of(number) if one.parameters[0] in self._common)
         if not self._plan.keeps_local:
-            self._average(StepIntent(), reducers)
+            self._average(StepIntent(), moved)
             self.synchronizations += 1
+            return
+        reducers = list(moved)
+        if not reducers:
             return
         delay = 0 if at_once else self._plan.delay
         flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call())
@@ -276,8 +300,9 @@ class LocalUpdates(Synchronizer):
         if not delay:
             self._apply(flight)
 
-    def _reducers_of(self, number: int) -> list[BucketReducer]:
-        return [one for one in self.reducers if self._fragment_of.get(one.bucket.names[0], 0) == number]
+    def _reducers_of(self, number: int) -> Iterator[BucketReducer]:
+        """Go through a fragment's reducers, also those that are added meanwhile."""
+        return (one for one in self.reducers if self._fragment_of[one.bucket.names[0]] == number)
 
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""
@@ -404,7 +429,9 @@ class LocalUpdates(Synchronizer):
     @override
     def check_own(self, own: State) -> None:
         super().check_own(own)
-        check_buckets(own["buckets"], own["rounds"], self._fragment_of)
+        saved = own["rounds"].get("fragments", {})
+        numbers = self._fragment_of if self._plan.is_whole else saved.get("numbers", self._fragment_of)
+        check_buckets(own["buckets"], own["rounds"], numbers)
 
     @override
     def load_own(self, own: State) -> None:
@@ -412,6 +439,9 @@ class LocalUpdates(Synchronizer):
         for flight in self._in_flight:
             flight.settle(self.comm)  # all ranks have begun it
         self._in_flight.clear()
+        if not self._plan.is_whole:
+            self._fragment_of |= deal_joining(self._changes.joining, self._fragment_of, self._plan.fragments)
+            self._fragment_of |= own["rounds"].get("fragments", {}).get("numbers", {})
         super().load_own(own)
 
     @override
@@ -436,7 +466,7 @@ class LocalUpdates(Synchronizer):
                     "failed; the step that applies it raises the error"
                 )
             in_flight.append(flight.state())
-        return {"turn": self._turn, "in_flight": in_flight}
+        return {"turn": self._turn, "numbers": dict(self._fragment_of), "in_flight": in_flight}
 
     @override
     def _check_rounds(self, rounds: State) -> None:
@@ -448,13 +478,13 @@ class LocalUpdates(Synchronizer):
         common = parameters if rounds["steps"] else {}
         if not self._plan.is_whole:
             common = {name: one for name, one in common.items() if name in rounds["common"]}
-        check_fragments(rounds, self._plan, self._fragment_of, parameters)
+        check_fragments(rounds, self._plan, parameters)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
             with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
             raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
         if self._outer is not None:
-            self._outer.check(rounds["outer"])
+            self._outer.check(rounds["outer"], lacking)
 
     @override
     @torch.no_grad()
@@ -476,7 +506,7 @@ class LocalUpdates(Synchronizer):
         fragments = rounds.get("fragments", {"turn": self._turn, "in_flight": []})
         self._turn = fragments["turn"] % self._plan.local_steps
         for one in fragments["in_flight"]:
-            reducers = self._reducers_of(one["fragment"])
+            reducers = [*self._reducers_of(one["fragment"])]
             flight = FragmentInFlight(one["fragment"], reducers, one["remaining"], self.agreement)
             flight.load_means(one["means"])
             self._in_flight.append(flight)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from collectives.quoting import one_line, shown
-from mpicomp.aggregator.parts import StateKind
 from mpicomp.checkpoint.redistribute import CURE, redistribute, require_same_keys
 from mpicomp.feedback.base import StateKind
 from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
