@@ -236,6 +236,9 @@ def judge(found: Runs, steps: int, tuning: str) -> list[Claim]:
             claims.append(compare("–", what, of(method, period), of(DENSE, period), margin))
     claims.append(compare("–", "H = 1: the cost of one bit", marsit, dense, None))
     claims.append(compare("–", "H = 1: the cost of AdamW on each rank", dense, gradients, None))
+    few, many = PERIODS
+    what = f"one bit every {few} steps, against the exact mean every {many}"
+    claims.append(compare("–", what, of(MARSIT, few), of(DENSE, many), None))
     for period in PERIODS:
         what = f"H = {period}: the cost of local steps, averaged in full"
         claims.append(compare("Sec. 3", what, of(DENSE, period), gradients, None))
