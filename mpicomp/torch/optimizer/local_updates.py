@@ -16,7 +16,7 @@ others.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
@@ -31,6 +31,7 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
+from mpicomp.torch.optimizer.common_model import CommonModel
 from mpicomp.torch.optimizer.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.optimizer.islands import IslandGradients
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
@@ -74,13 +75,10 @@ class LocalUpdates(Synchronizer):
         self._fragments, self._plan, self._outer, self._island = fragments, fragments.plan, outer, island
         self._masters, self._skip_nonfinite = masters, skip_nonfinite
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
-        self._shows_common = False  # the parameters hold the common model for a while
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
-        self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
-        self._aside_joining: set[Tensor] = set()  # parameters that are aside and have no bucket yet
-        self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
-        self.agreement.common = self._common
+        self._common = CommonModel(in_vectors=self._overlap)
+        self.agreement.common = self._common.values
         self._watch_gradients(0)
 
     @property
@@ -139,7 +137,7 @@ class LocalUpdates(Synchronizer):
         except BaseException:
             self._abandon_moves()
             raise
-        if not self._common:
+        if not self._common.values:
             self.steps = 0
         self._masters.publish()
 
@@ -150,24 +148,25 @@ class LocalUpdates(Synchronizer):
         if not self._scaled:
             self._finite = None
         here = self.reducers[self._queue.n_started :]
-        self._first = [one for one in here if self.steps == 0 or one.parameters[0] not in self._common]
+        self._first = [one for one in here if self.steps == 0 or not self._common.has_moved(one)]
         if self._first:
             self._masters.refresh()
         for reducer in self._first:
-            self._step_aside(reducer)
-        joining = {member.name: member.parameter for member in self._changes.joining}
-        self._restore_common(self._aside_joining.difference(joining.values()))  # frozen again, or removed
-        self._step_aside_joining(joining)
+            self._common.step_aside(reducer, self.reducers)
+        joining = [member.parameter for member in self._changes.joining]
+        self._common.restore_all_joining_but(joining)
+        self._common.step_aside_joining(joining)
 
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, where the step is the first after a synchronization."""
         first = {parameter for reducer in self._first for parameter in reducer.parameters}
-        self._restore_common([one for one in self._common if self.steps == 0 or one in first])
+        self._common.restore([one for one in self._common.values if self.steps == 0 or one in first])
 
     @override
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         self._fragments.deal(members)
         super()._open_buckets(members, algorithms)
+        self._common.keep_aside(member.parameter for member in members)
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -273,7 +272,7 @@ class LocalUpdates(Synchronizer):
             self._average(StepIntent(self._find_refusal()))
             self.synchronizations += 1
             return
-        moved = [one for one in self._fragments.of(number, self.reducers) if one.parameters[0] in self._common]
+        moved = [one for one in self._fragments.of(number, self.reducers) if self._common.has_moved(one)]
         if not moved:
             return
         if not self._plan.keeps_local:
@@ -303,7 +302,7 @@ class LocalUpdates(Synchronizer):
             failure = None  # its traceback has this frame, and they would keep each other
 
     def _abandon_moves(self) -> None:
-        self._restore_common(tuple(self._common))
+        self._common.restore_all()
         self._masters.publish()
         self.steps = self._fragments.turn = 0
 
@@ -312,22 +311,18 @@ class LocalUpdates(Synchronizer):
     def common_model(self) -> Iterator[None]:
         """Let the parameters hold the common model for a while."""
         self._require_local("common_model")
-        counts, local = self.gradient_counts, {parameter: parameter.data for parameter in self._common}
-        paused, counts.paused, self._shows_common = counts.paused, True, True
+        counts = self.gradient_counts
+        paused, counts.paused = counts.paused, True
         try:
-            self._show({parameter: self._common[parameter] for parameter in local})
-            yield
+            with self._common.shown():
+                self._masters.publish()
+                yield
         finally:
-            self._show(local)
-            counts.paused, self._shows_common = paused, False
-
-    def _show(self, values: Mapping[Tensor, Tensor]) -> None:
-        for parameter, tensor in values.items():
-            parameter.data = tensor
-        self._masters.publish()
+            self._masters.publish()
+            counts.paused = paused
 
     def _require_local(self, call: str) -> None:
-        if self._shows_common:
+        if self._common.is_shown:
             raise RuntimeError(f"{self.comm.here}: {call}() within common_model(); leave that block first")
 
     @override
@@ -342,24 +337,24 @@ class LocalUpdates(Synchronizer):
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
         if early:
             if self.steps == 0:
-                self._step_aside(reducer)
+                self._common.step_aside(reducer, self.reducers)
             with only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
         if self._plan.keeps_local:
             for parameter, view in zip(reducer.parameters, reducer.vector_views, strict=True):
-                torch.sub(self._common[parameter], parameter.data, out=view)
+                torch.sub(self._common.values[parameter], parameter.data, out=view)
             return True
         local = [parameter.data for parameter in reducer.parameters]
-        self._restore_common(reducer.parameters)
+        self._common.restore(reducer.parameters)
         may_stay_packed = self._outer is None or self._outer.is_plain
         reducer.take_moves([parameter.data for parameter in reducer.parameters], local, may_stay_packed)
         return True
 
     @override
     def _take(self, reducer: BucketReducer) -> None:
-        aside = [parameter for parameter in reducer.parameters if parameter in self._common]
+        aside = [parameter for parameter in reducer.parameters if parameter in self._common.values]
         local = [parameter.data for parameter in aside]
-        self._restore_common(aside)
+        self._common.restore(aside)
         with self._changes.keeping_frozen(reducer.parameters):
             if self._outer is None:
                 reducer.subtract_mean()
@@ -368,37 +363,7 @@ class LocalUpdates(Synchronizer):
         if local and self._plan.blend:
             torch._foreach_mul_(local, self._plan.blend)
             torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=1 - self._plan.blend)
-            for parameter, one in zip(aside, local, strict=True):
-                self._common[parameter], parameter.data = parameter.data, one
-
-    def _step_aside(self, reducer: BucketReducer) -> None:
-        """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
-        self._aside += [self._memory_aside(one) for one in self.reducers[len(self._aside) :]]
-        self._restore_common(
-            one for one in reducer.parameters if one in self._common
-        )  # from a step that failed in backward
-        aside = self._aside[reducer.bucket.index]
-        torch._foreach_copy_(aside, reducer.parameters)
-        for parameter, one in zip(reducer.parameters, aside, strict=True):
-            self._common[parameter], parameter.data = parameter.data, one
-
-    def _step_aside_joining(self, names: Iterable[str]) -> None:
-        """Let parameters that join, and have no bucket yet, step aside, in whichever local step they come."""
-        chosen = set(names)
-        for name, parameter in ((member.name, member.parameter) for member in self._changes.joining):
-            if name in chosen and parameter not in self._common:
-                self._aside_joining.add(parameter)
-                self._common[parameter], parameter.data = parameter.data, parameter.data.clone()
-
-    def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
-        """Return the reducer's own vector if no other shares it, and new memory for other orders of elements."""
-        pairs = zip(reducer.parameters, reducer.fresh_vector_views(), strict=True)
-        return [view if self._overlap and one.is_contiguous() else torch.empty_like(one) for one, view in pairs]
-
-    def _restore_common(self, parameters: Iterable[Tensor]) -> None:
-        for parameter in parameters:
-            parameter.data = self._common.pop(parameter)
-            self._aside_joining.discard(parameter)
+            self._common.move_aside(aside, local)
 
     def _gradients(self) -> Iterator[Tensor]:
         parameters = (member.parameter for member in self._members)
@@ -423,11 +388,12 @@ class LocalUpdates(Synchronizer):
 
     @override
     def _save_rounds(self) -> State:
+        common = self._common.named(self._members) if self.steps else {}
         return {
             "rounds": self.synchronizations,
             "steps": self.steps,
             "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
-            "common": {name: view.clone() for name, view in self._named_common().items()} if self.steps else {},
+            "common": {name: one.clone() for name, one in common.items()},
             **({} if self._outer is None else {"outer": self._outer.state()}),
             **({} if self._plan.is_whole else {"fragments": self._fragments.state()}),
         }
@@ -458,25 +424,20 @@ class LocalUpdates(Synchronizer):
         self.steps = rounds["steps"]
         if self._outer is not None:
             self._outer.load(rounds["outer"])
-        for parameter, common in self._common.items():
-            common.copy_(parameter)  # which has been loaded, or is going to be
-        self._restore_common(tuple(self._common))
-        self._aside.clear()
+        self._common.forget_moves()
         for reducer in self.reducers:
             if reducer.bucket.names[0] in rounds["common"]:
-                self._step_aside(reducer)
-        self._step_aside_joining(rounds["common"])
+                self._common.step_aside(reducer, self.reducers)
+        saved = rounds["common"]
+        self._common.step_aside_joining(one.parameter for one in self._changes.joining if one.name in saved)
         self._fragments.load(rounds, self.reducers, self.agreement)
-        for here, saved in ((self._named_masters(), rounds["masters"]), (self._named_common(), rounds["common"])):
-            for name, one in saved.items():
+        for here, of_state in ((self._named_masters(), rounds["masters"]), (self._common.named(self._members), saved)):
+            for name, one in of_state.items():
                 here[name].copy_(one)
 
     def _named_masters(self) -> dict[str, Tensor]:
         masters = {id(master) for master in self._masters.masters}
         return {one.name: one.parameter for one in self._members if id(one.parameter) in masters}
-
-    def _named_common(self) -> dict[str, Tensor]:
-        return {one.name: self._common[one.parameter] for one in self._members if one.parameter in self._common}
 
     def _are_all_finite(self, warn: bool = False) -> bool:
         """Return True, on all ranks, if no rank's gradients hold NaN or infinity; else warn the first time."""
