@@ -412,8 +412,10 @@ class LocalUpdates(Synchronizer):
             self._fragments.check(rounds["fragments"], parameters)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
-            with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
-            raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
+            only_one = "state" if "outer" in rounds else "optimizer"
+            raise ValueError(
+                f"only one of state and optimizer has an outer optimizer, the {only_one}; pass the same outer="
+            )
         if self._outer is not None:
             self._outer.check(rounds["outer"], lacking)
 
