@@ -27,7 +27,7 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback import nonfinite
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
-from mpicomp.torch.devices import all_finite, begin_event, encoding_device
+from mpicomp.torch.devices import all_finite, begin_event, current_stream, encoding_device
 from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.state.schema import members_by_name
 
@@ -121,8 +121,15 @@ class BucketReducer:
         self._handle.detach()  # a user who drops the optimizer after backward did not start this call
         return self._handle
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """Stream of this thread on which ``mean`` is used, and which waits for it on a GPU; None: the host waits."""
+        return current_stream(self.mean)
+
     def wait(self) -> bool:
         """Wait until ``mean`` holds the ranks' mean; False if nothing has begun, or the values were taken alone.
+
+        On a GPU the current stream waits instead, once the ranks' messages have arrived.
 
         Raises
         ------
@@ -136,7 +143,7 @@ class BucketReducer:
         if handle is None:
             return False
         try:
-            handle.wait()
+            handle.wait(self.stream)
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
         finally:
@@ -148,7 +155,7 @@ class BucketReducer:
         self.vector.index_fill_(0, self._padding, 0)
         self._end_event = begin_event(self._event_name)
         try:
-            self.aggregator.aggregate(self._moves or self._vector_array, out=self._mean_array)
+            self.aggregator.aggregate(self._moves or self._vector_array, self._mean_array, self.stream)
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
         finally:
@@ -229,7 +236,7 @@ class BucketReducers(list[BucketReducer]):
         self.members, self.comm = tuple(members), comm
         self._algorithms, self._bucket_mb, self._one_by_one = dict(algorithms), bucket_mb, one_by_one
         self._shared: dict[tuple[torch.dtype, torch.device], VectorPair] = {}  # by reducers that take turns
-        self.fragment_of = fragment_of
+        self.fragment_of = dict(fragment_of)
         self._connect(algorithms)
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""

@@ -189,13 +189,14 @@ class Options:
     fragments: int = 1
     delay: int = 0
     blend: float = 0.0
+    islands: bool = False
 
     def __str__(self) -> str:
         return (
             f"DistributedOptimizer(synchronize={self.synchronize!r}, local_steps={self.local_steps}, "
             f"bucket_mb={self.bucket_mb:g}, overlap={self.overlap}, "
             f"backward_passes_per_step={self.backward_passes_per_step}, outer={self.outer}, "
-            f"fragments={self.fragments}, delay={self.delay}, blend={self.blend})"
+            f"fragments={self.fragments}, delay={self.delay}, blend={self.blend}, islands={self.islands})"
         )
 
     @property
@@ -203,7 +204,7 @@ class Options:
         """Flag: the optimizer moves parameters during backward."""
         return self.overlap and self.synchronize == "updates"
 
-    def check(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+    def check(self, members: Iterable[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         """Raise ValueError if an option is out of range, or does not fit other options, parameters or algorithms."""
         mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
         if mode not in ("gradients", "updates"):
@@ -220,7 +221,9 @@ class Options:
             raise ValueError(
                 f'outer={self.outer} needs synchronize="updates"; under "gradients" the optimizer itself has momentum'
             )
-        self._check_fragments(members)
+        self._check_fragments()
+        if self.islands and (mode == "gradients" or self.overlap):
+            raise ValueError('islands need synchronize="updates", and cannot be combined with overlap=True')
         require_bucket_size(self.bucket_mb)
         if not isinstance(self.overlap, bool):
             raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
@@ -237,7 +240,7 @@ class Options:
         if skips_nonfinite(algorithms):
             raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
 
-    def _check_fragments(self, members: Sequence[NamedParameter]) -> None:
+    def _check_fragments(self) -> None:
         """Raise ValueError unless the fragments fit into the local steps, and the delay between two rounds."""
         fragments, delay, blend, steps = self.fragments, self.delay, self.blend, self.local_steps
         if not isinstance(fragments, Integral) or fragments < 1:
@@ -253,8 +256,6 @@ class Options:
                 f"fragments={fragments} is more than local_steps={steps}, and a step would synchronize several "
                 "fragments; choose fewer, or more local steps"
             )
-        if fragments > len(members):
-            raise ValueError(f"fragments={fragments} is more than the {len(members)} trained tensors; choose fewer")
         if delay >= steps:
             raise ValueError(
                 f"delay={delay} is no less than local_steps={steps}, and a fragment would be sent again before its "

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.communicator.nodes import NodeLayout
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm
@@ -39,8 +40,9 @@ from mpicomp.torch.front_ends import (
     skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments
+from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
+from mpicomp.torch.optimizer.islands import IslandGradients, between_islands, require_islands
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
 from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer, outer_text
 from mpicomp.torch.optimizer.parameter_changes import AlgorithmsOf, ParameterChanges
@@ -105,6 +107,10 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     blend : float
         Under "updates", the share of a rank's own values that it keeps when a mean is applied, from 0, which replaces
         them by the common model, up to, not including, 1.
+    islands : Communicator, optional
+        Under "updates", the communicator of this rank's island, a part of `comm` that fast links join, such as
+        ``comm.nodes.local``. Gradients are averaged within the island at every step, and the algorithm runs between
+        islands, whose ranks each carry a share of the vector. Closing it is the caller's.
 
     Attributes
     ----------
@@ -195,6 +201,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         fragments: int = 1,
         delay: int = 0,
         blend: float = 0.0,
+        islands: Communicator | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
@@ -211,9 +218,12 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             overlap = self.mode == "gradients" if overlap is None else overlap
             options = Options(
                 self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer), fragments,
-                delay, blend,
+                delay, blend, islands is not None,
             )  # fmt: skip
             options.check(members, algorithms)
+            if islands is not None:
+                require_islands(islands, optimizer, algorithms)
+            fragment_of = deal_fragments(members, fragments)
             self.outer = outer_optimizer(outer, members)
         except (ValueError, TypeError) as error:
             self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
@@ -224,7 +234,9 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             options.check(joining, found)
             return found
 
-        self._synchronizer = self._open_synchronizer(parameters, algorithms, options, algorithms_of)
+        self._synchronizer = self._open_synchronizer(
+            parameters, algorithms, options, algorithms_of, fragment_of, islands
+        )
 
     def _open_synchronizer(
         self,
@@ -232,6 +244,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         algorithms: Mapping[str, Algorithm],
         options: Options,
         algorithms_of: AlgorithmsOf,
+        fragment_of: Mapping[str, int],
+        islands: Communicator | None,
     ) -> Synchronizer:
         comm, members, averages_gradients = self.comm, parameters.trained, options.synchronize == "gradients"
         agreement = open_agreement(self.optimizer, comm, members, str(options), averages_gradients, self.outer)
@@ -247,18 +261,25 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             if self.outer is not None:
                 masters.replace_in(self.outer)
                 outer = OuterStep(self.outer, agreement.members)
+        layout = None if islands is None else NodeLayout.of_parts(comm, islands)
+        island = None if layout is None else IslandGradients(comm.nodes_of(layout).local, options.bucket_mb)
         plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
-        fixed = "" if plan.is_whole else "which fragments=, delay= and blend= do not allow: make both optimizers again"
-        changes = ParameterChanges(parameters, self.optimizer, algorithms_of, masters, outer, fixed)
+        fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
+
+        def between_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
+            return between_islands(algorithms_of(joining), layout)
+
+        changes = ParameterChanges(parameters, self.optimizer, between_of, masters, outer, fixed)
         if plan.delay and comm.size > 1:
             overlap_by_thread(comm, on_device)
-        fragment_of = deal_fragments(members, plan.fragments)
         one_by_one = not overlap and not plan.keeps_local
-        reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one, fragment_of)
+        between = between_islands(algorithms, layout)
+        reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
-        return LocalUpdates(parts, masters, plan, outer, skips_nonfinite(algorithms))
+        fragments = Fragments(plan, reducers.fragment_of, comm)
+        return LocalUpdates(parts, masters, fragments, outer, island, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:

@@ -26,7 +26,7 @@ from torch.optim.optimizer import ParamsT
 from collectives import Communicator
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
-from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze
+from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
@@ -63,6 +63,9 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         than 1 / (1 - beta2) steps from the end of the learning rate's warm-up.
     compressor : Codec or str, optional
         A codec of `mpicomp.codecs` or its name, in place of the one that `bits` means.
+    per_node : "auto", "shared" or "ring", optional
+        Exchange first moments exactly within a node, in this way of `mpicomp.PerNode`, and compressed between nodes.
+        None: compressed among all ranks.
     preconditioned : bool
         True: momenta are exchanged with the factor w; False: without, as in the paper.
     comm : Communicator, optional
@@ -140,6 +143,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         bits: int = 1,
         warmup_steps: int | Literal["auto"] = "auto",
         compressor: Any = None,
+        per_node: Literal["auto", "shared", "ring"] | None = None,
         preconditioned: bool = True,
         comm: Communicator | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -154,6 +158,8 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         try:
             rule = VarianceFreeze(warmup_steps)
             self.algorithm: Algorithm = DoubleSqueeze(_by_bits(bits) if compressor is None else compressor, seed)
+            if per_node is not None:
+                self.algorithm = PerNode(self.algorithm, per_node)
             require_bucket_size(bucket_mb)
             super().__init__(params, defaults)
             for group in self.param_groups:

@@ -9,7 +9,7 @@ all ranks' states.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from numbers import Real
@@ -22,6 +22,8 @@ from collectives.quoting import one_line, shown
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.state.schema import OUTER, State
+
+_LISTS = ("params", "param_names")
 
 Outer: TypeAlias = tuple[float, float] | torch.optim.Optimizer | Callable[[list[Tensor]], torch.optim.Optimizer]
 """Step size and momentum, an optimizer of the model's parameters, or a function of parameters that returns one."""
@@ -161,19 +163,27 @@ class OuterStep:
                 parameter.grad = gradient
 
     def state(self) -> State:
-        """Return a copy of the optimizer's state, with the names of its parameters."""
-        kind = type(self.optimizer).__name__
-        return {"class": kind, "names": self._held_names(), "optimizer": copy.deepcopy(self.optimizer.state_dict())}
+        """Return a copy of the optimizer's state, by the names of its parameters."""
+        found, names = self.optimizer.state_dict(), self._held_names()
+        flat = [name for of_group in names for name in of_group]
+        groups = [
+            {**{key: value for key, value in group.items() if key not in _LISTS}, "names": of_group}
+            for group, of_group in zip(found["param_groups"], names, strict=True)
+        ]
+        by_name = {flat[place]: value for place, value in found["state"].items()}
+        return copy.deepcopy({"class": type(self.optimizer).__name__, "groups": groups, "state": by_name})
 
-    def check(self, state: State) -> None:
-        """Raise ValueError unless the optimizer can load a state."""
+    def check(self, state: State, lacking: Collection[str] = ()) -> None:
+        """Raise ValueError unless the optimizer can load a state, from which the names in `lacking` are missing."""
         OUTER.check(state)
-        self._arrange(state["names"])
         kind, names = type(self.optimizer).__name__, self._held_names()
-        if (state["class"], state["names"]) != (kind, names):
+        expected = [sorted(set(of_group) - set(lacking)) for of_group in names]
+        found = [group.get("names") if isinstance(group, dict) else None for group in state["groups"]]
+        saved = [sorted(map(str, one)) if isinstance(one, list) else None for one in found]
+        if (state["class"], saved) != (kind, expected):
             raise ValueError(
-                f"the state's outer optimizer is {shown(state['class'])} over {shown(state['names'])}, and here it is "
-                f"{kind} over {shown(names)}; build it with the same options and model"
+                f"the state's outer optimizer is {shown(state['class'])} over {shown(saved)}, and here it is {kind} "
+                f"over {shown(expected)}; build it with the same options and model"
             )
         before = self.optimizer.state_dict()
         try:
@@ -183,31 +193,34 @@ class OuterStep:
 
     def load(self, state: State) -> None:
         """Load a copy of a state; raise ValueError if the optimizer does not take it."""
+        names = self._held_names()
+        places = {name: place for place, name in enumerate(name for of_group in names for name in of_group)}
         try:
-            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+            groups = [
+                {**{key: value for key, value in group.items() if key != "names"}, "params": [places[n] for n in mine]}
+                for group, mine in zip(state["groups"], names, strict=True)
+            ]
+            by_place = {places[name]: dict(value) for name, value in state["state"].items()}
+            self.optimizer.load_state_dict(copy.deepcopy({"state": by_place, "param_groups": groups}))
         except Exception as error:  # torch checks little, and other optimizers have rules of their own
             raise ValueError(
                 f"the outer {type(self.optimizer).__name__} cannot load its part of the state "
                 f"({type(error).__name__}: {one_line(error)}); build it with the same options, or load an earlier state"
             ) from error
         for parameter, of_one in self.optimizer.state.items():
-            for key, value in of_one.items():
-                if key == "momentum_buffer" and isinstance(value, Tensor) and value.shape != parameter.shape:
-                    raise ValueError(
-                        f"the state's outer momentum of {self._names[parameter]!r} has shape {tuple(value.shape)}, not "
-                        f"{tuple(parameter.shape)}; load an earlier one"
-                    )
+            momentum = of_one.get("momentum_buffer")
+            if isinstance(momentum, Tensor) and momentum.shape != parameter.shape:
+                raise ValueError(
+                    f"the state's outer momentum of {self._names[parameter]!r} has shape {tuple(momentum.shape)}, not "
+                    f"{tuple(parameter.shape)}; load an earlier one"
+                )
 
-    def _arrange(self, names: object) -> None:
-        """Let the only group have its parameters in the order of a state, in which they may have joined one by one."""
-        groups, held = self.optimizer.param_groups, self._held_names()
-        if len(groups) == 1 and isinstance(names, list) and names != held and set(names) == set(held):
-            by_name = dict(zip(held, groups[0]["params"], strict=True))
-            groups[0]["params"] = [by_name[name] for name in names]
-
-    def _held_names(self) -> list[str]:
-        held = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        return [self._names.get(parameter, "") for parameter in held]
+    def _held_names(self) -> list[list[str]]:
+        """Return the names of each group's parameters; those of others are their places."""
+        return [
+            [self._names.get(one, f"group {g}, parameter {i}") for i, one in enumerate(group["params"])]
+            for g, group in enumerate(self.optimizer.param_groups)
+        ]
 
 
 @contextmanager

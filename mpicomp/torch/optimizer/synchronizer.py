@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -369,7 +369,7 @@ class Synchronizer(StateOwner):
             self._sent.add(reducer.bucket.members, reducer.mean)
         queue.poll()
 
-    def _average(self, intent: StepIntent, reducers: Sequence[BucketReducer] | None = None) -> None:
+    def _average(self, intent: StepIntent, reducers: Iterable[BucketReducer] | None = None) -> None:
         """Average buckets, None: all, and take their means, on all ranks or on none. With overlap they must be all.
 
         Raises
@@ -395,12 +395,11 @@ class Synchronizer(StateOwner):
             intent.refusal = None  # its traceback has frames that have the intent, and they would keep each other
 
     def _average_in_turn(
-        self, intent: StepIntent, reducers: Sequence[BucketReducer], undoable: list[BucketReducer]
+        self, intent: StepIntent, reducers: Iterable[BucketReducer], undoable: list[BucketReducer]
     ) -> None:
         """Average one bucket after the other; the first one carries the agreement, so that the others are not sent."""
-        first = reducers[0]
-        for reducer in reducers:
-            is_first = reducer is first
+        is_first = True
+        for reducer in reducers:  # those of parameters that join are added behind the first
             if is_first:
                 self.agreement.attach(reducer.aggregator, intent)
             sends = self._fill(reducer, False)
@@ -410,6 +409,7 @@ class Synchronizer(StateOwner):
             if is_first:
                 self.agreement.conclude(intent)
                 self._admit()
+                is_first = False
             if sends:
                 self._take(reducer)
                 if self.takes_for_good:

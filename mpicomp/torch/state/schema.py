@@ -90,9 +90,11 @@ RANK = StateSchema({"rank": int, "ranks": int, "aggregators": list})  # aggregat
 WRAPPER = RANK.extended({"mode": str, "rounds": dict, "buckets": list})
 GRADIENT_ROUNDS = StateSchema({"rounds": "counter"})
 UPDATE_ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "masters": "tensors", "common": "tensors"})
-OUTER = StateSchema({"class": str, "names": list, "optimizer": dict})  # entry "outer" of rounds: equal on all ranks
-# entry "fragments" of rounds: the steps since fragment 0 was due, and the fragments whose means are not applied yet
-FRAGMENTS = StateSchema({"turn": "counter", "in_flight": list})
+# entry "outer" of rounds, equal on all ranks: groups with the names of their parameters, and states by name
+OUTER = StateSchema({"class": str, "groups": list, "state": dict})
+# entry "fragments" of rounds: the steps since fragment 0 was due, each parameter's fragment, and the fragments whose
+# means are not applied yet
+FRAGMENTS = StateSchema({"turn": "counter", "numbers": dict, "in_flight": list})
 IN_FLIGHT = StateSchema({"fragment": "counter", "remaining": "counter", "means": "tensors"})
 MOMENTA = RANK.extended(
     {

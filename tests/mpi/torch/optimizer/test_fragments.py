@@ -226,13 +226,13 @@ def test_other_ranks_go_on_with_the_same_momentum(ranks: int) -> None:
     with pytest.raises(ValueError, match="was saved in the middle of local steps"):
         redistribute_states([middle for middle, _ in saved], ranks)
     states = redistribute_states([state for _, state in saved], ranks)
-    momentum = saved[0][1]["mpicomp"]["rounds"]["outer"]["optimizer"]["state"]
+    momentum = saved[0][1]["mpicomp"]["rounds"]["outer"]["state"]
 
     def resume(comm: Communicator) -> bool:
         model = copy.deepcopy(models[0]) if comm.rank else models[0]
         optimizer = updates(model, comm, SparseLoCo(16, 64), outer=(0.7, 0.9), **plan)
         optimizer.load_state_dict(states[comm.rank])
-        held = optimizer.outer.state_dict()["state"]
+        held = optimizer.state_dict()["mpicomp"]["rounds"]["outer"]["state"]
         return all(torch.equal(held[i]["momentum_buffer"], momentum[i]["momentum_buffer"]) for i in momentum)
 
     assert len(momentum) == 4
@@ -369,3 +369,34 @@ def test_ranks_with_other_fragments_are_refused(odd: dict[str, Any], comm: Commu
     (name,) = odd
     with pytest.raises(CollectiveMismatch, match=f"{name}="):
         updates(make_model(), comm, local_steps=4, **(odd if comm.rank == comm.size - 1 else {}))
+
+
+@pytest.mark.parametrize("plan", [{"local_steps": 2}, {"local_steps": 4, "fragments": 2}], ids=str)
+def test_parameters_that_join_have_momentum_and_fragments(plan: dict[str, Any], comm: Communicator) -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    optimizer = updates(model, comm, outer=(0.7, 0.9), **{**plan, "fragments": min(2, plan.get("fragments", 1))})
+    train(model, optimizer, comm, range(5))
+    model[0].requires_grad_(True)
+    train(model, optimizer, comm, range(5, 9))
+    parameters, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    assert set(state["mpicomp"]["rounds"]["outer"]["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    train(model, optimizer, comm, range(9, 14))
+    with optimizer.common_model():
+        assert same_on_all_ranks(model, comm)
+    resumed = make_model(seed=5)
+    again = updates(resumed, comm, outer=(0.7, 0.9), **plan)
+    resumed.load_state_dict(parameters)
+    again.load_state_dict(state)
+    train(resumed, again, comm, range(9, 14))
+    assert torch.equal(parameters_of(resumed), parameters_of(model))
+
+
+def test_parameters_do_not_join_where_means_come_late(comm: Communicator) -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    optimizer = updates(model, comm, local_steps=4, delay=1)
+    train(model, optimizer, comm, range(1))
+    model[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"'0.weight' was added or unfrozen, which delay= and blend= do not"):
+        train(model, optimizer, comm, range(1, 4))

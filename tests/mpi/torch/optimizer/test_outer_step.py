@@ -215,19 +215,19 @@ def test_a_state_without_or_of_another_outer_optimizer_is_refused(comm: Communic
         states[name] = optimizer.state_dict()
     optimizer = updates(model, comm, outer=(0.7, 0.9))
     for name, message in (
-        ("none", "the optimizer has an outer optimizer, and the state has none"),
+        ("none", "only one of state and optimizer has an outer optimizer, the optimizer"),
         ("adam", "outer optimizer is 'Adam' over"),
     ):
         with pytest.raises(ValueError, match=message):
             optimizer.load_state_dict(states[name])
     damaged = copy.deepcopy(states["pair"])
-    damaged["mpicomp"]["rounds"]["outer"]["optimizer"]["state"] = {0: {"momentum_buffer": torch.zeros(3)}}
+    damaged["mpicomp"]["rounds"]["outer"]["state"] = {"0.weight": {"momentum_buffer": torch.zeros(3)}}
     with pytest.raises(ValueError, match=r"outer momentum of '0.weight' has shape \(3,\), not \(37, 10\)"):
         optimizer.load_state_dict(damaged)
-    damaged["mpicomp"]["rounds"]["outer"]["optimizer"] = {"param_groups": 3}
+    damaged["mpicomp"]["rounds"]["outer"]["state"] = {"0.weight": 3}
     with pytest.raises(ValueError, match="the outer SGD cannot load its part of the state"):
         optimizer.load_state_dict(damaged)
-    with pytest.raises(ValueError, match="the state has an outer optimizer, and the optimizer has none"):
+    with pytest.raises(ValueError, match="only one of state and optimizer has an outer optimizer, the state"):
         updates(model, comm).load_state_dict(states["pair"])
     optimizer.load_state_dict(states["pair"])
 
@@ -245,13 +245,13 @@ def test_other_ranks_go_on_with_the_same_momentum(ranks: int) -> None:
 
     states = run_local(2, save)
     others = redistribute_states(states, ranks)
-    saved = states[0]["mpicomp"]["rounds"]["outer"]["optimizer"]["state"]
+    saved = states[0]["mpicomp"]["rounds"]["outer"]["state"]
 
     def resume(comm: Communicator) -> bool:
         model = copy.deepcopy(models[0]) if comm.rank else models[0]
         optimizer = updates(model, comm, SparseLoCo(16, 64), local_steps=2, outer=(0.7, 0.9))
         optimizer.load_state_dict(others[comm.rank])
-        held = optimizer.outer.state_dict()["state"]
+        held = optimizer.state_dict()["mpicomp"]["rounds"]["outer"]["state"]
         return all(torch.equal(held[i]["momentum_buffer"], saved[i]["momentum_buffer"]) for i in saved)
 
     assert len(saved) == 4
