@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from collectives.arrays import CUDA, MAKERS, Taken
+from collectives.arrays import CUDA, MAKERS, Queued, Taken
 from tests.interpreter import replace_language_once
 
 _interpreter = threading.RLock()  # Triton's, which runs one kernel at a time
@@ -172,15 +172,15 @@ class FakeDevice:
             else:
                 self._launch(copy)
                 self.to_device += 1
-                event = Event(self, self._launched, 0)
+                event = self.done()
         self._go_ahead()
         return event
 
     def use(self) -> None:
         self.used_by.add(threading.current_thread().name)
 
-    def done(self) -> Event:
-        return Event(self, self._launched, 0)
+    def done(self) -> KernelEvent:
+        return KernelEvent(self, self._launched, 0)
 
     def _copy(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
         target[:] = source
@@ -322,6 +322,45 @@ class Event:
             return device._run >= kernels and device._copied >= copies
         device.go_on(kernels, copies)
         return True
+
+    def happen(self) -> None:
+        """Do what the event waits for."""
+        self._device.go_on(*self._awaited)
+
+
+class KernelEvent(Event, Queued):
+    """Kernels and copies to the device."""
+
+    @property
+    def device(self) -> Any:
+        return self._device
+
+    def block(self, stream: Any) -> None:
+        stream.wait_event(self)
+
+
+class FakeStream:
+    """Stream that uses results on devices.
+
+    Parameters
+    ----------
+    eager : bool
+        Work on this stream is done as soon as it is submitted, as PyTorch does on fake tensors.
+    """
+
+    def __init__(self, eager: bool = False) -> None:
+        self.waits: list[KernelEvent] = []
+        self._eager = eager
+
+    def wait_event(self, event: KernelEvent) -> None:
+        self.waits.append(event)
+        if self._eager:
+            self.reach()
+
+    def reach(self) -> None:
+        """Do the work that later work on this stream waits for."""
+        while self.waits:
+            self.waits.pop().happen()
 
 
 class FakeArray:

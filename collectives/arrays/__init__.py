@@ -3,16 +3,16 @@
 An array on a device travels through pinned memory of the host. It is copied there on a stream of its own, after the
 work that makes the array, and copied back when its call has the result. The thread that drives the call polls events
 meanwhile and waits for no device, so that other calls go on. The call ends when the copy back has ended, so every
-stream sees the result.
+stream sees the result; or, where the caller names a stream, once the copy is queued and this stream waits for it.
 
 Arrays of PyTorch, CuPy and JAX are taken by DLPack. PyTorch makes the copies; it is imported with the first such array.
 """
 
 from __future__ import annotations
 
-from collectives.arrays.device import HOST_DEVICE, Device, HostDevice, Taken
+from collectives.arrays.device import HOST_DEVICE, Device, HostDevice, Queued, Stream, Taken
 from collectives.arrays.staging import Landed, Place, Staging, after_copy, wait
-from collectives.arrays.torch_device import CUDA, MAKERS, TorchDevice, device_at, named
+from collectives.arrays.torch_device import CUDA, MAKERS, TorchDevice, device_at, named, require_stream
 
 __all__ = [
     "CUDA",
@@ -22,11 +22,14 @@ __all__ = [
     "HostDevice",
     "Landed",
     "Place",
+    "Queued",
     "Staging",
+    "Stream",
     "Taken",
     "TorchDevice",
     "after_copy",
     "device_at",
     "named",
+    "require_stream",
     "wait",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +21,26 @@ class Taken(NamedTuple):
     address: int  # of its first byte on the device
     # 1-D, a tensor of PyTorch (on the host, an array of NumPy), which keeps the array alive; None: not contiguous
     vector: Tensor
+
+
+class Stream(Protocol):
+    """Stream of a device, as PyTorch has them."""
+
+    def wait_event(self, event: Any) -> None:
+        """Let work that is submitted from now on wait for an event."""
+        ...
+
+
+class Queued(Testable):
+    """Kernels, or copies to a device: work without an effect on the host, for which a stream may wait instead."""
+
+    __slots__ = ()
+
+    device: Device
+
+    @abstractmethod
+    def block(self, stream: Stream) -> None:
+        """Let a stream wait for this work."""
 
 
 class Device(Protocol):
@@ -68,8 +89,11 @@ class Device(Protocol):
         """Make the device the calling thread's current one, for libraries that work with the current device."""
         ...
 
-    def done(self) -> Testable | None:
-        """Return a handle that is done once all kernels launched so far are; None: they are done already."""
+    def done(self) -> Queued | None:
+        """Return a handle that is done once all kernels launched so far are; None: they are done already.
+
+        Copies to the device that began before are done then, too.
+        """
         ...
 
 

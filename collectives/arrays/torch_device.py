@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Tensor, Testable, override
-from collectives.arrays.device import HOST_DEVICE, Device, Taken
+from collectives.arrays.device import HOST_DEVICE, Device, Queued, Stream, Taken
 
 CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
 HOST = (CPU, PINNED, ROCM_PINNED)
 _making = threading.Lock()  # of devices
+_Event = TypeVar("_Event", bound="Event")
 OPERATIONS = {"sum": "add", "mean": "add", "min": "minimum", "max": "maximum"}
 """Names in PyTorch of the functions that `collectives.arrays.elements.COMBINE` has for the host."""
 
@@ -112,11 +113,12 @@ class TorchDevice(Device):
             with self._torch.cuda.stream(copies):
                 to.copy_(from_, non_blocking=True)
             event = copies.record_event()
-            if not to_host:
-                self._stream.wait_event(event)
-            return self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
+            if to_host:
+                return self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
+            self._stream.wait_event(event)
+            return self._kept(QueuedEvent(self, event, (from_, to)), self._copying[to_host])
 
-    def _kept(self, event: Event, earlier: deque[Event]) -> Event:
+    def _kept(self, event: _Event, earlier: deque[Event]) -> _Event:
         """Hold the ends of a copy until it is done: PyTorch would hand out their memory to a kernel or copy before."""
         with self._marking:
             while earlier and earlier[0].Test():
@@ -128,6 +130,10 @@ class TorchDevice(Device):
         with self._current():
             return bool(event.query())
 
+    def _hold(self, event: Any, stream: Stream) -> None:
+        with self._current():
+            stream.wait_event(event)
+
     @override
     def use(self) -> None:
         self._torch.cuda.set_device(self._index)
@@ -136,9 +142,9 @@ class TorchDevice(Device):
             relax_capture(bool(self._torch.version.hip))
 
     @override
-    def done(self) -> Testable:
+    def done(self) -> Queued:
         with self._current():
-            return Event(partial(self._query, self._stream.record_event()))
+            return QueuedEvent(self, self._stream.record_event())
 
     def _bytes(self, vector: Array) -> Tensor:
         if isinstance(vector, np.ndarray):
@@ -181,6 +187,44 @@ class Event(Testable):
             return False
         self._ends = None
         return True
+
+
+class QueuedEvent(Event, Queued):
+    """Kernels, or copies to a device, up to an event."""
+
+    __slots__ = ("_hold", "device")
+
+    def __init__(self, device: TorchDevice, event: Any, ends: object = None) -> None:
+        super().__init__(partial(device._query, event), ends)
+        self.device, self._hold = device, partial(device._hold, event)
+
+    @override
+    def block(self, stream: Stream) -> None:
+        self._hold(stream)
+
+
+def require_stream(stream: object) -> Stream:
+    """Return a stream that a result can be handed to.
+
+    Raises
+    ------
+    TypeError
+        It is no stream of PyTorch.
+    ValueError
+        It captures a CUDA graph, which cannot wait for work outside of the graph.
+    """
+    if not callable(getattr(stream, "wait_event", None)):
+        raise TypeError(
+            f"stream is {stream!r}: pass a stream of PyTorch, such as torch.cuda.current_stream(); for one of another "
+            "library, torch.cuda.ExternalStream(its address)"
+        )
+    taken: Any = stream
+    if isinstance(taken, _torch().cuda.Stream):
+        with _torch().cuda.stream(taken):
+            if _torch().cuda.is_current_stream_capturing():
+                raise ValueError("stream captures a CUDA graph: wait for the call before or after the capture")
+    checked: Stream = taken
+    return checked
 
 
 @cache

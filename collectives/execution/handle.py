@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from collectives.annotations import Result
+from collectives.arrays import Queued, Stream, require_stream, wait
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
 from collectives.quoting import one_line
@@ -59,6 +60,8 @@ class Call(Backoff):
     done = False  # the call has ended, with a result or by an error
     seen = False  # the caller has seen that the call ended
     detached = False  # the handle may be dropped before the call ends
+    stream: Stream | None = None  # waits for the last work of a device in the host's place; set at any time
+    queued: Queued | None = None  # work of a device for which `stream` waits, though the call has ended
     dropped = False  # the handle was dropped before the call ended, though it was not detached
 
     def __init__(
@@ -316,8 +319,15 @@ class Handle(Generic[Result]):
     test = poll
 
     @keep_uncompiled
-    def wait(self) -> Result:
+    def wait(self, stream: Stream | None = None) -> Result:
         """Wait for the end of the call.
+
+        Parameters
+        ----------
+        stream : torch.cuda.Stream, optional
+            Stream that uses a result on a GPU. The host then waits for the messages only: the call ends once the last
+            kernel or copy is queued, and `stream` waits for it. Use the result on this stream, or on one that waits for
+            it, and free the arrays of the call there. None: the host waits until the result is there for all streams.
 
         Returns
         -------
@@ -327,11 +337,30 @@ class Handle(Generic[Result]):
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed, NonFiniteGradient
-            As of `poll`.
+            As of `poll`. With a `stream` too: what ranks report is known before the call ends.
         RuntimeError
             The call would wait for itself, such as in a callback of the progress thread.
+        TypeError, ValueError
+            `stream` is no stream of PyTorch, or captures a CUDA graph; the call goes on.
+
+        Notes
+        -----
+        A result in the host's memory is there when this returns, with a `stream` or without.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> def total(comm, x):
+        ...     handle = comm.iallreduce(x)
+        ...     return 2 * handle.wait(stream=torch.cuda.current_stream() if x.is_cuda else None)
+        >>> with mpicomp.Communicator() as comm:
+        ...     total(comm, torch.ones(2))
+        tensor([2., 2.])
         """
         call = self._call
+        if stream is not None:
+            call.stream = require_stream(stream)  # from now on the call may end while a device works
         try:
             if call.group.trace is not None and not call.done and call.wait_name is not None:
                 kind = "wait" if call.completion is None else "exposed"
@@ -339,12 +368,14 @@ class Handle(Generic[Result]):
                     result: Result = call.wait()
             else:
                 result = call.wait()
+            if call.queued is not None:
+                wait(call.queued) if stream is None else call.queued.block(stream)
             return result
         finally:
             if call.done:
                 call.mark_seen()
 
-    def then(self, callback: Callable[[Handle[Result]], None]) -> None:
+    def then(self, callback: Callable[[Handle[Result]], None], stream: Stream | None = None) -> None:
         """Register a callback, which the progress thread calls with this handle once the call has ended.
 
         The callback may begin calls, and must not wait for one. The handle's `wait` returns or raises at once. An
@@ -354,11 +385,15 @@ class Handle(Generic[Result]):
         ----------
         callback : callable
             Called as ``callback(handle)`` on the progress thread, also if the call has ended already or failed.
+        stream : torch.cuda.Stream, optional
+            As in `wait`: the callback calls ``handle.wait(stream)``, and uses a result on a GPU on this stream.
 
         Raises
         ------
         RuntimeError
             The communicator has no progress thread.
+        TypeError, ValueError
+            As of `wait`.
 
         Examples
         --------
@@ -379,6 +414,8 @@ class Handle(Generic[Result]):
         completion = self._call.completion
         if completion is None:
             raise RuntimeError(f"{self._call.group.here}: only calls that a progress thread drives take callbacks")
+        if stream is not None:
+            self._call.stream = require_stream(stream)
         completion.then(partial(callback, self))
 
     def detach(self) -> None:

@@ -178,7 +178,11 @@ class PipelinedExecution:
             call.rest_meanwhile = self._rest
         try:
             while self._unfinished or self._sending:
-                yield turn()
+                moved = turn()
+                if not moved and call.stream is not None and not self._sending and jobs.are_queued(self._unfinished):
+                    jobs.leave_queued(call)
+                    break
+                yield moved
         finally:
             call.rest_meanwhile = None
             jobs.end()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from collectives.annotations import Testable
-from collectives.arrays import Device, Staging
+from collectives.arrays import Device, Queued, Staging
 from collectives.arrays.gpu_mpi import verdict
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import done
@@ -37,6 +37,26 @@ def deliver(call: Call, target: Staging) -> Generator[bool, None, None]:
     return _copy(call, target.device, target.deliver, "to")
 
 
+def until_queued(call: Call, last: Testable | None) -> Steps:
+    """Wait for the last work of a call on a device, unless the caller has named a stream that waits for it instead.
+
+    Nothing that follows in the call may overwrite memory that this work reads; the next call waits for ``call.queued``.
+    """
+    if not isinstance(last, Queued):
+        yield from done(call, last)
+        return
+    while not (call.stream is not None or last.Test()):  # the caller may name a stream at any time
+        yield False
+    call.moved()
+    leave_queued(call, last)
+
+
+def leave_queued(call: Call, last: Queued) -> None:
+    """Note the work of a device that a stream waits for, if the caller has named one."""
+    if call.stream is not None:
+        call.queued = last.device.done()  # behind everything that the call has launched, on whatever stream
+
+
 def use_in_background(call: Call, device: Device) -> None:
     """Make a device the current one of the progress thread, if this thread drives the call."""
     # Otherwise PyTorch would make the first device current, and reserve memory there too.
@@ -46,9 +66,8 @@ def use_in_background(call: Call, device: Device) -> None:
 
 def _copy(call: Call, device: Device, begin: Callable[[], Testable | None], way: str) -> Generator[bool, None, None]:
     use_in_background(call, device)
-    yield from await_operation(
-        call, begin, f"the copy {way} {device.name} does not end, or the device does not come to it"
-    )
+    problem = f"the copy {way} {device.name} does not end, or the device does not come to it"
+    yield from await_operation(call, begin, problem, is_last=way == "to")
 
 
 def run_before_arrival(call: Call, steps: Generator[bool, None, _Found]) -> Generator[bool, None, _Found]:
@@ -60,11 +79,17 @@ def run_before_arrival(call: Call, steps: Generator[bool, None, _Found]) -> Gene
     return found
 
 
-def await_operation(call: Call, begin: Callable[[], Testable | None], problem: str) -> Generator[bool, None, None]:
-    """Begin an operation and wait for it, as part of a call; `problem` describes it if it does not end."""
+def await_operation(
+    call: Call, begin: Callable[[], Testable | None], problem: str, is_last: bool = False
+) -> Generator[bool, None, None]:
+    """Begin an operation and wait for it, as part of a call; `problem` describes it if it does not end.
+
+    The last operation of a call is waited for by `until_queued`.
+    """
     describe, here = call.describe, call.group.here
     call.describe = lambda: f"{here}: {problem}; {call.name()}"
-    yield from done(call, begin())
+    operation = begin()
+    yield from until_queued(call, operation) if is_last else done(call, operation)
     call.describe = describe
 
 

@@ -17,6 +17,7 @@ from collectives.errors import PeerFailure
 from collectives.execution.handle import Call, Steps, Traffic
 from collectives.execution.payload import MergedPayload, MessageStarter, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
+from collectives.execution.staged import until_queued
 from collectives.progress.polling import until
 
 
@@ -56,9 +57,10 @@ class StepwiseExecution:
         for sends, recvs in self._program.steps:
             yield from self._round(call, sends, recvs)
         merged = clock()
-        for piece in range(len(self._program.pieces)):
+        last = len(self._program.pieces) - 1
+        for piece in range(last + 1):
             if (on_device := payload.finish(piece)) is not None:
-                yield from until(on_device, call)
+                yield from until(on_device, call) if piece < last else until_queued(call, on_device)
         end = clock()
         traffic.seconds_decoding += end - merged
         traffic.seconds_total += end - start

@@ -21,7 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from collectives.annotations import Testable
-from collectives.execution.handle import Traffic
+from collectives.arrays import Queued
+from collectives.execution.handle import Call, Traffic
+from collectives.execution.staged import leave_queued
 from collectives.progress.polling import Backoff, until
 from collectives.trace.recorder import Trace
 
@@ -181,6 +183,17 @@ class Jobs:
             self._go_on(job)
         return moved
 
+    def are_queued(self, count: int) -> bool:
+        """Return True if `count` jobs are left, and a stream may wait for all of them in the host's place."""
+        return len(self._devices) == count and not self._given and all(_is_queued(job) for job in self._devices)
+
+    def leave_queued(self, call: Call) -> None:
+        """Leave the jobs that are left to the stream that the caller has named."""
+        last = self._devices[-1].on_device
+        assert isinstance(last, Queued)
+        leave_queued(call, last)
+        self._devices.clear()
+
     def rest(self, messages: bool) -> bool:
         """Sleep until a worker is done, only briefly if messages are awaited; return False if no worker has a job."""
         if not self._given:
@@ -245,6 +258,10 @@ def _do(
         job.error = error
     job.seconds, job.is_over = clock() - start, True
     finished.put(job)
+
+
+def _is_queued(job: _Job) -> bool:
+    return isinstance(job.on_device, Queued)
 
 
 _KINDS = {"seconds_encoding": "encode", "seconds_decoding": "decode"}

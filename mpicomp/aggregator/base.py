@@ -12,15 +12,15 @@ from weakref import ref
 import numpy as np
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.annotations import AnyArray, Array, Kept
-from collectives.arrays import named
+from collectives.annotations import AnyArray, Array, Kept, Testable
+from collectives.arrays import Stream, named, require_stream
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.routes import VERSION
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
-from collectives.execution.staged import deliver, fetch, use_in_background
+from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
@@ -94,6 +94,7 @@ class Aggregator:
         self._plain = spec.stored if self._device is None and spec.dtype != "bfloat16" else None
         self._shape = (spec.n,)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
+        self._queued: Testable | None = None  # work of the last step on the device, which the host has not waited for
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
@@ -142,13 +143,13 @@ class Aggregator:
     # One step --------------------------------------------------------------------------------------------------------
 
     @overload
-    def aggregate(self, vector: Kept, out: Kept | None = None) -> Kept: ...
+    def aggregate(self, vector: Kept, out: Kept | None = None, stream: Stream | None = None) -> Kept: ...
     @overload
-    def aggregate(self, vector: Difference, out: Kept) -> Kept: ...
+    def aggregate(self, vector: Difference, out: Kept, stream: Stream | None = None) -> Kept: ...
     @overload
-    def aggregate(self, vector: Difference, out: None = None) -> AnyArray: ...
+    def aggregate(self, vector: Difference, out: None = None, stream: Stream | None = None) -> AnyArray: ...
     @keep_uncompiled
-    def aggregate(self, vector: Array | Difference, out: Array | None = None) -> Array:
+    def aggregate(self, vector: Array | Difference, out: Array | None = None, stream: Stream | None = None) -> Array:
         """Approximate the mean of the ranks' vectors.
 
         Parameters
@@ -160,6 +161,8 @@ class Aggregator:
             reports where the result is.
         out : array[n], optional
             Overwritten with the result; not the vector itself.
+        stream : torch.cuda.Stream, optional
+            Stream that uses a result on a GPU, and waits for it in the host's place: see `Handle.wait`.
 
         Returns
         -------
@@ -170,7 +173,8 @@ class Aggregator:
         CollectiveMismatch, CollectiveTimeout, PeerFailure, NonFiniteGradient
             The content of `out` is undefined then.
         TypeError, ValueError
-            This rank's vector cannot be aggregated; the others then raise CollectiveMismatch.
+            This rank's vector cannot be aggregated, or `stream` is no stream of PyTorch or captures a CUDA graph; the
+            others then raise CollectiveMismatch.
         RuntimeError
             An earlier error spoiled the residual, on all ranks; or an earlier call has not ended.
 
@@ -185,6 +189,12 @@ class Aggregator:
         >>> mpicomp.run_local(3, average)
         [True, True, True]
         """
+        if stream is not None:
+            try:
+                require_stream(stream)
+            except (TypeError, ValueError) as error:
+                self.comm.reject(reword(error, f"{self.comm.here}, vector {self.vector_id}: {error}"), "aggregate")
+            return self.begin(vector, out).wait(stream)
         trace = self.comm.trace
         if trace is None:
             return self.comm.run(*self._open(vector, out))
@@ -329,6 +339,9 @@ class Aggregator:
         try:
             if device is not None:
                 use_in_background(call, device)
+                if (queued := self._queued) is not None:  # copies of it read memory that this step overwrites
+                    problem = f"{device.name} does not end the step before"
+                    yield from run_before_arrival(call, await_operation(call, lambda: queued, problem))
             if of_arrays is not None:
                 assert source is not None
                 yield from settled_before(call, source, self.comm.size)
@@ -357,6 +370,8 @@ class Aggregator:
             self.traffic.total.add(call.traffic)
         finally:
             call.compare = None  # refers to the call
+            if device is not None:
+                self._queued = call.queued
             if not call.background:
                 self._call = None
 

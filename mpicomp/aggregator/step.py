@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import Testable, override
+from collectives.execution.staged import until_queued
 from collectives.execution.workers import in_parts
-from collectives.progress.polling import done, until
+from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Parts, Reducer
 from mpicomp.aggregator.side_channel import SideChannel
@@ -111,7 +112,7 @@ class StepDriver(Driver):
             if feedback.reports_when is not None:
                 yield from self.collect(call)
         if (written := self.settle(call)) is not None:
-            yield from until(written, call)
+            yield from until_queued(call, written)
 
     def settle(self, call: VectorCall) -> Testable | None:
         """All pieces are decoded on this rank. Hook of methods; returns a handle if there is something to wait for."""
@@ -169,7 +170,7 @@ class StepDriver(Driver):
         start = traffic.clock()
         for written in [feedback.decode(piece) for piece in waiting]:
             if written is not None:
-                yield from until(written, call)
+                yield from until_queued(call, written)
         seconds = traffic.clock() - start
         traffic.seconds_decoding += seconds
         traffic.seconds_total += seconds

@@ -20,6 +20,7 @@ from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
+from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.registry import method
 from mpicomp.auto.chosen import Chosen, ChosenFeedback, Pending
 from mpicomp.auto.trials import Schedule
@@ -78,6 +79,8 @@ class Auto(Algorithm):
                 f"compressing must be a method, or its name, whose results are estimates of the mean, not {one!r}: "
                 "the steps before the choice and after it must be of one size"
             )
+        if isinstance(one, PerNode):
+            raise ValueError("choose between nodes: write PerNode(Auto(...)) instead of Auto(PerNode(...))")
         integer(self, "trial_steps", 2)
         integer(self, "retry_every", 1, also=(None,))
 
@@ -86,6 +89,11 @@ class Auto(Algorithm):
         """Method that may be chosen."""
         assert isinstance(self.compressing, Algorithm)
         return self.compressing
+
+    @property
+    def rehearsed(self) -> tuple[Algorithm, ...]:
+        """Methods whose kernels the steps call."""
+        return (self.method,)
 
     @property
     def synchronize(self) -> Synchronize:  # type: ignore[override]

@@ -26,6 +26,7 @@ from typing import ClassVar, Literal
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
+from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.aggregator.call import VectorCall
@@ -153,9 +154,7 @@ class Marsit(Algorithm):
         device, reports = named(spec.device), 1 + lengths.size
         reducer: OneBitReducer
         if self.winners is None:
-            reducer = sign_reducer(
-                comm, spec.n, Sign().bind("cpu", Stream(self.seed, spec.vector_id, "merge")), reports
-            )
+            reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), reports, device)
         else:
             stream, kind = Stream(self.seed, spec.vector_id, "selection"), "cpu" if spec.device == "cpu" else "cuda"
             selection = SharedSelection(comm.size, self.winners).bind(kind, stream)
@@ -206,7 +205,7 @@ class MarsitDriver(StepDriver):
         yield from self._flag.swap(call, call.traffic)
         if any(tail[0] for tail in self._flag.tails):
             self.feedback.skipped += 1
-            yield from done(call, self.feedback.clear(call.out))
+            yield from until_queued(call, self.feedback.clear(call.out))
         else:
             yield from super().steps(call)
 

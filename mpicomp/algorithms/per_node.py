@@ -11,11 +11,13 @@ and keeps a residual of n/L. Votes and quantization are over R means of nodes in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from collectives import Communicator
 from collectives.annotations import override
+from collectives.communicator.nodes import NodeLayout
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
@@ -23,6 +25,10 @@ from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.local_sum import MessageSum, SharedMemorySum
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
+
+Local = Literal["auto", "shared", "ring"]
+LOCALS: tuple[Local, ...] = get_args(Local)
+"""Ways of the sums within a node."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,15 @@ class PerNode(Algorithm):
     """
 
     algorithm: Algorithm | str
-    local: Literal["auto", "shared", "ring"] = "auto"
+    local: Local = "auto"
+
+    equal_within_nodes: ClassVar[bool] = False
+    """Flag: the ranks of a node have equal vectors, of which its contribution is one."""
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str):
             object.__setattr__(self, "algorithm", method(self.algorithm))
-        choice(self, "local", ("auto", "shared", "ring"))
+        choice(self, "local", LOCALS)
         one = self.algorithm
         if not isinstance(one, Algorithm) or isinstance(one, PerNode):
             raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
@@ -86,6 +95,11 @@ class PerNode(Algorithm):
         """Method between the nodes."""
         assert isinstance(self.algorithm, Algorithm)
         return self.algorithm
+
+    @property
+    def rehearsed(self) -> tuple[Algorithm, ...]:
+        """Methods whose kernels the steps call, on ranks of a single node."""
+        return self.method, PerNode(Dense())
 
     @property
     def synchronize(self) -> Synchronize:  # type: ignore[override]
@@ -116,10 +130,15 @@ class PerNode(Algorithm):
         """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
         return str(getattr(self.method, "nonfinite", "raise"))
 
+    def layout_of(self, comm: Communicator) -> NodeLayout:
+        """Return the node of each rank."""
+        return comm.layout
+
     @override
     def connect(self, comm: Communicator) -> None:
-        if comm.layout.n_shards > 1 or len(comm.layout.sizes) < comm.size:
-            comm.nodes  # noqa: B018 - makes the communicators
+        layout = self.layout_of(comm)
+        if len(layout.sizes) < comm.size:
+            comm.nodes_of(layout)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Return the parts of the method, for the shard of this rank."""
@@ -128,12 +147,12 @@ class PerNode(Algorithm):
     @override
     def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
         """Return the method's parts for this rank's shard, and a driver of both levels."""
-        layout = comm.layout
+        layout = self.layout_of(comm)
         if len(layout.sizes) == comm.size:
             parts, inner = self.method.assemble(comm, spec)
             feedback = ShardFeedback(parts.feedback, range(spec.n), spec, None)
             return parts._replace(feedback=cast(Feedback, feedback)), inner
-        nodes = comm.nodes
+        nodes = comm.nodes_of(layout)
         across, rank = nodes.across, nodes.local.rank
         alignment = self.method.shard_alignment(spec.n, spec.dtype)
         shards = cut(spec, nodes.n_shards, alignment)
@@ -141,11 +160,17 @@ class PerNode(Algorithm):
         own = shard_spec(spec, shards[rank], rank, nodes.n_shards, keeps_shapes=alignment is None)
         parts, inner = self.method.assemble(across, own)
         way = MessageSum if self.local == "ring" else SharedMemorySum
-        local = way(nodes, shards, spec, comm.size / len(nodes.sizes))
-        driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner)
+        ranks = nodes.local.size if self.equal_within_nodes else 1
+        local = way(nodes, shards, spec, comm.size / (len(nodes.sizes) * ranks))
+        driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner, equal=self.equal_within_nodes)
         feedback = ShardFeedback(parts.feedback, shards[rank], spec, driver)
         return parts._replace(feedback=cast(Feedback, feedback)), driver
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         return self.method.message_model(n, dtype, ranks, piece_bytes)
+
+
+def method_of(algorithm: object) -> Any:
+    """Return the method between nodes of `PerNode`, or the algorithm itself."""
+    return algorithm.method if isinstance(algorithm, PerNode) else algorithm

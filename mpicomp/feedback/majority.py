@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from collectives.annotations import Doubles, Words, override
+from collectives.annotations import Array, Doubles, Words, override
 from collectives.arrays.elements import narrow
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
@@ -93,7 +93,7 @@ class MajorityVotes(Votes):
         self._majority(counts, planes_of(self._ranks), words, self._ranks // 2, coins, counts)
 
     @override
-    def _write_result(self, piece: int) -> None:
+    def _write_result(self, piece: int, target: Array, out: Array) -> None:
         cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
-        out = words_of(self.device, self._out[cut.start : cut.stop])
-        self.kernels.sign.unpack(signs, self._plus, self._minus, self._streaming, out)
+        words = words_of(self.device, out[cut.start : cut.stop])
+        self.kernels.sign.unpack(signs, self._plus, self._minus, self._streaming, words)

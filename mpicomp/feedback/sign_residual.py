@@ -90,7 +90,7 @@ class SignResidual(Feedback):
     ) -> None:
         super().__init__(device, {})
         self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
-        self._kind, self._lengths, self._host_bits = compute_type(dtype), lengths, bits
+        self._kind, self._lengths, self._bits = compute_type(dtype), lengths, bits
         self.in_place = residual = (
             None
             if rule.residual is None
@@ -136,7 +136,7 @@ class SignResidual(Feedback):
         self._tensors, self.packed = None, False
         if difference is not None and self.in_place is not None:
             self._tensors = difference.flat_tensors()
-            self.packed = self._tensors is not None and not self._has_pairs
+            self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
         self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
         self._signs.begin(self._out)
         if self._tensors is None:
@@ -294,7 +294,10 @@ class SignResidual(Feedback):
         """Return the mean magnitude of a sample of the settled residual, in global steps; rule "paper"."""
         assert self.in_place is not None
         sample, step = copy_to_host(self.device, self.in_place.vector[: self._sample()]), self.in_place.pending[0]
-        kernels.of("cpu").sign.subtract_result(sample, self._host_bits, step)
+        bits = self._bits
+        if not isinstance(bits, np.ndarray):
+            bits = copy_to_host(self.device, bits[: -(-sample.size // 64)]).view(np.uint64)
+        kernels.of("cpu").sign.subtract_result(sample, bits, step)
         return float(np.abs(sample).mean() / step) if step else 0.0
 
     def _sample(self) -> int:

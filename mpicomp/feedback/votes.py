@@ -76,14 +76,14 @@ class Votes(Feedback):
     def begin(self, call: StepInput) -> None:
         self._begun = True
         self._values, out = call.values, call.out
-        self._out = out if self.on_host else words_of(self.device, out)
+        self._out = self._target = out if self.on_host else words_of(self.device, out)
         if self._n >= STREAMING_ELEMENTS and self.on_host:
             self._streaming = out.ctypes.data % 32 == 0
 
     @override
     def end(self) -> None:
         self._begun = False
-        self._values = self._out = self._nothing
+        self._values = self._out = self._target = self._nothing
 
     @override
     def encode(self, piece: int) -> Testable | None:
@@ -100,15 +100,15 @@ class Votes(Feedback):
     @override
     def decode(self, piece: int) -> Testable | None:
         if self.on_host:
-            self._write_result(piece)
+            self._write_result(piece, self._target, self._out)
             return None
         self._packed.deliver(piece, slice(self._words[piece]) if self.has_decided_bits else ALL)
-        self.launch(self._write_result, piece)
+        self.launch(self._write_result, piece, self._target, self._out)
         return self.device.done()
 
     @abstractmethod
-    def _write_result(self, piece: int) -> None:
-        """Write a piece of the result from its complete counts."""
+    def _write_result(self, piece: int, target: Array, out: Array) -> None:
+        """Write a piece of the result `out` from its complete counts, of 16 bits by way of `target`."""
 
 
 class VoteValues(Votes):
@@ -151,14 +151,9 @@ class VoteValues(Votes):
         self._target = call.out if call.wide is None else call.wide
 
     @override
-    def end(self) -> None:
-        super().end()
-        self._target = self._nothing
-
-    @override
-    def _write_result(self, piece: int) -> None:
+    def _write_result(self, piece: int, target: Array, out: Array) -> None:
         cut = self._pieces[piece]
-        target, counts, words = self._target[cut.start : cut.stop], self._packed.pieces[piece], self._words[piece]
+        target, counts, words = target[cut.start : cut.stop], self._packed.pieces[piece], self._words[piece]
         where, factors = (self._starts, self._stops, cut.start, *self._spans[piece]), self._factors.there
         if self.on_host:
             write_values(counts, words, self._ranks, factors, where, self._streaming and not self._narrow, target)
@@ -168,7 +163,7 @@ class VoteValues(Votes):
                 counts, planes, words, None, -self._ranks, factors, *where, False, target
             )
         if self._narrow:
-            narrow_into(target, self._dtype, self._out[cut.start : cut.stop])
+            narrow_into(target, self._dtype, out[cut.start : cut.stop])
 
     def _reason(self) -> float:
         """Report of a rank whose sums are not finite; see `why`."""

@@ -90,6 +90,19 @@ class LocalSum(ABC):
             The sums of all shards of this node are finite; equal on all of its ranks.
         """
 
+    def take(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        """Like `reduce`, for vectors that are equal on all ranks of the node: no values travel."""
+        shard = values[self.own.start : self.own.stop]
+        outcome = FINE if nonfinite.all_finite(shard) else BAD
+        # before the sums are written, which other ranks may still read as the last result
+        worst = yield from self._begin(call, outcome)
+        self._add([shard], 0)
+        return worst == FINE
+
+    @abstractmethod
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        """Begin a step without sums, and return the worst outcome of the node's ranks, which have all come to it."""
+
     @abstractmethod
     def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
         """Copy the results of all shards to `out`, unless a rank's outcome is BAD.
@@ -211,6 +224,11 @@ class SharedMemorySum(LocalSum):
             self._count(_ADDED, turn)
         return (yield from self._agree(call, _SUMMED, FINE if finite else BAD)) == FINE
 
+    @override
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        self._turn += 1
+        return (yield from self._agree(call, _SUMMED, outcome))
+
     def _agree(self, call: VectorCall, kind: int, outcome: int) -> Generator[bool, None, int]:
         """Return the worst outcome of the node's ranks."""
         self._counters[self._rank][kind + _OUTCOMES] = outcome
@@ -274,6 +292,10 @@ class MessageSum(LocalSum):
             shard = self.shards[source]
             yield from self._swap(call, to, self.result, source, out[shard.start : shard.stop])
         return worst
+
+    @override
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        return (yield from self._agree(call, outcome))
 
     def _agree(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
         outcomes = np.full(self._size, outcome, np.int64)

@@ -12,6 +12,7 @@ from collectives.arrays import Device, named
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.arrays.vectors import Flat, held
 from collectives.execution.handle import Steps
+from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp import kernels
 from mpicomp.aggregator.call import VectorCall
@@ -124,7 +125,7 @@ class FullPrecisionMean(Reducer):
                 call, not (yield from mean.all_finite(call, call.values)) if widened_bad is None else widened_bad
             )
             self._device.run(partial(_clear, call.out))
-            yield from done(call, self._device.done())
+            yield from until_queued(call, self._device.done())
 
     def array_steps(self, call: VectorCall, source: Flat, target: Flat) -> Iterator[bool]:
         """Write the mean of vectors on one device to a result there, without a copy; see `run`."""

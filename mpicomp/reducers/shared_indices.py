@@ -22,6 +22,7 @@ from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.execution.pipelined import execute
+from collectives.execution.staged import until_queued
 from collectives.execution.workers import PieceWork, in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
@@ -91,7 +92,7 @@ class SharedIndexMean(Reducer):
                 yield from self._mean.steps(call, work)
         # a caller that receives an error may free the result at once
         yield from done(call, memory.device.done())
-        yield from done(call, decode(0))
+        yield from until_queued(call, decode(0))
 
     def _meanwhile(self, call: VectorCall) -> Generator[bool, None, None]:
         """Fill the result with zeros and compute the next residual, while the values travel."""

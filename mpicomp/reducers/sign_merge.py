@@ -3,11 +3,15 @@
 Each element of the result is the sign of one uniformly random rank. The signs of a small vector are gathered instead,
 together with the ranks' reports: every rank merges those of all ranks in rank order with the same words, which takes
 half the rounds of any topology.
+
+Signs that a device has encoded stay there where MPI takes its memory: they are sent from it, received into it, and
+merged there. The messages are the same, so that ranks may differ in this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -15,16 +19,20 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Array, Words, override
+from collectives.arrays import HOST_DEVICE, Device, Queued, wait
 from collectives.arrays.elements import PAGE, aligned_empty
+from collectives.arrays.gpu_mpi import verdict
+from collectives.dense.device_sum import DIRECT_BYTES
 from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
+from collectives.execution.staged import until_queued, use_in_background
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Reducer, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
-from mpicomp.kernels.streams import GROUP, source
+from mpicomp.kernels.streams import GROUP, Stream, source
 
 MOST_BUFFERS = 4
 MEMORY_PART = 0.49  # largest part of a vector in receive buffers, which take two bits per element
@@ -41,7 +49,7 @@ class OneBitReducer(Reducer, Protocol):
     pieces : sequence of range
         Range of elements of each piece.
     bits : uint64[ceil(n / 64)]
-        This rank's signs, then the merged ones.
+        This rank's signs, then the merged ones; an int64 tensor where they stay on a device.
     second : uint64[ceil(n / 64)] or None
         Signs of second winners.
     scratch : sequence of ndarray
@@ -83,21 +91,28 @@ class SignMerge(OneBitReducer):
         The codec, bound to its kernels and the stream of the merges.
     reports : int
         Count of numbers that each rank reports to the others at each step.
+    device : Device
+        Holds the signs, whose memory MPI takes; `sign` is bound to its kernels.
     """
 
-    def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
+    def __init__(
+        self, comm: Communicator, n: int, sign: SignMerger, reports: int, device: Device = HOST_DEVICE
+    ) -> None:
         model = message_model(n, comm.packed_piece_bytes())
         self._tag = comm.fixed_tag()
         self.program = comm.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
-        self.payload = SignPayload(self.program, sign, comm.rank)
+        self.payload, self._device = SignPayload(self.program, sign, comm.rank, device), device
         self.second = None
         self.pieces, self.bits, self.scratch = self.program.pieces, self.payload.bits, self.payload.scratch
         self.side_channel = SideChannel(comm, reports)
-        self._requests = comm.persistent(self)
+        # MPI libraries look up memory of GPUs when a message starts, which persistent requests may spare
+        self._requests = comm.persistent(self) if device is HOST_DEVICE else None
 
     @override
     def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
         payload = self.payload
+        if self._device is not HOST_DEVICE:  # other calls may have made another device current
+            use_in_background(call, self._device)
         payload.begin(call.step, encode, decode)
         try:
             yield from execute(call, self.program, payload, self._tag, call.traffic, encoded, self._requests)
@@ -117,40 +132,67 @@ class SignPayload:
     program : Program
     sign : SignMerger
     rank : int
+    device : Device
+        Holds all of this memory. Its kernels are compiled here, as the first merge is part of a call.
     """
 
     encode: Work
     finish: Work
 
-    def __init__(self, program: Program, sign: SignMerger, rank: int) -> None:
+    def __init__(self, program: Program, sign: SignMerger, rank: int, device: Device = HOST_DEVICE) -> None:
         self.step = 0
+        self._device, self._on_host = device, device.name == "cpu"
         self._pieces = program.pieces
         n = self._pieces[-1].stop if self._pieces else 0
         self.brief = n <= BRIEF_ELEMENTS
         longest = program.longest_piece
-        self.bits = aligned_empty(-(-n // 64), np.uint64)
+        self.bits = self._empty(-(-n // 64))
         self.bits[:] = 0
         self._held = [self.bits[cut.start // 64 : -(-cut.stop // 64)] for cut in self._pieces]
-        self._messages = [[held, held.nbytes, MPI.BYTE] for held in self._held]
+        self._messages = [self._message(held) for held in self._held]
         self.receive_buffers = buffer_count(program, n)
         row = -(-longest // (64 * WORDS_A_PAGE)) * WORDS_A_PAGE
-        self._incoming = aligned_empty(self.receive_buffers * row, np.uint64).reshape(self.receive_buffers, row)
-        self._words = np.empty((self.receive_buffers, 8 * -(-longest // GROUP)), np.uint64)
+        self._incoming = self._empty(self.receive_buffers * row).reshape(self.receive_buffers, row)
+        lengths = {len(held) for held in self._held}
+        self._landing = {words: [self._message(memory[:words]) for memory in self._incoming] for words in lengths}
+        drawn = 8 * -(-longest // GROUP)
+        self._words = self._empty(self.receive_buffers * drawn).reshape(self.receive_buffers, drawn)
         self._drawn = [-1] * self.receive_buffers  # number of the receive whose words a buffer holds
         self._sign, self._merge = sign, sign.merge
         self._sources = [
             source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))
         ]
+        if not self._on_host:
+            self._compile(program)
+
+    def _empty(self, words: int) -> Array:
+        return aligned_empty(words, np.uint64) if self._on_host else self._device.zeros(words, "int64")
+
+    def _message(self, words: Array) -> MessageMemory:
+        if self._on_host:
+            return [words, words.nbytes, MPI.BYTE]
+        nbytes = 8 * len(words)
+        return [MPI.buffer.fromaddress(words.data_ptr(), nbytes), nbytes, MPI.BYTE]
+
+    def _compile(self, program: Program) -> None:
+        """Merge zeros: one piece of each length, with each pair of weights."""
+        forms = {(len(self._pieces[one.piece]), one.weight, one.held_weight): one for one in program.recvs}
+        for message in forms.values():
+            if message.held_weight:
+                self.merge(message, 0)
+        self._drawn = [-1] * self.receive_buffers
+        wait(self._device.done())
 
     @property
     def scratch(self) -> list[Words]:
-        """Memory that callers may use between two runs."""
-        return [self._incoming, self._words, self.bits]
+        """Memory of the host that callers may use between two runs."""
+        return [self._incoming, self._words, self.bits] if self._on_host else []
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return self.bits.nbytes + self._incoming.nbytes + self._words.nbytes
+        nbytes: int = self.bits.nbytes + self._incoming.nbytes + self._words.nbytes
+        return nbytes
 
     def begin(self, step: int, encode: Work, decode: Work) -> None:
         """Start another step, with its random words."""
@@ -172,28 +214,52 @@ class SignPayload:
 
     def incoming(self, piece: int, buffer: int, weight: int) -> MessageMemory:
         """Return the memory for bits that will be merged."""
-        words = self._held[piece].size
-        return [self._incoming[buffer, :words], 8 * words, MPI.BYTE]
+        return self._landing[len(self._held[piece])][buffer]
 
     def prepare(self, message: Message, buffer: int) -> None:
         """Draw the words of a merge."""
         cut = self._pieces[message.piece]
         words = self._words[buffer, : 8 * -(-len(cut) // GROUP)]
         weights = message.weight, message.held_weight
-        self._sign.draw(cut.start, self.step, self._sources[message.ordinal], weights, words)
+        terms = cut.start, self.step, self._sources[message.ordinal], weights, words
+        if self._on_host:
+            self._sign.draw(*terms)
+        else:
+            self._device.run(partial(self._sign.draw, *terms))
         self._drawn[buffer] = message.index
 
-    def merge(self, message: Message, buffer: int) -> None:
+    def merge(self, message: Message, buffer: int) -> Queued | None:
         """Replace each held bit by the message's if the random words select that."""
         if self._drawn[buffer] != message.index:
             self.prepare(message, buffer)
-        self._merge(self._words[buffer], self._incoming[buffer], self._held[message.piece])
+        terms = self._words[buffer], self._incoming[buffer], self._held[message.piece]
+        if self._on_host:
+            self._merge(*terms)
+            return None
+        self._device.run(partial(self._merge, *terms))
+        return self._device.done()  # MPI may read the piece, and receive into the buffer, from then on
 
 
-def sign_reducer(comm: Communicator, n: int, sign: SignMerger, reports: int) -> OneBitReducer:
-    """Return the reducer that suits a vector of `n` elements; parameters as in `SignMerge`."""
-    kind = SignGather if comm.gathers(Sign().nbytes(n)) else SignMerge
-    return kind(comm, n, sign, reports)
+def sign_reducer(
+    comm: Communicator, n: int, stream: Stream, reports: int, device: Device = HOST_DEVICE
+) -> OneBitReducer:
+    """Return the reducer that suits a vector of `n` elements.
+
+    Parameters
+    ----------
+    comm, n, reports
+        As in `SignMerge`.
+    stream : Stream
+        Random words of the merges.
+    device : Device
+        Where signs are encoded; they stay there if they are long and MPI takes its memory.
+    """
+    nbytes = Sign().nbytes(n)
+    if comm.gathers(nbytes):
+        return SignGather(comm, n, Sign().bind("cpu", stream), reports)
+    if device is not HOST_DEVICE and nbytes >= DIRECT_BYTES and verdict.takes_memory(comm.mpi_comm, device.name):
+        return SignMerge(comm, n, Sign().bind("cuda", stream), reports, device)
+    return SignMerge(comm, n, Sign().bind("cpu", stream), reports)
 
 
 class SignGather(OneBitReducer):
@@ -243,7 +309,7 @@ class SignGather(OneBitReducer):
         merged = clock()
         for piece in range(len(self.pieces)):
             if (on_device := decode(piece)) is not None:
-                yield from until(on_device, call)
+                yield from until_queued(call, on_device)  # there is one piece at most
         end = clock()
         traffic.seconds_encoding += sent - start
         traffic.seconds_waiting += arrived - drawn

@@ -189,7 +189,8 @@ class BucketQueue:
             return
         if handle is not None and on_end is not None:
             self._handles.append(handle)
-            handle.then(lambda _: self._end(index, reducer.wait, on_end))
+            # with the stream the call ends early; `wait` lets the stream of the progress thread wait
+            handle.then(lambda _: self._end(index, reducer.wait, on_end), reducer.stream)
 
     def _end(self, index: int, finish: Callable[[], object], on_end: OnEnd) -> None:
         try:

@@ -165,6 +165,14 @@ verdict = Verdict()
 """Verdict of this process."""
 
 
+def takes_memory(comm: object, device: str) -> bool:
+    """Find out, outside of calls, whether MPI takes memory of a device in messages of a communicator."""
+    if not carries(comm):
+        return False
+    verdict.begin(device)
+    return verdict.end().works
+
+
 def carries(comm: object) -> bool:
     """Return True if MPI carries the messages of a communicator; those between threads are copied instead."""
     return isinstance(comm, MPI.Comm)
@@ -179,8 +187,7 @@ def require_if_on(comm: object) -> None:
         It does not, or the environment's ``MPICOMP_GPU_MPI`` has no meaning.
     """
     if mode() == "on" and carries(comm):
-        if verdict.outcome is None:
-            verdict.begin(current_device())
+        verdict.begin(current_device())
         outcome = verdict.end()
         if not outcome.works:
             raise ValueError(

@@ -22,6 +22,7 @@ from mpicomp.torch import (
     broadcast_parameters,
     bucket_reducers,
 )
+from tests.fake_device import FakeStream, KernelEvent
 from tests.fake_torch import GPU_IN_ITS_PLACE, NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
@@ -105,6 +106,29 @@ def test_encoding_on_the_device_changes_no_bit(
     there = trained(comm, where, algorithm, **options)
     monkeypatch.setattr(bucket_reducers, "encoding_device", lambda *about: "cpu")
     assert torch.equal(trained(comm, where, algorithm, **options), there)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (Marsit(2), {"overlap": True}),
+        (Marsit(2), {"synchronize": "gradients", "overlap": False}),
+        (Dense(), {"overlap": True, "dtype": torch.bfloat16}),
+    ],
+)
+def test_streams_wait_for_means_in_the_host_s_place(
+    comm: Communicator, algorithm: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = trained(comm, NAME, algorithm, **options)
+    blocked: list[Any] = []
+    block = KernelEvent.block
+    monkeypatch.setattr(KernelEvent, "block", lambda event, stream: (blocked.append(event), block(event, stream)))
+    # PyTorch computes on fake tensors at once, so the stream does at once what it waits for
+    monkeypatch.setattr(
+        bucket_reducers, "current_stream", lambda tensor: None if tensor.is_cpu else FakeStream(eager=True)
+    )
+    assert torch.equal(trained(comm, NAME, algorithm, **options), waited)
+    assert blocked
 
 
 def test_buckets_of_a_device_begin_during_backward(comm: Communicator, device: FakeTorchDevice) -> None:

@@ -13,7 +13,7 @@ from collectives.arrays import CUDA, MAKERS
 from collectives.arrays.gpu_mpi import verdict
 from collectives.arrays.gpu_mpi.verdict import Outcome
 from collectives.dense import broadcast_gather, device_sum
-from tests.fake_device import FakeArray, FakeDevice
+from tests.fake_device import FakeArray, FakeDevice, FakeStream
 from tests.mpi.lanes import every_size, few_ranks
 
 N = 20_011
@@ -79,3 +79,20 @@ def test_a_broadcast_goes_directly_where_all_ranks_can(
     assert comm.broadcast(there := FakeArray(x), root) is there
     np.testing.assert_array_equal(x, vector(root))
     assert len(device.copied) == (comm.size == 1 or (able and comm.size > 1))
+
+
+@few_ranks
+@pytest.mark.parametrize("comm", ["ring"], indirect=True)
+def test_a_callback_uses_a_result_that_its_stream_waits_for(comm: Communicator, device: FakeDevice) -> None:
+    comm.start_progress_thread()
+    ended, found, stream = threading.Event(), list[Any](), FakeStream()
+
+    def use(handle: Any) -> None:
+        result = handle.wait(stream)
+        stream.reach()
+        found.append(result.there.copy())
+        ended.set()
+
+    comm.iallreduce(FakeArray(vector(comm.rank)), "max").then(use, stream)
+    assert ended.wait(timeout=60)
+    np.testing.assert_array_equal(found[0], comm.allreduce(vector(comm.rank), "max"))

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.arrays import TorchDevice, wait
+from collectives.arrays import Queued, TorchDevice, require_stream, wait
 from tests.fake_streams import INDEX, StreamsDevice
 
 
@@ -155,3 +156,44 @@ def test_memory_of_a_copy_lives_until_it_is_done_though_its_event_is_dropped(dev
     wait(device.copy(device.zeros(2, "float32"), landed))
     gc.collect()
     assert alive() is None
+
+
+def test_a_stream_waits_for_kernels_and_copies_to_the_device_in_the_host_s_place(device: StreamsDevice) -> None:
+    done, there = list[str](), device.zeros(2, "float32")
+
+    def kernel() -> None:
+        done.append("kernel")
+
+    device.run(kernel)
+    device.copy(np.ones(2, np.float32), there)
+    stream = device.torch.Stream(0)  # of another GPU
+    device.done().block(stream)
+    assert (done, there.values.tolist()) == ([], [0, 0])
+    stream.go_on(1)
+    assert (done, there.values.tolist()) == (["kernel"], [1, 1])
+    assert device.torch.contexts <= {INDEX}
+
+
+def test_a_stream_waits_for_one_copy_to_the_device(device: StreamsDevice) -> None:
+    there, stream = device.zeros(2, "float32"), device.torch.Stream(INDEX)
+    device.copy(np.ones(2, np.float32), there).block(stream)
+    assert not there.values.any()
+    stream.go_on(1)
+    assert there.values.all()
+
+
+def test_no_stream_waits_for_a_copy_to_the_host(device: StreamsDevice) -> None:
+    """The host alone can use it."""
+    assert not isinstance(device.copy(device.zeros(2, "float32"), np.zeros(2, np.float32)), Queued)
+
+
+def test_a_stream_that_captures_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        wait_event = print
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    for captures in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captures=captures: captures)
+        with pytest.raises(ValueError, match="stream captures a CUDA graph") if captures else nullcontext():
+            require_stream(Stream())
