@@ -61,7 +61,7 @@ class ShardStates:
     ) -> None:
         self.vectors, self._node, self._shard = tuple(vectors), node, shard
         self._nodes, self._shards = len(layout), len(layout[0])
-        # without process groups: it only tells the parts of tensors
+        # without process groups: only the places of shards are read from it
         self._mesh = DeviceMesh("cpu", torch.tensor(layout), _init_backend=False)
         self._described = described
 
