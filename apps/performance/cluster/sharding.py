@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mpicomp.torch import register_backend
 
     torch.set_num_threads(1)
-    if INTERFACE in os.listdir("/sys/class/net"):
+    if Path("/sys/class/net", INTERFACE).exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", INTERFACE)
     register_backend()
     dist.init_process_group("mpicomp", timeout=TIMEOUT)

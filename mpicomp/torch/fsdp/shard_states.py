@@ -85,7 +85,7 @@ class ShardStates:
         return state
 
     def checked(self, state: Mapping[str, Any]) -> list[State]:
-        """Return the aggregators' states in a state of equally many nodes and shards; ValueError if there are none."""
+        """Return the aggregators' states in a state of equally many nodes and shards; ValueError if it does not fit."""
         if not isinstance(state, Mapping) or not isinstance(state.get(_DESCRIPTION), str):
             raise ValueError(f"the state is {shown(state)}; load a result of state_dict")
         self._require_same_model(state[_DESCRIPTION])
