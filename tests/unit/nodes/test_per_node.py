@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import time
 from typing import Any
 
 import numpy as np
@@ -229,6 +231,46 @@ def test_ranks_without_shared_memory_send_messages_and_say_so_once(
     assert len(texts) == 4
     assert "No space left on device" in texts[0]
     assert "local='ring'" in texts[0]
+
+
+def test_ranks_that_start_methods_at_different_times_send_messages_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank finds out that it shares no memory before it starts the next method, and another one later."""
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("No space left on device")
+
+    monkeypatch.setattr("mpicomp.nodes.local_sum.share_memory", fail)
+
+    def work(comm: Communicator) -> Any:
+        first = PerNode(LocalTopK(50)).start(comm, N)
+        if comm.rank % 2:
+            time.sleep(0.2)
+        handle = first.begin(vector(comm.rank, 0))
+        until = time.monotonic() + 0.5 * (comm.rank % 2)
+        while time.monotonic() < until:
+            handle.poll()
+        second = PerNode(LocalTopK(50), "ring").start(comm, N)
+        return handle.wait(), second.aggregate(vector(comm.rank, 0))
+
+    for first, second in run_local(4, work, ranks_per_node=2, timeout=10):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_ranks_make_first_steps_on_several_communicators_in_any_order() -> None:
+    def work(comm: Communicator) -> None:
+        comms, order = [comm, *(comm.split(0) for _ in range(3))], random.Random(comm.rank)
+        for _ in range(10):
+            methods = dict(enumerate(PerNode(LocalTopK(50)).start(one, 500) for one in comms))
+            handles = dict[int, Any]()
+            for number in order.sample(range(4), 4):
+                handles[number] = methods[number].begin(np.full(500, comm.rank, np.float32))
+                time.sleep(order.random() * 0.002)
+            for number in order.sample(range(4), 4):
+                handles[number].wait()
+        for one in comms[1:]:
+            one.close()
+
+    run_local(4, work, ranks_per_node=2, timeout=6)
 
 
 @pytest.mark.parametrize(
