@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import time
+from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -271,6 +274,27 @@ def test_ranks_make_first_steps_on_several_communicators_in_any_order() -> None:
             one.close()
 
     run_local(4, work, ranks_per_node=2, timeout=6)
+
+
+def test_methods_that_are_dropped_leave_neither_memory_nor_requests() -> None:
+    made = list[Any]()
+
+    def work(comm: Communicator) -> Any:
+        counts = []
+        for _ in range(3):
+            aggregator = PerNode(LocalTopK(50)).start(comm, N)
+            aggregator.aggregate(vector(comm.rank, 0))
+            made.append(ref(aggregator.driver))
+            del aggregator
+            gc.collect()
+            comm.barrier()
+            counts.append([len(one._users._requests) for one in (comm.nodes.local, comm.nodes.across)])
+        return counts
+
+    for counts in run_local(4, work, ranks_per_node=2):
+        assert counts == [[0, 0]] * 3
+    assert not any(one() for one in made)
+    assert "mpicomp-" not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize(
