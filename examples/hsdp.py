@@ -37,7 +37,7 @@ def sharded(mesh: DeviceMesh) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a model that is sharded inside each node.")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps")
     parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     parser.add_argument(
         "--ranks-per-node",

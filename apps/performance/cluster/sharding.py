@@ -90,11 +90,12 @@ def _sides(options: argparse.Namespace, nodes: Any) -> dict[str, tuple[Callable[
 
     place = torch.arange(dist.get_world_size()).view(len(nodes.sizes), -1)
     gloo = _mesh(place, "gloo")
-    sides = {NATIVE: _trained(gloo, options)}
+    sides: dict[str, tuple[Callable[[], None], int]] = {NATIVE: _trained(gloo, options)}
     for name, mesh in ((HOOK, gloo), (INSIDE, _mesh(place, "mpicomp"))):
         shards: DeviceMesh = mesh["shard"]
-        sides[name] = _trained(shards, options)
-        fsdp_hook(mpicomp.algorithm(options.method), nodes.across, sides[name][0].args[0])
+        step, count = _trained(shards, options)
+        fsdp_hook(mpicomp.algorithm(options.method), nodes.across, step.args[0])
+        sides[name] = step, count
     return sides
 
 
@@ -102,7 +103,7 @@ def _mesh(place: Any, backend: str) -> Any:
     """Return a mesh of nodes and shards, whose groups are of one backend."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    overrides = {"node": backend, "shard": backend}
+    overrides: dict[int | str, Any] = {"node": backend, "shard": backend}
     return init_device_mesh("cpu", tuple(place.shape), mesh_dim_names=("node", "shard"), backend_override=overrides)
 
 

@@ -80,3 +80,17 @@ def test_parameters_frozen_in_the_middle_of_local_steps_keep_the_common_values(
     train(model, optimizer, comm, range(4, 6))
     assert torch.equal(values(model.new), common)
     assert same_on_all_ranks(model, comm)
+
+
+def test_a_frozen_fragment_rests(comm: Communicator) -> None:
+    model = Branches()
+    options = {"synchronize": "updates", "local_steps": 4, "fragments": 2, "outer": (0.7, 0.6)}
+    optimizer = wrap(model, model.parameters(), DoubleSqueeze(), comm, **options)
+    train(model, optimizer, comm, range(8))
+    optimizer.synchronize()
+    before = values(model.new)
+    model.new.requires_grad_(False)
+    train(model, optimizer, comm, range(8, 16))
+    optimizer.synchronize()
+    assert torch.equal(values(model.new), before)
+    assert same_on_all_ranks(model, comm)

@@ -233,11 +233,11 @@ def test_an_outer_optimizer_of_several_groups_is_given_new_parameters_by_its_own
 
 
 @pytest.mark.parametrize("change", ["added or unfrozen", "frozen while the optimizer trains"])
-def test_fragments_keep_their_parameters(change: str, comm: Communicator) -> None:
+def test_parameters_stay_as_they_are_where_means_come_late(change: str, comm: Communicator) -> None:
     model = Branches()
     model.new.requires_grad_(False)
-    optimizer = wrap(model, model.parameters(), Dense(), comm, synchronize="updates", local_steps=2, fragments=2)
+    optimizer = wrap(model, model.parameters(), Dense(), comm, synchronize="updates", local_steps=2, delay=1)
     train(model, optimizer, comm, range(4))
     (model.new if change.startswith("added") else model.old)[0].weight.requires_grad_(change.startswith("added"))
-    with pytest.raises(ValueError, match=rf"'\w+\.0\.weight' was {change}, which fragments=, delay= and blend= do not"):
+    with pytest.raises(ValueError, match=rf"'\w+\.0\.weight' was {change}, which delay= and blend= do not allow"):
         train(model, optimizer, comm, range(4, 6))
