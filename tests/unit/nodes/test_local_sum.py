@@ -1,4 +1,4 @@
-"""Allocation of what the ranks of a node share, order of starts and calls, and ranks that raise within a step."""
+"""Allocation of shared memory, order of starts and calls, and ranks that raise within a step."""
 
 from __future__ import annotations
 
