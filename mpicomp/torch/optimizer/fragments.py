@@ -10,7 +10,7 @@ local steps of this fragment too, of which a blend of 0 keeps nothing, as x_p re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -103,10 +103,15 @@ class FragmentInFlight:
     """
 
     def __init__(
-        self, number: int, reducers: Sequence[BucketReducer], remaining: int, agreement: StepAgreement
+        self,
+        number: int,
+        reducers: Sequence[BucketReducer],
+        remaining: int,
+        agreement: StepAgreement,
+        refusal: Exception | None = None,
     ) -> None:
         self.number, self.reducers, self.remaining = number, reducers, remaining
-        self._agreement, self._intent = agreement, StepIntent()
+        self._agreement, self._intent = agreement, StepIntent(refusal)
         self._queue: BucketQueue | None = None
         self._ended: list[BucketReducer] = list(reducers)  # as of a state that was loaded, which has their means
         self._failure: Exception | None = None
@@ -157,15 +162,19 @@ class FragmentInFlight:
         return self._ended
 
 
-def check_fragments(rounds: State, plan: FragmentPlan, parameters: NamedTensors) -> None:
-    """Raise ValueError unless the entry "fragments" of a state's rounds can be loaded; the state may lack it."""
+def check_fragments(rounds: State, plan: FragmentPlan, parameters: NamedTensors, optional: Collection[str]) -> None:
+    """Raise ValueError unless the entry "fragments" of a state's rounds can be loaded.
+
+    The state may lack the entry, and the entry may lack the `optional` ones of the parameters.
+    """
     if "fragments" not in rounds:
         return
     found = FRAGMENTS.check(rounds["fragments"])
     numbers, in_flight = found["numbers"], found["in_flight"]
     if plan.is_whole and in_flight:
         raise ValueError("the state has fragments in flight; build the optimizer with the same fragments= and delay=")
-    if set(numbers) != set(parameters) or not all(type(one) is int and one >= 0 for one in numbers.values()):
+    lacking = (parameters.keys() - numbers).difference(optional)
+    if lacking or numbers.keys() - parameters or not all(type(one) is int and one >= 0 for one in numbers.values()):
         raise ValueError("the state's fragments have other parameters than the model; load an earlier one")
     if max(numbers.values()) >= plan.fragments and not plan.is_whole:
         raise ValueError(
@@ -173,7 +182,7 @@ def check_fragments(rounds: State, plan: FragmentPlan, parameters: NamedTensors)
         )
     for one in in_flight:
         number = IN_FLIGHT.check(one)["fragment"]
-        members = {name: parameter for name, parameter in parameters.items() if numbers[name] == number}
+        members = {name: parameter for name, parameter in parameters.items() if numbers.get(name) == number}
         IN_FLIGHT.check_tensors(one, {"means": members})
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -85,6 +84,7 @@ class LocalUpdates(Synchronizer):
         self._in_flight: list[FragmentInFlight] = []  # in the order in which they were sent
         self._shows_common = False  # the parameters hold the common model for a while
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
+        self._refusal: Exception | None = None  # travels with the buckets that are sent next
         self._warned = False
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
         self._aside_joining: set[Tensor] = set()  # parameters that are aside and have no bucket yet
@@ -101,8 +101,7 @@ class LocalUpdates(Synchronizer):
     @override
     def can_refuse(self) -> bool:
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
-        in_flight = any(one.remaining == 1 for one in self._in_flight)
-        return in_flight or bool(self._plan.due(self._turn + 1))
+        return bool(self._plan.due(self._turn + 1))
 
     @override
     def gradient_came(self, position: int) -> None:
@@ -127,6 +126,7 @@ class LocalUpdates(Synchronizer):
             self._step_aside_if_first()
             yield
         except BaseException:
+            self._refusal = None
             self._return_to_start()
             raise
         self._restart(Phase.STEPPED)
@@ -180,6 +180,8 @@ class LocalUpdates(Synchronizer):
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
         super()._open_buckets(members, algorithms)
+        # those of other fragments stay aside, with their moves, until these are due
+        self._aside_joining.difference_update(member.parameter for member in members)
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -242,11 +244,16 @@ class LocalUpdates(Synchronizer):
 
     @override
     @torch.no_grad()
-    def refuse(self, error: Exception) -> NoReturn:
+    def refuse(self, error: Exception) -> None:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; all have the common model then.
 
-        Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize.
+        Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize. Where the
+        others first wait for this rank's gradients in their island, or apply a fragment later, the refusal travels with
+        the buckets, and all ranks raise where these are taken.
         """
+        if self._plan.keeps_local or self._island is not None:
+            self._refusal = error
+            return
         self._restart()
         if self._starts_early:  # on all ranks or on none: it does not depend on the gradients that have come here
             try:
@@ -281,20 +288,21 @@ class LocalUpdates(Synchronizer):
         """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
         for flight in [one for one in self._in_flight if one.number == number]:
             self._apply(flight)
+        refusal, self._refusal = self._refusal, None
         if self._plan.is_whole:
-            self._average(StepIntent(self._find_refusal()))
+            self._average(StepIntent(refusal or self._find_refusal()))
             self.synchronizations += 1
             return
         moved = (one for one in self._reducers_of(number) if one.parameters[0] in self._common)
         if not self._plan.keeps_local:
-            self._average(StepIntent(), moved)
+            self._average(StepIntent(refusal), moved)
             self.synchronizations += 1
             return
         reducers = list(moved)
         if not reducers:
             return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call())
+        flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call(), refusal)
         self._in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
@@ -323,6 +331,7 @@ class LocalUpdates(Synchronizer):
         self._restore_common(tuple(self._common))
         self._masters.publish()
         self.steps = self._turn = 0
+        self._refusal = None
 
     @override
     @contextmanager
@@ -472,19 +481,20 @@ class LocalUpdates(Synchronizer):
     def _check_rounds(self, rounds: State) -> None:
         UPDATE_ROUNDS.check(rounds)
         # a state from before a parameter joined lacks it
-        lacking = {one.name for one in self._changes.joining} - rounds["masters"].keys() - rounds["common"].keys()
+        joining = {one.name for one in self._changes.joining}
+        lacking = joining - rounds["masters"].keys() - rounds["common"].keys()
         masters = {name: one for name, one in self._named_masters().items() if name not in lacking}
         parameters = {one.name: one.parameter for one in self._members if one.name not in lacking}
         common = parameters if rounds["steps"] else {}
         if not self._plan.is_whole:
             common = {name: one for name, one in common.items() if name in rounds["common"]}
-        check_fragments(rounds, self._plan, parameters)
+        check_fragments(rounds, self._plan, {one.name: one.parameter for one in self._members}, joining)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
             with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
             raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
         if self._outer is not None:
-            self._outer.check(rounds["outer"], lacking)
+            self._outer.check(rounds["outer"], joining)
 
     @override
     @torch.no_grad()
