@@ -73,7 +73,7 @@ class Case:
         return f"{self.method}, H = {self.local_steps}"
 
 
-EXACT = (Case(GRADIENTS, 1), Case(DENSE, 1), *(Case(DENSE, period) for period in PERIODS))
+EXACT = (Case(GRADIENTS, 1, 4e-3), *(Case(DENSE, period) for period in PERIODS))
 Runs = Mapping[Case, Sequence[Record]]
 """Records of the runs of each case, by seed."""
 
@@ -182,8 +182,9 @@ def tune_outer(results: Results, cases: Sequence[Case], steps: int) -> tuple[lis
 
 
 def with_marsit(cases: Sequence[Case]) -> list[Case]:
-    """Return the cases, and each of the mean of updates also by Marsit, at the same learning rate."""
-    return [*cases, *(replace(case, method=MARSIT) for case in cases if case.method == DENSE)]
+    """Return the cases, and at the same learning rates mean updates of single steps, and Marsit."""
+    exact = [*cases, *(replace(case, method=DENSE) for case in cases if case.method == GRADIENTS)]
+    return [*exact, *(replace(case, method=MARSIT) for case in exact if case.method == DENSE)]
 
 
 def with_winners(cases: Sequence[Case]) -> list[Case]:
@@ -236,6 +237,9 @@ def judge(found: Runs, steps: int, tuning: str) -> list[Claim]:
             claims.append(compare("–", what, of(method, period), of(DENSE, period), margin))
     claims.append(compare("–", "H = 1: the cost of one bit", marsit, dense, None))
     claims.append(compare("–", "H = 1: the cost of AdamW on each rank", dense, gradients, None))
+    few, many = PERIODS
+    what = f"one bit every {few} steps, against the exact mean every {many}"
+    claims.append(compare("–", what, of(MARSIT, few), of(DENSE, many), None))
     for period in PERIODS:
         what = f"H = {period}: the cost of local steps, averaged in full"
         claims.append(compare("Sec. 3", what, of(DENSE, period), gradients, None))

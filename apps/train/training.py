@@ -293,7 +293,7 @@ def _optimizer(
     named, bucket_mb = model.named_parameters(), options.bucket_mb
     rates = {"lr": options.lr, "weight_decay": options.weight_decay}
     if algorithm is None:
-        own = {"bucket_mb": bucket_mb, **options.algorithm_options}
+        own = {"bucket_mb": bucket_mb, "per_node": options.per_node, **options.algorithm_options}
         try:
             return OneBitAdam(model.parameters(), **rates, **own, comm=comm, named_parameters=named)
         except TypeError as error:

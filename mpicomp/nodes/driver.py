@@ -137,6 +137,7 @@ class PerNodeDriver(Driver):
         self._places, self._shard_number = nodes.layout.places, nodes.local.rank
         self._skips = getattr(method, "nonfinite", "raise") == "skip"
         self.prepares = self._between and inner.prepares
+        self._adds_pending = False  # in the step of a single node that is made, or was made last
         self.has_pending = False
         """Flag: the feedback was loaded, so that a single node has errors to add to the next mean."""
         self.restored = ""
@@ -149,7 +150,7 @@ class PerNodeDriver(Driver):
     @property
     @override
     def can_undo(self) -> bool:
-        return not self._between or self._inner.can_undo
+        return self._inner.can_undo if self._between else not self._adds_pending
 
     @override
     def undo(self) -> None:
@@ -160,7 +161,7 @@ class PerNodeDriver(Driver):
     def commit(self) -> None:
         if self._between:
             self._inner.commit()
-        elif self.has_pending:
+        elif self._adds_pending:
             self._pending.reset_method()
             self.has_pending = False
 
@@ -220,12 +221,14 @@ class PerNodeDriver(Driver):
         yield from ()
         local = self._local
         sums = local.sums
+        self._adds_pending = self.has_pending and (finite or not self._skips)
         if not finite and self._skips:
             local.result.fill(0)
             self._feedback.skipped += 1
             return FINE
-        if self.has_pending:
+        if self._adds_pending:
             sums = self._pending.added_to(sums)
+            finite = finite and nonfinite.all_finite(sums)
         if self._spec.sixteen_bit:
             narrow(sums, self._dtype, local.result)
             finite = finite and nonfinite.all_finite_result(local.result, self._dtype)

@@ -66,7 +66,7 @@ def test_the_best_settings_are_those_with_the_lowest_loss(tmp_path: Path, monkey
     monkeypatch.setattr(diloco, "run", run)
     monkeypatch.setattr("apps.studies.parallel.os.cpu_count", lambda: 1)  # here, not in processes without `run`
     results = Results(tmp_path)
-    rates = diloco.with_marsit(diloco.tune_rates(results, EXACT[2:], 20))
+    rates = diloco.with_marsit(diloco.tune_rates(results, EXACT[1:], 20))
     assert {case.lr for case in rates} == {1e-3}
     best, claims = diloco.tune_outer(results, rates, 20)
     assert [(case.method, case.local_steps) for case in best] == [(DENSE, 10), (DENSE, 30), (MARSIT, 10), (MARSIT, 30)]
@@ -76,6 +76,13 @@ def test_the_best_settings_are_those_with_the_lowest_loss(tmp_path: Path, monkey
     both = diloco.with_winners(best)
     assert [case.method for case in both[len(best) :]] == [WINNERS, WINNERS]
     assert {(case.lr, case.outer) for case in both} == {(1e-3, (0.5, 0.6))}
+
+
+def test_single_steps_have_one_learning_rate() -> None:
+    found = diloco.with_marsit([Case(GRADIENTS, 1, 0.5), Case(DENSE, 10, 0.25)])
+    assert [(case.method, case.local_steps, case.lr) for case in found[2:]] == [
+        (DENSE, 1, 0.5), (MARSIT, 10, 0.25), (MARSIT, 1, 0.5)
+    ]  # fmt: skip
 
 
 def test_a_run_that_does_not_end_in_a_number_is_the_worst() -> None:
