@@ -9,8 +9,9 @@ The mean over R nodes of s is the mean over M ranks. A single node has no method
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,6 @@ class ShardCall(VectorCall):
         Overwritten with the result.
     """
 
-    describe = _of_outer("describe")
     wait_name = _of_outer("wait_name")
     owners = _of_outer("owners")
     arrival = _of_outer("arrival")
@@ -77,6 +77,16 @@ class ShardCall(VectorCall):
         self.thread = outer.thread
         if text.spec.sixteen_bit:
             self.wide = values
+
+    @property
+    def describe(self) -> Callable[[], str]:
+        """Description of the wait. Ranks have their numbers between nodes in it, so this rank's place comes first."""
+        return self.outer.describe
+
+    @describe.setter
+    def describe(self, describe: Callable[[], str]) -> None:
+        is_placed = isinstance(describe, partial) and describe.func is _placed
+        self.outer.describe = describe if is_placed else partial(_placed, self.group.here, describe)
 
     @override
     def moved(self) -> None:
@@ -137,6 +147,7 @@ class PerNodeDriver(Driver):
         self._places, self._shard_number = nodes.layout.places, nodes.local.rank
         self._skips = getattr(method, "nonfinite", "raise") == "skip"
         self.prepares = self._between and inner.prepares
+        self._adds_pending = False  # in the step of a single node that is made, or was made last
         self.has_pending = False
         """Flag: the feedback was loaded, so that a single node has errors to add to the next mean."""
         self.restored = ""
@@ -149,7 +160,7 @@ class PerNodeDriver(Driver):
     @property
     @override
     def can_undo(self) -> bool:
-        return not self._between or self._inner.can_undo
+        return self._inner.can_undo if self._between else not self._adds_pending
 
     @override
     def undo(self) -> None:
@@ -160,7 +171,7 @@ class PerNodeDriver(Driver):
     def commit(self) -> None:
         if self._between:
             self._inner.commit()
-        elif self.has_pending:
+        elif self._adds_pending:
             self._pending.reset_method()
             self.has_pending = False
 
@@ -220,12 +231,14 @@ class PerNodeDriver(Driver):
         yield from ()
         local = self._local
         sums = local.sums
+        self._adds_pending = self.has_pending and (finite or not self._skips)
         if not finite and self._skips:
             local.result.fill(0)
             self._feedback.skipped += 1
             return FINE
-        if self.has_pending:
+        if self._adds_pending:
             sums = self._pending.added_to(sums)
+            finite = finite and nonfinite.all_finite(sums)
         if self._spec.sixteen_bit:
             narrow(sums, self._dtype, local.result)
             finite = finite and nonfinite.all_finite_result(local.result, self._dtype)
@@ -238,6 +251,11 @@ class PerNodeDriver(Driver):
         self._channel.mine[0] = not nonfinite.all_finite(call.values)
         yield from self._channel.swap(call, call.traffic)
         raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
+
+
+def _placed(here: str, describe: Callable[[], str]) -> str:
+    text = describe()
+    return text if text.startswith(here) else f"{here}: {text}"
 
 
 def _span(call: VectorCall, kind: str, name: str) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -343,6 +344,64 @@ def test_a_state_of_another_shard_is_refused_with_the_cure() -> None:
     run_local(4, work, ranks_per_node=2)
     with pytest.raises(ValueError, match="do not make up their"):
         redistribute(states[:1], 2, per_node(LocalTopK(50), 4, 2, steps=1)[0][2])
+
+
+@pytest.mark.parametrize("bounds", [[5, 3], [0.0, 9.0], [0], 7, [[0, 9]], "ab", None], ids=str)
+def test_damaged_bounds_of_a_state_are_refused(bounds: Any) -> None:
+    def work(comm: Communicator) -> None:
+        aggregator = PerNode(LocalTopK(50)).start(comm, N)
+        state = {**aggregator.state_dict(), "shard": bounds if isinstance(bounds, str) else np.array(bounds)}
+        with pytest.raises(ValueError, match=r"this state's shard is .*, not bounds: take an earlier one"):
+            aggregator.load_state_dict(state)
+
+    run_local(2, work, ranks_per_node=2)
+
+
+def test_a_damaged_residual_of_all_shards_is_refused() -> None:
+    found = per_node(LocalTopK(50), 4, 2, steps=1)
+    moved = redistribute([one[1] for one in found], 6, found[0][2])
+    moved = [{**state, "residual": state["residual"][:-1]} for state in moved]
+
+    def work(comm: Communicator) -> None:
+        aggregator = PerNode(LocalTopK(50)).start(comm, N, tensor_lengths=LENGTHS, vector_id=3)
+        with pytest.raises(ValueError, match="this state's residual has shape"):
+            aggregator.load_state_dict(moved[comm.rank])
+
+    run_local(6, work, ranks_per_node=2)
+
+
+def test_states_of_empty_vectors_move_to_other_nodes() -> None:
+    def work(comm: Communicator, states: Any = None) -> Any:
+        aggregator = PerNode(LocalTopK(50)).start(comm, 0)
+        if states is not None:
+            aggregator.load_state_dict(states[comm.rank])
+        assert not aggregator.aggregate(np.empty(0, np.float32)).size
+        return aggregator.state_dict(), aggregator.state_kinds
+
+    states, kinds = zip(*run_local(4, work, ranks_per_node=2), strict=True)
+    moved = redistribute(states, 3, kinds[0])
+    assert run_local(3, lambda comm: work(comm, moved), ranks_per_node=2)[0][0]["step"] == 2
+
+
+@pytest.mark.parametrize("method", [Marsit(None, nonfinite="skip"), LocalTopK(50)], ids=str)
+def test_a_single_node_keeps_pending_errors_over_steps_that_are_skipped_or_fail(method: Any) -> None:
+    found = per_node(method, 4, 2, steps=2)
+    states = [one[1] for one in found]
+    moved = redistribute(states, 2, found[0][2])
+
+    def work(comm: Communicator) -> Any:
+        aggregator = PerNode(method).start(comm, N, tensor_lengths=LENGTHS, vector_id=3)
+        aggregator.load_state_dict(moved[comm.rank])
+        with suppress(NonFiniteGradient):
+            aggregator.aggregate(np.full(N, np.nan, np.float32))
+        mean = aggregator.aggregate(np.zeros(N, np.float32))
+        assert not aggregator.can_undo  # as the errors are gone from the state
+        aggregator.aggregate(np.zeros(N, np.float32))
+        assert aggregator.can_undo
+        return mean
+
+    for mean in run_local(2, work, ranks_per_node=2):
+        np.testing.assert_allclose(mean, pending(states), atol=1e-6)
 
 
 def test_owners_of_a_shard_that_load_different_scales_are_told() -> None:
