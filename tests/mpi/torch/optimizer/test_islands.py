@@ -12,7 +12,9 @@ from torch import nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, SparseLoCo, run_local
-from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states
+from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.islands import IslandGradients
 from tests.mpi.lanes import up_to_four_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
 
@@ -110,6 +112,7 @@ def test_islands_of_one_rank_are_ranks_without_islands(algorithm: Any, comm: Com
     assert torch.equal(*map(parameters_of, models))
 
 
+@pytest.mark.mpi(min_size=2)  # one rank in an island of its own runs the method
 @pytest.mark.parametrize("algorithm", CARRIERS.values(), ids=CARRIERS)
 def test_a_single_island_is_the_plain_loop_whatever_the_algorithm(algorithm: Any, comm: Communicator) -> None:
     model, plain = make_model(), make_model()
@@ -168,7 +171,8 @@ def test_other_ranks_in_other_islands_go_on(algorithm: Any, ranks: int, of_islan
         )
         optimizer.load_state_dict(others[comm.rank])
         train(model, optimizer, comm, range(4, 8))
-        return same_on_all_ranks(model, comm) and optimizer.synchronizations == 4
+        require_same(model, comm)
+        return optimizer.synchronizations == 4 and bool(parameters_of(model).isfinite().all())
 
     assert all(run_local(ranks, resume))
 
@@ -235,3 +239,29 @@ def test_a_sparse_gradient_is_refused_within_an_island(comm: Communicator) -> No
     if comm.size > 1:
         with pytest.raises(ValueError, match="is sparse, which islands do not average"):
             optimizer.step()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("plan", [{"local_steps": 3}, {"local_steps": 4, "delay": 1}], ids=str)
+def test_a_rank_that_cannot_make_a_step_is_named_by_all_and_its_island_does_not_wait(
+    plan: dict[str, int], comm: Communicator
+) -> None:
+    model = make_model()
+    with islands_of(comm) as island:
+        optimizer = wrapped(model, comm, island, **plan)
+        train(model, optimizer, comm, range(4))
+        odd = comm.rank == comm.size - 1
+        if odd:
+            optimizer.optimizer.param_groups[0]["params"].pop()
+        with pytest.raises(ValueError if odd else CollectiveMismatch, match=r"no longer holds parameter '2.bias'"):
+            train(model, optimizer, comm, range(4, 10))
+        assert same_on_all_ranks(model, comm)
+
+
+def test_the_mean_goes_to_other_parameters_of_equal_values(comm: Communicator) -> None:
+    averages = IslandGradients(comm, 1.0)
+    for _ in range(2):
+        one = NamedParameter("one", nn.Parameter(torch.zeros(1)))
+        one.parameter.grad = torch.tensor([1.0 + comm.rank])
+        averages.average([one])
+        assert one.parameter.grad.item() == (comm.size + 1) / 2
