@@ -79,7 +79,14 @@ def judge(found: Runs, rates: Rates, pairs: Mapping[str, str]) -> list[Claim]:
                 values += points[method]
             what = f"{rate[0]} {rate[1]:g}: {nodes} loses at most half as much as Marsit among all ranks"
             claims.append(_cell(what, points[flat], points[nodes], differs))
-        claims.append(_cell(f"all rates: {nodes}", pooled[flat], pooled[nodes], "the same runs, all rates together"))
+        claims.append(
+            _cell(
+                f"all rates: {nodes} loses at most half as much",
+                pooled[flat],
+                pooled[nodes],
+                "the same runs, all rates together",
+            )
+        )
     return claims
 
 
