@@ -10,17 +10,21 @@ and keeps a residual of n/L. Votes and quantization are over R means of nodes in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from collectives import Communicator
 from collectives.annotations import override
+from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.registry import method
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
+from mpicomp.nodes import torch_group
 from mpicomp.nodes.driver import PerNodeDriver
-from mpicomp.nodes.local_sum import MessageSum, SharedMemorySum
+from mpicomp.nodes.group_sum import DeviceGroupSum, HostGroupSum
+from mpicomp.nodes.local_sum import LocalSum, MessageSum, SharedMemorySum
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
 
@@ -36,15 +40,17 @@ class PerNode(Algorithm):
     ----------
     algorithm : Algorithm or str
         Method between the nodes, or its name, which stands for its defaults.
-    local : "auto", "shared" or "ring"
+    local : "auto", "shared", "ring", "gloo" or "nccl"
         Way of the sums within a node: "shared": through memory that its ranks share; "ring": by messages; "auto":
-        through shared memory, or by messages where there is none to be had, with a warning. Results are the same, to
-        the bit.
+        through shared memory, or by messages where there is none to be had, with a warning; "gloo" or "nccl": by a
+        group of `torch.distributed` that this communicator makes for itself, Gloo's in memory of the host, or NCCL's
+        from GPU to GPU, where vectors are then encoded. Results are the same, to the bit.
 
     Raises
     ------
     ValueError
-        `algorithm` is no method, or one that cannot be used between nodes; `local` has another value.
+        `algorithm` is no method, or one that cannot be used between nodes; `local` has another value. By `start`, and
+        where an optimizer is made, on all ranks: a rank lacks the library or a GPU of its own that `local` needs.
 
     Notes
     -----
@@ -52,7 +58,8 @@ class PerNode(Algorithm):
     encoded. Nodes may differ in their number of ranks. The vector then has as many shards as the smallest node has
     ranks; the other ranks only contribute to sums. Every rank counts the same: the sum of a node is multiplied by R/M.
 
-    Between nodes the topology is that of the communicator.
+    Between nodes the topology is that of the communicator. With "gloo" and "nccl" the calls of a communicator make
+    their steps one after the other, since such a group needs one order on all ranks. "nccl" has not run on GPUs yet.
 
     Examples
     --------
@@ -69,12 +76,12 @@ class PerNode(Algorithm):
     """
 
     algorithm: Algorithm | str
-    local: Literal["auto", "shared", "ring"] = "auto"
+    local: Literal["auto", "shared", "ring", "gloo", "nccl"] = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str):
             object.__setattr__(self, "algorithm", method(self.algorithm))
-        choice(self, "local", ("auto", "shared", "ring"))
+        choice(self, "local", ("auto", "shared", "ring", "gloo", "nccl"))
         one = self.algorithm
         if not isinstance(one, Algorithm) or isinstance(one, PerNode):
             raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
@@ -117,9 +124,20 @@ class PerNode(Algorithm):
         return str(getattr(self.method, "nonfinite", "raise"))
 
     @override
+    def encodes_on_devices(self, dtype: str) -> bool:
+        return self.needs_devices and self.method.encodes_on_devices(dtype)
+
+    @property
+    @override
+    def needs_devices(self) -> bool:
+        return self.local == "nccl"
+
+    @override
     def connect(self, comm: Communicator) -> None:
         if comm.layout.n_shards > 1 or len(comm.layout.sizes) < comm.size:
             comm.nodes  # noqa: B018 - makes the communicators
+            if self.local in ("gloo", "nccl"):
+                torch_group.connect(comm, self.local)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Return the parts of the method, for the shard of this rank."""
@@ -140,11 +158,25 @@ class PerNode(Algorithm):
         shards += (range(spec.n, spec.n),) * (nodes.local.size - nodes.n_shards)
         own = shard_spec(spec, shards[rank], rank, nodes.n_shards, keeps_shapes=alignment is None)
         parts, inner = self.method.assemble(across, own)
-        way = MessageSum if self.local == "ring" else SharedMemorySum
-        local = way(nodes, shards, spec, comm.size / len(nodes.sizes))
+        local = self._local_sum(comm, shards, spec)
         driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner)
         feedback = ShardFeedback(parts.feedback, shards[rank], spec, driver)
         return parts._replace(feedback=cast(Feedback, feedback)), driver
+
+    def _local_sum(self, comm: Communicator, shards: Sequence[range], spec: VectorSpec) -> LocalSum:
+        nodes = comm.nodes
+        terms = nodes, shards, spec, comm.size / len(nodes.sizes)
+        if self.local == "gloo":
+            return HostGroupSum(*terms, torch_group.of(nodes, "gloo"))
+        if spec.device != "cpu":
+            group = torch_group.of(nodes, "nccl")
+            if group.device is not named(spec.device):
+                problem = f"vectors are on {spec.device}, and the group of NCCL has {group.device.name}"
+                cure = "call torch.cuda.set_device before the first of them"
+                comm.reject(ValueError(f"{comm.here}, start: {problem}: {cure}"), "start")
+            return DeviceGroupSum(*terms, group)
+        # also for "nccl" on ranks whose device is full, which start again with the tags of the others
+        return (SharedMemorySum if self.local in ("auto", "shared") else MessageSum)(*terms)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
