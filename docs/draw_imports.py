@@ -45,6 +45,7 @@ ROLES = {
     "mpicomp.codecs": "values to bytes",
     "mpicomp.feedback": "residuals",
     "mpicomp.kernels": "compiled loops",
+    "mpicomp.nodes": "two levels",
     "mpicomp.pipeline": "stages, stores",
     "mpicomp.reducers": "routes of payloads",
     "mpicomp.torch": "optimizers, DDP",

@@ -95,13 +95,14 @@ def run_on_hosts(
     mpi: str = "openmpi",
     python: Path | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
+    ranks_per_node: int = 1,
 ) -> None:
-    """Run Python with `arguments` on all hosts, one rank on each, to its end; JobFailed if it fails or takes too long.
+    """Run Python with `arguments` on all hosts to its end; JobFailed if it fails or takes too long.
 
     Errors call the job `what`, and its environment has the `settings` as well. The other parameters are those of
     `mpirun`.
     """
     program = [str(python or sys.executable), *arguments]
-    command, env = mpirun(network, folder, mpi, 1, program, python)
+    command, env = mpirun(network, folder, mpi, ranks_per_node, program, python)
     own = {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), env.get("PYTHONPATH")))), **settings}
     run_or_raise(what, network.nodes[0].command(command), own, timeout_s)

@@ -147,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
         help="emulate slow links: hold messages back until a link of this rate, such as 100mbit or 1gbit,50us, would "
         "deliver them",
     )
+    add(
+        "--ranks-per-node",
+        type=positive,
+        metavar="L",
+        help="neighbouring ranks that share an emulated link, and send to each other past it (default: 1)",
+    )
     add("--schedule", choices=tuple(SCHEDULES), default=default.schedule, help="order of micro-batches")
     add = parser.add_argument_group("model and training").add_argument
     add_counts(

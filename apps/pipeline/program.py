@@ -34,7 +34,8 @@ def run_program(parse: Parse, work: Work) -> int:
         return fail(MPI.COMM_WORLD, None, status=int(stop.code or 0))
     torch.set_num_threads(1)  # more of them would fight over the cores, and change the order of sums
     try:
-        comm = Communicator(link=getattr(found, "link", None))
+        link, ranks_per_node = (getattr(found, name, None) for name in ("link", "ranks_per_node"))
+        comm = Communicator(link=link, ranks_per_node=ranks_per_node)
     except ValueError as error:
         return fail(MPI.COMM_WORLD, f"--link {found.link}: {error}")
     with comm:

@@ -14,7 +14,7 @@ from apps.launch import PROJECT, JobFailed, exit_on_signals
 from apps.reproduce.claims import Claim, Part, table
 from apps.studies.results import Results
 
-PAPERS = ("aq-sgd", "doublesqueeze", "ecq-sgd", "marsit", "scalecom", "sparse-loco")
+PAPERS = ("aq-sgd", "diloco", "doublesqueeze", "ecq-sgd", "marsit", "per-node", "scalecom", "sparse-loco")
 FOLDER = Path("runs") / "reproduce"
 DOCUMENT = PROJECT / "docs" / "reproduce.md"
 SEEDS = 10
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Try the claims of a paper again at the size of this machine. Results are kept, so that a run that "
         "was cut off continues where it stopped.",
     )
-    parser.add_argument("paper", choices=PAPERS, help="paper whose claims are tried")
+    parser.add_argument("paper", choices=PAPERS, help="paper whose claims are tried, or study of our own: per-node")
     parser.add_argument(
         "--seeds", type=int, default=SEEDS, metavar="N", help="seeds of each run (default: %(default)s)"
     )

@@ -33,7 +33,8 @@ KEPT = ("epoch", "loss", "accuracy", "test_loss", "bytes_so_far_per_rank", "bits
 class Task:
     """A training run except for its method and seed, with `options` of ``python -m apps.train``.
 
-    Of the dataset only the first `train_samples` and `test_samples` are used; None: all.
+    Of the dataset only the first `train_samples` and `test_samples` are used; None: all. With `ranks_per_node` so many
+    neighbouring ranks count as a node; None: the ranks of a host do.
     """
 
     options: tuple[str, ...]
@@ -41,6 +42,7 @@ class Task:
     topology: str = "ring"
     train_samples: int | None = None
     test_samples: int | None = None
+    ranks_per_node: int | None = None
 
 
 def trained(
@@ -55,6 +57,8 @@ def trained(
         "topology": task.topology,
         "samples": [task.train_samples, task.test_samples],
     }
+    if task.ranks_per_node is not None:  # results of other tasks have settings without it
+        settings["ranks_per_node"] = task.ranks_per_node
     return results.get(f"{name}-{seed}", settings, lambda: train(task, method, seed, own_options))
 
 
@@ -99,7 +103,8 @@ def train(
         accuracy = 1 / dataset.n_classes if diverged else epochs[-1]["accuracy"]
         return {"epochs": epochs, "accuracy": accuracy, "diverged": diverged, "count": training.n_parameters}
 
-    return run_local(task.ranks, rank, cast(TopologyName, task.topology))[0]
+    options_of_nodes = {} if task.ranks_per_node is None else {"ranks_per_node": task.ranks_per_node}
+    return run_local(task.ranks, rank, cast(TopologyName, task.topology), **options_of_nodes)[0]
 
 
 def last(records: Sequence[Record], key: str) -> list[float]:

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arrival_timeout=options.arrival_timeout,
             threads=options.threads,
             link=options.link,
+            ranks_per_node=options.ranks_per_node,
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"
@@ -137,6 +138,8 @@ def _header(options: argparse.Namespace, comm: Communicator, training: Training)
         "topology": getattr(comm.topology, "name", comm.topology),
         "ranks": comm.size,
         "link": None if comm.link is None else str(comm.link),
+        "per_node": options.per_node,
+        "nodes": list(comm.layout.sizes),
         "count": training.n_parameters,
     }
 
@@ -146,7 +149,8 @@ def _algorithm(options: argparse.Namespace) -> Algorithm | None:
     if options.algorithm == ONE_BIT_ADAM:
         return None
     try:
-        return mpicomp.algorithm(options.algorithm, **options.algorithm_options)
+        algorithm = mpicomp.algorithm(options.algorithm, **options.algorithm_options)
+        return algorithm if options.per_node is None else mpicomp.PerNode(algorithm, options.per_node)
     except TypeError as error:
         raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
 

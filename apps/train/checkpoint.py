@@ -41,13 +41,17 @@ _NAME = re.compile(r"step-(\d{8,15})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that `load` found: who wrote it, the options of its run, its model and the state of this rank."""
+    """A checkpoint that `load` found: who wrote it, the options of its run, its model and the state of this rank.
+
+    It has `moved` if another number of ranks wrote it, or ranks on other nodes.
+    """
 
     path: Path
     ranks: int
     options: dict[str, Any]
     model: dict[str, Tensor]
     state: Any
+    moved: bool
 
 
 def save(
@@ -105,7 +109,12 @@ def save(
     return final
 
 
-def load(folder: Path, comm: Communicator, redistribute: Redistribute | None = None) -> Checkpoint | None:
+def load(
+    folder: Path,
+    comm: Communicator,
+    redistribute: Redistribute | None = None,
+    on_same_nodes: Callable[[dict[str, Any]], bool] = lambda options: True,
+) -> Checkpoint | None:
     """Read the newest checkpoint and verify every file that is read; collective. None if there is no checkpoint yet.
 
     If a file is missing, truncated, altered or of another program, every rank raises JobError.
@@ -118,6 +127,8 @@ def load(folder: Path, comm: Communicator, redistribute: Redistribute | None = N
         Makes, of the states of all ranks in rank order, those of another number of ranks: it is called as
         ``redistribute(states, ranks)`` if another number wrote the checkpoint. Rank 0 makes one state of all, and every
         rank its own of that one. Without it, such a checkpoint is an error.
+    on_same_nodes
+        Returns False if the run with these options had other nodes, so that its states must be redistributed too.
     """
     found, model, state = None, {}, None
     newest = -1
@@ -135,20 +146,21 @@ def load(folder: Path, comm: Communicator, redistribute: Redistribute | None = N
             )
     if found is None:
         return None
+    moved = found.ranks != comm.size or not on_same_nodes(found.options)
     with raise_on_all_ranks(comm):
         model = found.model()
         # Each file is read through by one rank, also where there are more files or fewer than ranks.
         for rank in range(comm.rank, found.ranks, comm.size):
             found.verify(rank_file(rank))
-        if found.ranks == comm.size:
+        if not moved:
             state = found.state(comm.rank)
-    if found.ranks != comm.size and redistribute is not None:
+    if moved and redistribute is not None:
         state = _redistributed(found, comm, redistribute)
-    return Checkpoint(found.path, found.ranks, found.options, model, state)
+    return Checkpoint(found.path, found.ranks, found.options, model, state, moved)
 
 
 def _redistributed(files: CheckpointFiles, comm: Communicator, redistribute: Redistribute) -> Any:
-    """Read a checkpoint that another number of ranks wrote, and return the state for this rank; collective."""
+    """Read a checkpoint that other ranks wrote, and return the state for this rank; collective."""
     tensors: dict[str, Tensor] = {}
     told = ""
     with raise_on_all_ranks(comm):

@@ -11,20 +11,23 @@ from typing import Any
 from apps.train.data import DATASETS
 from apps.train.learning_rate import DECAYS
 from apps.train.models import MODELS
+from mpicomp.algorithms.per_node import LOCALS
 from mpicomp.cli.arguments import assignment
 
 ONE_BIT_ADAM = "one-bit-adam"
 """The --algorithm that is an optimizer of its own."""
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
+NODES = "nodes"
+"""Option that a run between nodes has besides those of the command line: the ranks of each node."""
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset(
     {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data"}
-    | {"threads", "trace", "link"}
+    | {"threads", "trace", "link", "ranks_per_node"}
 )
-"""Options that a resumed run may change, as they do not enter the arithmetic."""
-_PER_RANKS = frozenset({"batch", "lr", "topology", "network"})
-"""Options that it may change where the number of ranks changes."""
+"""Options that a resumed run may change, as they do not enter the arithmetic, or only with the nodes of `identity`."""
+_PER_RANKS = frozenset({"batch", "lr", "topology", "network", NODES})
+"""Options that it may change where the number of ranks changes, or their nodes."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,16 +54,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def differing(before: dict[str, Any], now: dict[str, Any], other_ranks: bool) -> list[str]:
-    """The options by which a run cannot continue another, which may have been on another number of ranks."""
+    """The options by which a run cannot continue another, which may have been on other ranks or nodes."""
     free = _PER_RANKS if other_ranks else frozenset()
     return sorted(key for key in (now.keys() | before.keys()) - free if now.get(key) != before.get(key))
 
 
-def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options by which runs differ, for `differing`; can be written as JSON."""
+def identity(options: argparse.Namespace, nodes: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the options by which runs differ, for `differing`; can be written as JSON.
+
+    `nodes` are the ranks of each node, which own parts of vectors.
+    """
     own = {key: value for key, value in vars(options).items() if key not in _FREE and key != "option"}
     if options.decay == "cosine":
         own["epochs"] = options.epochs
+    if options.per_node is not None:
+        own[NODES] = list(nodes)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
 
 
@@ -112,6 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--synchronize", choices=("gradients", "updates"), help="what the ranks average; each method has a default")
     add("--local-steps", type=positive, default=1, help="optimizer steps per synchronization")
     add("--bucket-mb", type=_positive_float, default=25.0, help="size of the largest bucket in MiB")
+    add(
+        "--per-node",
+        nargs="?",
+        const="auto",
+        choices=LOCALS,
+        help="full precision within a node and the method between nodes; the value is the way of the sums within",
+    )
+    add("--ranks-per-node", type=positive, metavar="L", help="ranks of a host that count as a node (default: all)")
     add("--topology", default="auto", help="name of the schedule of the all-reduce")
     add("--network", metavar="FILE", help="measured network for --topology auto, from mpicomp advise --save")
     add(

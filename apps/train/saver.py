@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apps.train import checkpoint
 from apps.train.agreement import raise_on_all_ranks
-from apps.train.options import differing, identity
+from apps.train.options import NODES, differing, identity
 from apps.train.redistribute import redistribute
 from apps.train.training import Training
 from collectives import Communicator
@@ -24,7 +24,7 @@ class Saver:
     def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training) -> None:
         self._folder: Path = options.checkpoint
         self._every, self._unit = options.checkpoint_every
-        self._options = identity(options)
+        self._options = identity(options, comm.layout.sizes)
         self._comm, self._training = comm, training
         self._last_step = training.step
         comm.stop_requested()  # installs the handlers: a signal during the first step must not end the rank
@@ -55,12 +55,13 @@ def resume(options: argparse.Namespace, comm: Communicator, training: Training) 
 
     If it is damaged or of another program, or if a run with other options wrote it, every rank raises JobError.
     """
-    found = checkpoint.load(options.checkpoint, comm, redistribute)
+    now = identity(options, comm.layout.sizes)
+    found = checkpoint.load(options.checkpoint, comm, redistribute, lambda before: before.get(NODES) == now.get(NODES))
     if found is None:
         return None
     with raise_on_all_ranks(comm):
-        before, now = found.options, identity(options)
-        changed = differing(before, now, other_ranks=found.ranks != comm.size)
+        before = found.options
+        changed = differing(before, now, other_ranks=found.moved)
         if changed:
             changes = ", ".join(f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}" for key in changed)
             raise ValueError(f"{found.path} belongs to a run with other options: {changes}; use the same")
@@ -73,7 +74,11 @@ def resume(options: argparse.Namespace, comm: Communicator, training: Training) 
                     f"{found.path} holds no state of this run ({error!r}); remove the folder to resume from an earlier "
                     "one"
                 ) from error
-    return f"{found.path}" if found.ranks == comm.size else f"{found.path}, which {found.ranks} ranks wrote"
+    if not found.moved:
+        return f"{found.path}"
+    nodes = found.options.get(NODES)
+    on_nodes = f" on {len(nodes)} node{'s'[: len(nodes) > 1]}" if nodes else ""
+    return f"{found.path}, which {found.ranks} ranks{on_nodes} wrote"
 
 
 def require_unused(options: argparse.Namespace, comm: Communicator) -> None:

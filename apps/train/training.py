@@ -23,6 +23,7 @@ from apps.train.models import build
 from collectives import Communicator
 from collectives.json_file import fields
 from mpicomp.algorithms import Algorithm
+from mpicomp.algorithms.per_node import method_of
 from mpicomp.cli.timing import gather
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, average_buffers, broadcast_parameters
 
@@ -84,7 +85,7 @@ class Training:
         self._comm = comm
         self._dataset = dataset.to(device)
         self._generator = _generator_of(self._loss_sum.device)
-        self._full_precision_every: int | None = getattr(algorithm, "full_precision_every", None)
+        self._full_precision_every: int | None = getattr(method_of(algorithm), "full_precision_every", None)
 
     @property
     def n_parameters(self) -> int:
@@ -292,7 +293,7 @@ def _optimizer(
     named, bucket_mb = model.named_parameters(), options.bucket_mb
     rates = {"lr": options.lr, "weight_decay": options.weight_decay}
     if algorithm is None:
-        own = {"bucket_mb": bucket_mb, **options.algorithm_options}
+        own = {"bucket_mb": bucket_mb, "per_node": options.per_node, **options.algorithm_options}
         try:
             return OneBitAdam(model.parameters(), **rates, **own, comm=comm, named_parameters=named)
         except TypeError as error:

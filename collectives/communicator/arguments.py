@@ -17,8 +17,8 @@ from mpi4py import MPI
 from collectives import launcher
 from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
-from collectives.communicator.nodes import NodeLayout, find_layout, validate_ranks_per_node
-from collectives.communicator.slow_link import link_of, validate_link
+from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layout, validate_ranks_per_node
+from collectives.communicator.slow_link import link_of, linked_node, validate_link
 from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
@@ -103,6 +103,8 @@ def validate_arguments(
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         workers = Workers(int(threads)) if threads > 1 else None
         per_node = validate_ranks_per_node(ranks_per_node)
+        if per_node is None:
+            per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
         limits = timeouts(timeout, arrival_timeout)
         return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated, per_node)
     except (TypeError, ValueError, LauncherMismatch) as error:

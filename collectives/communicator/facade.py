@@ -17,7 +17,7 @@ from collectives.communicator import arguments, exchanges, point_to_point, split
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
-from collectives.communicator.nodes import NodeLabel, Nodes, open_nodes
+from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, open_nodes
 from collectives.communicator.routes import Routes
 from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
@@ -103,8 +103,9 @@ class Communicator(metaclass=_Listed):
         (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
     link : EmulatedLink or str, optional
         Emulate slow links: messages are held back until a link of this rate, in each direction of each rank, would have
-        delivered them. A text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by
-        `split` have the same link. Results are the same. For trying a method on one machine, see docs/local.md.
+        delivered them. With `ranks_per_node` a node has one such link, and messages within a node are not held back. A
+        text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by `split` have the
+        same link. Results are the same. For trying a method on one machine, see docs/local.md.
     alone : bool
         Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
         ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
@@ -113,7 +114,8 @@ class Communicator(metaclass=_Listed):
         session, nor under pytest.
     ranks_per_node : int, optional
         Let groups of so many neighbouring ranks of a host count as a node, such as those of a socket, or to try
-        `PerNode` on one machine. None: the ranks of a host are a node. Equal on all ranks.
+        `PerNode` on one machine. None: the ranks of a host are a node, and over an emulated link each rank is one.
+        Equal on all ranks.
 
     Attributes
     ----------
@@ -210,9 +212,9 @@ class Communicator(metaclass=_Listed):
         self.mpi_comm, self.local_rank, self.local_size, self.layout = arguments.duplicate(
             parent, self.arrival_timeout, self.ranks_per_node, self.timeout
         )
-        self._nodes: Nodes | None = None
+        self._nodes: dict[NodeLayout, Nodes] = {}
         if emulated is not None:
-            self.mpi_comm = slow_down(self.mpi_comm, emulated)
+            self.mpi_comm = slow_down(self.mpi_comm, emulated, self.layout.node_of)
         self.link = link_of(self.mpi_comm)
         self.one_node = len(self.layout.sizes) == 1 and self.link is None
         self.threads = 1 if self.workers is None else self.workers.threads
@@ -478,16 +480,15 @@ class Communicator(metaclass=_Listed):
 
     def tags_unused(self, unless_made: bool = False) -> AbstractContextManager[None]:
         """Take back the tags of long-lived users that are made in this block; `unless_made`: only if it fails."""
-        if self._nodes is None:
-            return self._users.tags_unused(unless_made)
-        return self._tags_unused_of_nodes(self._nodes, unless_made)
+        return self._tags_unused_of_all(unless_made) if self._nodes else self._users.tags_unused(unless_made)
 
     @contextmanager
-    def _tags_unused_of_nodes(self, nodes: Nodes, unless_made: bool) -> Iterator[None]:
-        users = (self._users, nodes.local, nodes.across)
+    def _tags_unused_of_all(self, unless_made: bool) -> Iterator[None]:
+        parts = [part for nodes in self._nodes.values() for part in (nodes.local, nodes.across)]
         with ExitStack() as stack:
-            for one in users:
-                stack.enter_context(one.tags_unused(unless_made))
+            stack.enter_context(self._users.tags_unused(unless_made))
+            for part in parts:
+                stack.enter_context(part.tags_unused(unless_made))
             yield
 
     def common(self, kind: type[_Kind]) -> _Kind:
@@ -709,10 +710,14 @@ class Communicator(metaclass=_Listed):
         >>> mpicomp.run_local(4, number, ranks_per_node=2)
         [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
         """
-        if self._nodes is None:
-            self._nodes = open_nodes(self, self.layout)
-        return self._nodes
+        return self.nodes_of(self.layout)
+
+    def nodes_of(self, layout: NodeLayout) -> Nodes:
+        """Like `nodes`, for any layout of this communicator's ranks; collective where first called for it."""
+        if layout not in self._nodes:
+            self._nodes[layout] = open_nodes(self, layout)
+        return self._nodes[layout]
 
     def _close_nodes(self) -> None:
-        if self._nodes is not None:
-            self._nodes.close()
+        for nodes in self._nodes.values():
+            nodes.close()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NodeLabel(int):
-    """Number of this rank's node in the group that was split; takes the place of `ranks_per_node` in the part."""
+    """Number of this rank's node, in the group that was split or over an emulated link; replaces `ranks_per_node`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,28 @@ class NodeLayout:
         """Return the layout of ranks whose nodes have these keys."""
         numbers: dict[object, int] = {}
         return cls(tuple(numbers.setdefault(key, len(numbers)) for key in keys), rank)
+
+    @classmethod
+    def of_parts(cls, comm: Communicator, part: Communicator) -> NodeLayout:
+        """Return the layout whose nodes are the parts of `comm` that each rank passes; collective.
+
+        Raises
+        ------
+        ValueError
+            A part has other ranks than those that pass it, or has them in another order; on every rank.
+        """
+        members = part.allgather(np.array([comm.rank], np.int64)).reshape(-1)
+        mine = np.array([members[0], part.rank, part.size, comm.rank], np.int64)
+        everyones = comm.allgather(mine).reshape(comm.size, -1)
+        layout = cls.of_keys(everyones[:, 0].tolist(), comm.rank)
+        for rank, (_, place, size, _) in enumerate(everyones.tolist()):
+            if place != layout.places[rank] or size != layout.sizes[layout.node_of[rank]]:
+                raise ValueError(
+                    f"rank {rank} is number {place} of the {size} ranks of its part, and number {layout.places[rank]} "
+                    f"of the {layout.sizes[layout.node_of[rank]]} ranks of this communicator there: split it in parts "
+                    "by split(color), which keeps the order of ranks"
+                )
+        return layout
 
     @cached_property
     def members(self) -> tuple[int, ...]:
@@ -69,6 +91,12 @@ class NodeLayout:
         return tuple(self.node_of[:rank].count(node) for rank, node in enumerate(self.node_of))
 
     @property
+    def counterparts(self) -> tuple[int, ...]:
+        """Rank with this rank's local number on each node that has one, in the order of nodes."""
+        nodes = [[rank for rank, node in enumerate(self.node_of) if node == one] for one in range(len(self.sizes))]
+        return tuple(ranks[self.local_rank] for ranks in nodes if len(ranks) > self.local_rank)
+
+    @property
     def n_shards(self) -> int:
         """Ranks of the smallest node."""
         return min(self.sizes)
@@ -86,7 +114,7 @@ def find_layout(mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, 
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks of this node make a communicator"
     wait(host.Ibcast(first, 0), timeout_s, lambda: waiting)
     if isinstance(ranks_per_node, NodeLabel):
-        part, given = int(ranks_per_node), -1
+        part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
     mine, everyones = np.array([first[0], part, given], np.int64), np.empty((mpi_comm.size, 3), np.int64)
@@ -174,6 +202,7 @@ class Nodes:
         """Close both communicators, and groups of other libraries; collective."""
         while self.groups:
             self.groups.popitem()[1].close()
+        self.across.trace = None  # the whole communicator writes it, and compares the clocks
         self.across.close()
         self.local.close()
 
@@ -196,4 +225,6 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     # of messages, which number the ranks by their places there
     local.here = f"{comm.here}, among the {local.size} of its node"
     across.here = f"{comm.here}, among the nodes, of which this is number {layout.node}"
+    if comm.trace is not None:
+        across.trace = comm.trace.part(layout.counterparts)
     return Nodes(local, across, layout)

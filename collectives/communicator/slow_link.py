@@ -1,11 +1,12 @@
 """An emulated link: messages of a communicator are held back until a link of a chosen rate would have delivered them.
 
-Each rank has a link of its own to a switch, as hosts have. A message leaves once those before it have left, at the
-link's rate, and arrives a latency later. It is given to MPI only then, so that ranks need no common clock. Messages of
-several senders share the receiver's link: each occupies it for as long as it takes at the link's rate. A message of n
-bytes takes as many bytes more as its TCP segments have headers.
+Each node has a link to a switch, as hosts have; a node is a rank, or the ranks that the caller names. A message leaves
+once those before it have left, at the link's rate, and arrives a latency later. It is given to MPI only then, so that
+nodes need no common clock. Messages of several senders share the receiver's link: each occupies it for as long as it
+takes at the link's rate. A message of n bytes takes as many bytes more as its TCP segments have headers. The ranks of a
+node share its link: their messages leave in the order in which they are posted, and those from one to another pass by.
 
-Collectives of MPI itself take the time of a ring of messages, and a barrier takes a latency.
+Collectives of MPI itself take the time of a ring of messages through the nodes, and a barrier takes a latency.
 """
 
 # ruff: noqa: N802 - named as in mpi4py, and doing the same
@@ -16,13 +17,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Testable, override
+from collectives.communicator.link_clock import IN, OUT, SHARING_S, LinkClock, share_clock
+from collectives.communicator.nodes import NodeLabel
+from collectives.consistency.descriptions import gather_texts
 from collectives.cost.rate import EmulatedLink
 
 SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP over Ethernet: 14 of Ethernet, 20 of IP, 32 of TCP
@@ -68,16 +72,20 @@ def validate_link(link: str | EmulatedLink | None) -> EmulatedLink | None:
 
 
 class SlowLink:
-    """The link of one rank, which all of its communicators share.
+    """The link of one rank's node, which all of the rank's communicators share.
 
     Parameters
     ----------
     link : EmulatedLink
+    node : int
+        Number of the node.
+    clock : LinkClock, optional
+        The node's; None: the rank has the link to itself.
     """
 
-    def __init__(self, link: EmulatedLink) -> None:
-        self.link, self._seconds_a_byte = link, 1 / link.bytes_per_s
-        self._out_free = self._in_free = 0.0  # times from which the link is free, of `time.perf_counter`
+    def __init__(self, link: EmulatedLink, node: int = 0, clock: LinkClock | None = None) -> None:
+        self.link, self.node, self._seconds_a_byte = link, node, 1 / link.bytes_per_s
+        self._clock = LinkClock() if clock is None else clock
         self._held: deque[HeldSend] = deque()  # not given to MPI yet, in the order of posting
         self._releases: deque[float] = deque()  # of messages that have come, and are held back; they only rise
         self._lock = threading.Lock()  # a progress thread and the calling one use the link
@@ -89,9 +97,14 @@ class SlowLink:
     def post(self, send: HeldSend) -> None:
         """Let a message leave once those before it have left."""
         with self._lock:
-            self._out_free = max(time.perf_counter(), self._out_free) + self.seconds(send.nbytes)
-            send.due = self._out_free + self.link.latency_s
+            left = self._clock.occupy(OUT, time.perf_counter(), self.seconds(send.nbytes))
+            send.due = left + self.link.latency_s
             self._held.append(send)
+
+    def carry(self, nbytes: float) -> float:
+        """Return the time at which bytes of a collective of MPI, which begins now, have passed the link."""
+        with self._lock:
+            return self._clock.occupy(OUT, time.perf_counter(), self.seconds(int(nbytes)))
 
     def pump(self) -> None:
         """Give the messages to MPI that have left."""
@@ -104,8 +117,8 @@ class SlowLink:
     def arrive(self, nbytes: int) -> float:
         """Return the time until which a message that MPI has delivered is held back."""
         with self._lock:
-            now = time.perf_counter()
-            release = self._in_free = max(now, self._in_free + self.seconds(nbytes))
+            now, seconds = time.perf_counter(), self.seconds(nbytes)
+            release = self._clock.occupy(IN, now - seconds, seconds)  # the time passed while the message left its node
             self._forget_releases(now)
             if release > now:
                 self._releases.append(release)
@@ -190,15 +203,24 @@ class HeldReceive(Testable):
 
 
 class SlowComm:
-    """Communicator of mpi4py, or of `collectives.threads`, whose messages a `SlowLink` holds back."""
+    """Communicator of mpi4py, or of `collectives.threads`, whose messages between nodes a `SlowLink` holds back.
 
-    def __init__(self, comm: Any, link: SlowLink) -> None:
+    `node_of` has the node of each rank.
+    """
+
+    def __init__(self, comm: Any, link: SlowLink, node_of: Sequence[int]) -> None:
         self._comm, self._link, self.rank, self.size = comm, link, comm.rank, comm.size
+        self._node_of, self._n_nodes, self._n_here = node_of, len(set(node_of)), node_of.count(link.node)
 
     @property
     def emulated_link(self) -> EmulatedLink:
         """The link that messages are held back by."""
         return self._link.link
+
+    @property
+    def node(self) -> int:
+        """Number of this rank's node."""
+        return self._link.node
 
     @property
     def native(self) -> Any:
@@ -210,32 +232,45 @@ class SlowComm:
 
     def Dup(self) -> SlowComm:
         """Return a duplicate, over the same link."""
-        return SlowComm(self._comm.Dup(), self._link)
+        return SlowComm(self._comm.Dup(), self._link, self._node_of)
 
-    def Split(self, color: int = 0, key: int = 0) -> SlowComm:
-        """Return the communicator of the ranks of one color, over the same link."""
-        return SlowComm(self._comm.Split(color, key), self._link)
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """Return the communicator of the ranks of one color, over the same link; MPI's own COMM_NULL for no color."""
+        part = self._comm.Split(color, key)
+        if color == MPI.UNDEFINED:
+            return part
+        return SlowComm(part, self._link, [int(node) for node in gather_texts(part, str(self._link.node), SHARING_S)])
 
     # Messages --------------------------------------------------------------------------------------------------------
 
-    def Isend(self, buffer: Any, dest: int, tag: int) -> HeldSend:
+    def _passes_by(self, peer: int) -> bool:
+        return self._n_here > 1 and self._node_of[peer] == self._link.node
+
+    def Isend(self, buffer: Any, dest: int, tag: int) -> HeldSend | HeldReceive:
         """Post a message."""
+        if self._passes_by(dest):
+            return HeldReceive(self._link, self._comm.Isend(buffer, dest, tag), _at_once)
         send = HeldSend(self._link, _nbytes(buffer), lambda: self._comm.Isend(buffer, dest, tag))
         send.Start()
         return send
 
-    def Send_init(self, buffer: Any, dest: int, tag: int) -> HeldSend:
+    def Send_init(self, buffer: Any, dest: int, tag: int) -> HeldSend | HeldReceive:
         """Make a persistent send."""
         request = self._comm.Send_init(buffer, dest, tag)
+        if self._passes_by(dest):
+            return HeldReceive(self._link, request, _at_once)
         return HeldSend(self._link, _nbytes(buffer), request.Start, request)
 
     def Irecv(self, buffer: Any, source: int, tag: int) -> HeldReceive:
         """Receive a message."""
-        return HeldReceive(self._link, self._comm.Irecv(buffer, source, tag), self._arrived)
+        return HeldReceive(self._link, self._comm.Irecv(buffer, source, tag), self._hold(source))
 
     def Recv_init(self, buffer: Any, source: int, tag: int) -> HeldReceive:
         """Make a persistent receive."""
-        return HeldReceive(self._link, self._comm.Recv_init(buffer, source, tag), self._arrived)
+        return HeldReceive(self._link, self._comm.Recv_init(buffer, source, tag), self._hold(source))
+
+    def _hold(self, source: int) -> Callable[[MPI.Status], float]:
+        return _at_once if self._passes_by(source) else self._arrived
 
     def _arrived(self, status: MPI.Status) -> float:
         return self._link.arrive(status.Get_count(MPI.BYTE))
@@ -248,8 +283,11 @@ class SlowComm:
     # Collectives of MPI ----------------------------------------------------------------------------------------------
 
     def _after(self, request: Any, nbytes: float, hops: int = 1) -> HeldReceive:
-        seconds = self._link.seconds(int(nbytes)) + hops * self._link.link.latency_s if self.size > 1 else 0.0
-        return HeldReceive(self._link, request, lambda status: time.perf_counter() + seconds)
+        """Hold back a collective that sends `nbytes` through each node's link, a part of it for each of its ranks."""
+        if self._n_nodes == 1:
+            return HeldReceive(self._link, request, _at_once)
+        latency_s = hops * self._link.link.latency_s
+        return HeldReceive(self._link, request, lambda status: self._link.carry(nbytes / self._n_here) + latency_s)
 
     def Ibarrier(self) -> HeldReceive:
         """Wait for all ranks."""
@@ -261,20 +299,25 @@ class SlowComm:
 
     def Iallgather(self, source: Any, landing: Any) -> HeldReceive:
         """Gather the buffers of all ranks."""
-        return self._after(self._comm.Iallgather(source, landing), _nbytes(landing) - _nbytes(source), self.size - 1)
+        return self._after(
+            self._comm.Iallgather(source, landing), _nbytes(landing) - _nbytes(source), self._n_nodes - 1
+        )
 
     def Iallgatherv(self, source: Any, landing: Any) -> HeldReceive:
         """Gather buffers of different lengths."""
-        return self._after(self._comm.Iallgatherv(source, landing), _nbytes(landing) - _nbytes(source), self.size - 1)
+        return self._after(self._comm.Iallgatherv(source, landing), *self._gathered(source, landing))
+
+    def _gathered(self, source: Any, landing: Any) -> tuple[int, int]:
+        return _nbytes(landing) - _nbytes(source), self._n_nodes - 1
 
     def Ialltoallv(self, source: Any, landing: Any) -> HeldReceive:
         """Send a part of the buffer to each rank."""
-        return self._after(self._comm.Ialltoallv(source, landing), _nbytes(landing))
+        return self._after(self._comm.Ialltoallv(source, landing), _nbytes(landing) * self._n_here)
 
     def Iallreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> HeldReceive:
         """Sum the buffers of all ranks."""
         nbytes = 2 * _nbytes(landing) * (self.size - 1) / self.size
-        return self._after(self._comm.Iallreduce(source, landing, op), nbytes, 2 * (self.size - 1))
+        return self._after(self._comm.Iallreduce(source, landing, op), nbytes, 2 * (self._n_nodes - 1))
 
     def Allreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> None:
         """Sum the buffers of all ranks, and wait."""
@@ -283,17 +326,30 @@ class SlowComm:
             time.sleep(0)
 
 
-def slow_down(comm: Any, link: EmulatedLink) -> Any:
-    """Return a communicator whose messages are held back by a link."""
-    slow = SlowLink(link)
+def slow_down(comm: Any, link: EmulatedLink, node_of: Sequence[int]) -> Any:
+    """Return a communicator whose messages between nodes are held back by the nodes' links; collective.
+
+    `node_of` has the node of each rank; the ranks of a node are on one machine.
+
+    Raises
+    ------
+    OSError
+        A rank cannot share the link of its node; on every rank.
+    """
+    slow = SlowLink(link, node_of[comm.rank], share_clock(comm, node_of))
     if hasattr(comm, "limit_rest"):  # ranks are threads, which sleep until a message has come
         comm.limit_rest(slow.rest_s)
-    return SlowComm(comm, slow)
+    return SlowComm(comm, slow, node_of)
 
 
 def link_of(comm: Any) -> EmulatedLink | None:
     """Return the link that holds back a communicator's messages, or None."""
     return comm.emulated_link if isinstance(comm, SlowComm) else None
+
+
+def linked_node(comm: Any) -> NodeLabel | None:
+    """Return the node of this rank over an emulated link, or None."""
+    return NodeLabel(comm.node) if isinstance(comm, SlowComm) else None
 
 
 def _nbytes(buffer: Any) -> int:
@@ -302,3 +358,7 @@ def _nbytes(buffer: Any) -> int:
         return buffer.nbytes
     itemsize = buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize
     return int(np.sum(buffer[1])) * int(itemsize)
+
+
+def _at_once(status: MPI.Status) -> float:
+    return -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from collectives.annotations import Testable, override
@@ -20,28 +21,31 @@ class Labels(NamedTuple):
     receives: list[dict[str, int]]
 
 
-def find_labels(program: Program, known: dict[int, Labels]) -> Labels:
-    """Return a program's labels, which are kept as long as the program lives.
+def find_labels(program: Program, trace: Trace) -> Labels:
+    """Return a program's labels for a trace, which keeps them as long as the program lives.
 
     The messages between two ranks are numbered, and both ranks number them in the same order.
     """
+    known = trace.labels
     found = known.get(id(program))
     if found is None:
         pieces = [{"piece": number, "elements": len(cut)} for number, cut in enumerate(program.pieces)]
         for message in program.sends + program.recvs:
             pieces[message.piece]["chunk"] = message.chunk
-        found = known[id(program)] = Labels(pieces, _labels(program.sends), _labels(program.recvs))
+        found = known[id(program)] = Labels(
+            pieces, _labels(program.sends, trace.rank_of), _labels(program.recvs, trace.rank_of)
+        )
         weakref.finalize(program, known.pop, id(program), None).atexit = False
     return found
 
 
-def _labels(messages: tuple[Message, ...]) -> list[dict[str, int]]:
+def _labels(messages: tuple[Message, ...], rank_of: Callable[[int], int]) -> list[dict[str, int]]:
     counts: dict[int, int] = {}
     made = []
     for message in messages:
         number = counts[message.peer] = counts.get(message.peer, -1) + 1
         place = {"piece": message.piece, "chunk": message.chunk, "step": message.step}
-        made.append({"message": number, "peer": message.peer, **place, "weight": message.weight})
+        made.append({"message": number, "peer": rank_of(message.peer), **place, "weight": message.weight})
     return made
 
 
@@ -110,5 +114,5 @@ def trace_run(
     trace: Trace, program: Program, payload: Payload, requests: MessageStarter
 ) -> tuple[TracedPayload, TracedRequests]:
     """Wrap payload and requests of one run of a program so that they are recorded."""
-    labels = find_labels(program, trace.labels)
+    labels = find_labels(program, trace)
     return TracedPayload(trace, labels, payload), TracedRequests(trace, labels, requests)

@@ -9,13 +9,14 @@ import math
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.annotations import override
 from collectives.atomic_file import replacing
 from collectives.progress.polling import wait
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 TAG = 32_001  # no other messages have this tag
 ROUNDS = 48
 MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; new events replace the oldest ones
+PROGRAMS_OF_PARTS = 10_000_000  # numbers of the programs of communicators of some ranks are above it
 KIND, START, END, ARGS, CALL = 0, 2, 3, 4, 5  # indices of an event
 
 Event: TypeAlias = Any
@@ -103,10 +105,11 @@ class Span:
 class Trace:
     """Events of one rank, kept in memory until they are written to its file.
 
-    Each event has a kind. "call", "check", "wait", "encode", "prepare", "merge" and "decode" are spans of the rank's
-    own time, nested or disjoint. "send" and "receive" are messages, and "flight" are calls in the background; these
-    overlap. If a progress thread makes the calls, the spans are of its time, except "call" and "exposed": these are of
-    the calling thread, which waits in the latter. Spans whose arguments name a worker are of that thread's time.
+    Each event has a kind. "call", "check", "wait", "encode", "prepare", "merge", "decode", and "local" and "node" of
+    `mpicomp.PerNode`, are spans of the rank's own time, nested or disjoint. "send" and "receive" are messages, and
+    "flight" are calls in the background; these overlap. If a progress thread makes the calls, the spans are of its
+    time, except "call" and "exposed": these are of the calling thread, which waits in the latter. Spans whose arguments
+    name a worker are of that thread's time.
 
     A file without events is written at once, so that a path that cannot be written raises here.
 
@@ -161,6 +164,14 @@ class Trace:
         folder.mkdir(parents=True, exist_ok=True)
         self._write()
         _open[self.path] = self
+
+    def part(self, ranks: Sequence[int]) -> Trace:
+        """Return the trace of a communicator of some ranks, whose events are among this one's; `ranks` in its order."""
+        return PartTrace(self, ranks)
+
+    def rank_of(self, peer: int) -> int:
+        """Return the rank in the job of a rank of the communicator."""
+        return peer
 
     def start_program(self, background: int | None) -> None:
         """Set the number of a program that starts: `background` if it is not None, else the next one.
@@ -292,6 +303,42 @@ class Trace:
         where |= {"name": name, "id": hex((self.rank << 32) + number)}
         yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
         yield {"ph": "e", **where, "ts": ended / 1e3}
+
+
+class PartTrace(Trace):
+    """Trace of a communicator of some `ranks`, which adds its events to the trace of the whole job.
+
+    Its programs have numbers of their own, since other ranks may not run them.
+    """
+
+    def __init__(self, whole: Trace, ranks: Sequence[int]) -> None:
+        self._whole, self._ranks = whole, tuple(ranks)
+        self.rank, self.size, self.clock, self.add, self.path = (
+            whole.rank,
+            whole.size,
+            whole.clock,
+            whole.add,
+            whole.path,
+        )
+        self.labels, self.readings = {}, []
+        self.program = self._programs = PROGRAMS_OF_PARTS
+
+    @property
+    def over(self) -> Event:
+        """The last message that was found complete."""
+        return self._whole.over
+
+    @over.setter
+    def over(self, event: Event) -> None:
+        self._whole.over = event
+
+    @override
+    def rank_of(self, peer: int) -> int:
+        return self._ranks[peer]
+
+    @override
+    def start_program(self, background: int | None) -> None:
+        super().start_program(None if background is None else PROGRAMS_OF_PARTS + background)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -23,9 +23,11 @@ class Difference:
         Memory for the difference, in the tensors' shapes. It may be that of `after`.
     vector : ndarray[n]
         Vector that contains the views; its padding is zero.
+    may_stay_packed : bool
+        False: the result is written to ``out`` in any case.
     """
 
-    __slots__ = ("_subtract", "_views", "after", "before", "vector")
+    __slots__ = ("_subtract", "_views", "after", "before", "may_stay_packed", "vector")
 
     def __init__(
         self,
@@ -33,8 +35,10 @@ class Difference:
         after: Sequence[AnyArray],
         views: Sequence[AnyArray],
         vector: AnyArray,
+        may_stay_packed: bool = True,
     ) -> None:
         self.before, self.after, self.vector, self._views = before, after, vector, views
+        self.may_stay_packed = may_stay_packed
         self._subtract: Callable[[Sequence[AnyArray]], None] | None = None
 
     def take(self) -> AnyArray:

@@ -67,7 +67,8 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
             # only the optimizers of mpicomp.torch pass differences, which have kernels of their own
             with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
-            rehearse(getattr(method, "method", method), short, ranks, comm.topology, with_moves)
+            for one in getattr(method, "rehearsed", (method,)):
+                rehearse(one, short, ranks, comm.topology, with_moves)
         _done.add(key)
 
 

@@ -91,6 +91,11 @@ class Auto(Algorithm):
         return self.compressing
 
     @property
+    def rehearsed(self) -> tuple[Algorithm, ...]:
+        """Methods whose kernels the steps call."""
+        return (self.method,)
+
+    @property
     def synchronize(self) -> Synchronize:  # type: ignore[override]
         """Best input of the method."""
         return self.method.synchronize

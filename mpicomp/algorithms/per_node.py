@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
+from collectives.communicator.nodes import NodeLayout, Nodes
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
@@ -27,6 +29,10 @@ from mpicomp.nodes.group_sum import DeviceGroupSum, HostGroupSum
 from mpicomp.nodes.local_sum import LocalSum, MessageSum, SharedMemorySum
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
+
+Local = Literal["auto", "shared", "ring", "gloo", "nccl"]
+LOCALS: tuple[Local, ...] = get_args(Local)
+"""Ways of the sums within a node."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,7 @@ class PerNode(Algorithm):
     encoded. Nodes may differ in their number of ranks. The vector then has as many shards as the smallest node has
     ranks; the other ranks only contribute to sums. Every rank counts the same: the sum of a node is multiplied by R/M.
 
-    Between nodes the topology is that of the communicator. With "gloo" and "nccl" the calls of a communicator make
-    their steps one after the other, since such a group needs one order on all ranks. "nccl" has not run on GPUs yet.
+    Between nodes the topology is that of the communicator.
 
     Examples
     --------
@@ -76,12 +81,15 @@ class PerNode(Algorithm):
     """
 
     algorithm: Algorithm | str
-    local: Literal["auto", "shared", "ring", "gloo", "nccl"] = "auto"
+    local: Local = "auto"
+
+    equal_within_nodes: ClassVar[bool] = False
+    """Flag: the ranks of a node have equal vectors, of which its contribution is one."""
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str):
             object.__setattr__(self, "algorithm", method(self.algorithm))
-        choice(self, "local", ("auto", "shared", "ring", "gloo", "nccl"))
+        choice(self, "local", LOCALS)
         one = self.algorithm
         if not isinstance(one, Algorithm) or isinstance(one, PerNode):
             raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
@@ -93,6 +101,11 @@ class PerNode(Algorithm):
         """Method between the nodes."""
         assert isinstance(self.algorithm, Algorithm)
         return self.algorithm
+
+    @property
+    def rehearsed(self) -> tuple[Algorithm, ...]:
+        """Methods whose kernels the steps call, on ranks of a single node."""
+        return self.method, PerNode(Dense())
 
     @property
     def synchronize(self) -> Synchronize:  # type: ignore[override]
@@ -123,6 +136,10 @@ class PerNode(Algorithm):
         """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
         return str(getattr(self.method, "nonfinite", "raise"))
 
+    def layout_of(self, comm: Communicator) -> NodeLayout:
+        """Return the node of each rank."""
+        return comm.layout
+
     @override
     def encodes_on_devices(self, dtype: str) -> bool:
         return self.needs_devices and self.method.encodes_on_devices(dtype)
@@ -134,10 +151,11 @@ class PerNode(Algorithm):
 
     @override
     def connect(self, comm: Communicator) -> None:
-        if comm.layout.n_shards > 1 or len(comm.layout.sizes) < comm.size:
-            comm.nodes  # noqa: B018 - makes the communicators
+        layout = self.layout_of(comm)
+        if len(layout.sizes) < comm.size:
+            nodes = comm.nodes_of(layout)
             if self.local in ("gloo", "nccl"):
-                torch_group.connect(comm, self.local)
+                torch_group.connect(comm, nodes, self.local)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Return the parts of the method, for the shard of this rank."""
@@ -146,26 +164,26 @@ class PerNode(Algorithm):
     @override
     def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
         """Return the method's parts for this rank's shard, and a driver of both levels."""
-        layout = comm.layout
+        layout = self.layout_of(comm)
         if len(layout.sizes) == comm.size:
             parts, inner = self.method.assemble(comm, spec)
             feedback = ShardFeedback(parts.feedback, range(spec.n), spec, None)
             return parts._replace(feedback=cast(Feedback, feedback)), inner
-        nodes = comm.nodes
+        nodes = comm.nodes_of(layout)
         across, rank = nodes.across, nodes.local.rank
         alignment = self.method.shard_alignment(spec.n, spec.dtype)
         shards = cut(spec, nodes.n_shards, alignment)
         shards += (range(spec.n, spec.n),) * (nodes.local.size - nodes.n_shards)
         own = shard_spec(spec, shards[rank], rank, nodes.n_shards, keeps_shapes=alignment is None)
         parts, inner = self.method.assemble(across, own)
-        local = self._local_sum(comm, shards, spec)
-        driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner)
+        local = self._local_sum(comm, nodes, shards, spec)
+        driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner, equal=self.equal_within_nodes)
         feedback = ShardFeedback(parts.feedback, shards[rank], spec, driver)
         return parts._replace(feedback=cast(Feedback, feedback)), driver
 
-    def _local_sum(self, comm: Communicator, shards: Sequence[range], spec: VectorSpec) -> LocalSum:
-        nodes = comm.nodes
-        terms = nodes, shards, spec, comm.size / len(nodes.sizes)
+    def _local_sum(self, comm: Communicator, nodes: Nodes, shards: Sequence[range], spec: VectorSpec) -> LocalSum:
+        ranks = nodes.local.size if self.equal_within_nodes else 1
+        terms = nodes, shards, spec, comm.size / (len(nodes.sizes) * ranks)
         if self.local == "gloo":
             return HostGroupSum(*terms, torch_group.of(nodes, "gloo"))
         if spec.device != "cpu":
@@ -181,3 +199,8 @@ class PerNode(Algorithm):
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
         return self.method.message_model(n, dtype, ranks, piece_bytes)
+
+
+def method_of(algorithm: object) -> Any:
+    """Return the method between nodes of `PerNode`, or the algorithm itself."""
+    return algorithm.method if isinstance(algorithm, PerNode) else algorithm

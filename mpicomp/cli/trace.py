@@ -97,7 +97,7 @@ def remarks(traces: list[Trace]) -> list[str]:
     abouts = [trace["otherData"] for trace in traces]
     found = [
         "times are in seconds; hidden: the part of the wire's time in which the rank computed",
-        "calls and outside, together, are encode, merge, decode, wait, check and other, together",
+        "calls and outside, together, are encode, merge, decode, wait, check, local and other, together",
         "wire and hidden are upper bounds: a message counts as under way until its receiver looks",
     ]
     missing = sorted(set(range(max(about["ranks"] for about in abouts))) - {about["rank"] for about in abouts})
@@ -162,7 +162,10 @@ def _require_times(found: Event, *keys: str) -> None:
 
 
 COMPUTING = ("encode", "prepare", "merge", "decode")
-COLUMNS = ("calls", "outside", "encode", "merge", "decode", "wait", "check", "other", "wire", "flying", "exposed")
+COLUMNS = (
+    *("calls", "outside", "encode", "merge", "decode", "wait", "check", "local", "other"),
+    *("wire", "flying", "exposed"),
+)
 
 Interval = tuple[float, float]
 Message = tuple[int, int, int, int]  # program, sender, receiver, number among the messages from one to the other
@@ -265,8 +268,8 @@ def table(ranks: list[RankTrace]) -> str:
         spent = rank.seconds
         merge = spent["prepare"] + spent["merge"]
         cells = [spent["in calls"], spent["outside"], spent["encode"], merge]
-        cells += [*(spent[kind] for kind in ("decode", "wait", "check", "call")), busy * 1e-6]
-        cells += [length(union(rank.flights)) * 1e-6, spent["exposed"]]
+        cells += [*(spent[kind] for kind in ("decode", "wait", "check", "local")), spent["call"] + spent["node"]]
+        cells += [busy * 1e-6, length(union(rank.flights)) * 1e-6, spent["exposed"]]
         share = f"{hidden / busy:.0%}" if busy else "-"
         lines.append("".join([f"{rank.rank:>4}", *(f"{cell:>11.6f}" for cell in cells), f"{share:>8}"]))
     return "\n".join(lines)

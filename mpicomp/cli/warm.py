@@ -60,6 +60,7 @@ FORMS: tuple[Algorithm, ...] = (
     algorithms.TrueTopK(10, chunk=30),
     algorithms.SparseLoCo(),
     algorithms.SparseLoCo(10, 200, bits=32, decay=1.0),
+    algorithms.PerNode(algorithms.Dense()),
 )
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 SHORT, LONG = 1 << 10, 1 << 18  # gathered, and merged on the way

@@ -136,7 +136,7 @@ class SignResidual(Feedback):
         self._tensors, self.packed = None, False
         if difference is not None and self.in_place is not None:
             self._tensors = difference.flat_tensors()
-            self.packed = self._tensors is not None and not self._has_pairs
+            self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
         self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
         self._signs.begin(self._out)
         if self._tensors is None:

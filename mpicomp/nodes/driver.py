@@ -106,6 +106,8 @@ class PerNodeDriver(Driver):
     parts : Parts
     inner : Driver
         The method's parts and driver, of this rank's shard.
+    equal : bool
+        Vectors are equal on all ranks of a node, and are not summed there.
     """
 
     def __init__(
@@ -118,8 +120,9 @@ class PerNodeDriver(Driver):
         shard: VectorSpec,
         parts: Parts,
         inner: Driver,
+        equal: bool = False,
     ) -> None:
-        self._local, self._inner = local, inner
+        self._local, self._inner, self._equal = local, inner, equal
         self._is_open = False
         self._text = CallText(
             nodes.across, method, shard, nodes.across.fixed_tag(), f"aggregate between nodes by {method}"
@@ -171,11 +174,11 @@ class PerNodeDriver(Driver):
         if self.restored:
             yield from self._compare_restored(call)
         local = self._local
-        with _span(call, "local sum"):
-            finite = yield from local.reduce(call, call.values)
-        with _span(call, "between nodes"):
+        with _span(call, "local", "local sum"):
+            finite = yield from (local.take if self._equal else local.reduce)(call, call.values)
+        with _span(call, "node", "between nodes"):
             outcome = yield from (self._exchange(call, finite) if self._between else self._mean_of_node(call, finite))
-        with _span(call, "local gather"):
+        with _span(call, "local", "local gather"):
             worst = yield from local.gather(call, call.out, outcome)
         if worst == BAD:
             yield from self._raise(call)
@@ -226,7 +229,7 @@ class PerNodeDriver(Driver):
         raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
 
 
-def _span(call: VectorCall, name: str) -> AbstractContextManager[None]:
+def _span(call: VectorCall, kind: str, name: str) -> AbstractContextManager[None]:
     """Record a phase, unless phases of other calls may overlap it."""
     trace = call.group.trace
-    return nullcontext() if trace is None or call.background else trace.span("node", name)
+    return nullcontext() if trace is None or call.background else trace.span(kind, name)

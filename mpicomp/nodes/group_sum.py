@@ -54,6 +54,11 @@ class HostGroupSum(AgreeingSum):
         return (yield from self._agree(call, FINE if finite else BAD)) == FINE
 
     @override
+    def take(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        yield from call.turn()
+        return (yield from super().take(call, values))
+
+    @override
     def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
         worst = yield from self._agree(call, outcome)
         if worst == BAD:
@@ -102,6 +107,17 @@ class DeviceGroupSum(AgreeingSum):
         call.describe = lambda: f"{self.local.here}: {self._device.name} does not end the exchange of shards"
         yield from done(call, self._finite.fetch())
         return (yield from self._agree(call, FINE if self._finite else BAD)) == FINE
+
+    @override
+    def take(self, call: VectorCall, values: Array) -> Generator[bool, None, bool]:
+        yield from call.turn()
+        finite = yield from self.all_finite(call, values[self.own.start : self.own.stop])
+        self._device.run(partial(self._take_share, values))
+        return (yield from self._begin(call, FINE if finite else BAD)) == FINE
+
+    def _take_share(self, values: Array) -> None:
+        self.sums.copy_(values[self.own.start : self.own.stop])
+        divide(self.sums, self._ranks)
 
     def _add_up(self) -> None:
         parts = self._landing.view(self._size, -1)

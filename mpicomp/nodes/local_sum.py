@@ -90,15 +90,14 @@ class LocalSum(ABC):
             The sums of all shards of this node are finite; equal on all of its ranks.
         """
 
-    @abstractmethod
-    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
-        """Copy the results of all shards to `out`, unless a rank's outcome is BAD.
-
-        Returns
-        -------
-        int
-            The worst outcome of the node's ranks; equal on all of them.
-        """
+    def take(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        """Like `reduce`, for vectors that are equal on all ranks of the node: no values travel."""
+        shard = values[self.own.start : self.own.stop]
+        outcome = FINE if nonfinite.all_finite(shard) else BAD
+        # before the sums are written, which other ranks may still read as the last result
+        worst = yield from self._begin(call, outcome)
+        self._add([shard], 0)
+        return worst == FINE
 
     def spoil(self) -> None:
         """Overwrite a sum with NaN."""
@@ -122,6 +121,20 @@ class LocalSum(ABC):
         """Return True if a vector holds neither NaN nor infinity."""
         yield from ()
         return nonfinite.all_finite(values)
+
+    @abstractmethod
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        """Begin a step without sums, and return the worst outcome of the node's ranks, which have all come to it."""
+
+    @abstractmethod
+    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
+        """Copy the results of all shards to `out`, unless a rank's outcome is BAD.
+
+        Returns
+        -------
+        int
+            The worst outcome of the node's ranks; equal on all of them.
+        """
 
     def _add(self, parts: Sequence[FloatArray], start: int) -> bool:
         """Write a sum of the shard, divided, to `sums` from `start` on; returns False if it is not finite."""
@@ -234,6 +247,11 @@ class SharedMemorySum(LocalSum):
             self._count(_ADDED, turn)
         return (yield from self._agree(call, _SUMMED, FINE if finite else BAD)) == FINE
 
+    @override
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        self._turn += 1
+        return (yield from self._agree(call, _SUMMED, outcome))
+
     def _agree(self, call: VectorCall, kind: int, outcome: int) -> Generator[bool, None, int]:
         """Return the worst outcome of the node's ranks."""
         self._counters[self._rank][kind + _OUTCOMES] = outcome
@@ -267,6 +285,10 @@ class AgreeingSum(LocalSum):
         self._peers = [
             ((self._rank + turn) % self._size, (self._rank - turn) % self._size) for turn in range(1, self._size)
         ]
+
+    @override
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        return (yield from self._agree(call, outcome))
 
     def _agree(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
         """Return the worst outcome of the node's ranks."""

@@ -49,6 +49,11 @@ class ShardFeedback:
         return getattr(self.__dict__["_inner"], name)
 
     @property
+    def own(self) -> range:
+        """Elements of the shard."""
+        return self._own
+
+    @property
     def residual(self) -> Array | None:
         """The shard's residual."""
         return self._inner.residual

@@ -137,8 +137,8 @@ def bytes_of(array: AnyArray) -> Tensor:
 # Making ---------------------------------------------------------------------------------------------------------------
 
 
-def connect(comm: Communicator, kind: str) -> None:
-    """Make the groups of all nodes, "gloo" or "nccl", unless the communicator has them; collective.
+def connect(comm: Communicator, nodes: Nodes, kind: str) -> None:
+    """Make the groups of all nodes, "gloo" or "nccl", unless they have them; collective among the ranks of `comm`.
 
     Raises
     ------
@@ -146,7 +146,6 @@ def connect(comm: Communicator, kind: str) -> None:
         PyTorch, its backend or a GPU is missing on some rank, ranks of a node share a GPU, or a group does not have
         the ranks of its node. Every rank raises it, and nothing is left behind.
     """
-    nodes = comm.nodes
     if kind in nodes.groups or max(nodes.sizes) == 1:
         return
     gpu, problem = None, ""
@@ -157,11 +156,11 @@ def connect(comm: Communicator, kind: str) -> None:
         problem = str(error)
     _require_none(comm, kind, problem)
     if gpu is not None:
-        _require_own_gpus(comm, gpu)
+        _require_own_gpus(comm, nodes, gpu)
     group: TorchGroup | None = None
     try:
         group = _made(comm, nodes, kind, HOST_DEVICE if gpu is None else named(gpu.name))
-        here, members = list(nodes.layout.members), _members_of(group, comm)
+        here, members = list(nodes.layout.members), _members_of(group, comm, nodes)
         if members != here:
             problem = f"the group joins {list_ranks(members)}, and the node has {list_ranks(here)}"
     except (RuntimeError, OSError, CollectiveError) as error:
@@ -224,10 +223,10 @@ def _require_none(comm: Communicator, kind: str, problem: str) -> None:
             raise ValueError(f"{comm.here}: local={kind!r} cannot be used: on rank {rank}, {text}{CURE}")
 
 
-def _require_own_gpus(comm: Communicator, gpu: Gpu) -> None:
+def _require_own_gpus(comm: Communicator, nodes: Nodes, gpu: Gpu) -> None:
     """Raise ValueError on all ranks unless each rank of a node has a GPU of its own."""
     users: dict[tuple[int, str], int] = {}
-    for rank, (node, one) in enumerate(comm.allgather_object((comm.layout.node, tuple(gpu)))):
+    for rank, (node, one) in enumerate(comm.allgather_object((nodes.node, tuple(gpu)))):
         first = users.setdefault((node, one[1]), rank)
         if first != rank and one[1]:
             raise ValueError(
@@ -255,13 +254,13 @@ def _made(comm: Communicator, nodes: Nodes, kind: str, device: Device) -> TorchG
     return TorchGroup(make_backend(kind, store, local.rank, local.size), device, local.here, folder)
 
 
-def _members_of(group: TorchGroup, comm: Communicator) -> list[int]:
+def _members_of(group: TorchGroup, comm: Communicator, nodes: Nodes) -> list[int]:
     """Return the ranks that a group joins, in its order; its first exchange connects them."""
-    size, device = comm.nodes.local.size, group.device
+    size, device = nodes.local.size, group.device
     mine, everyones = np.full(size, comm.rank, np.int64), np.zeros(size, np.int64)
     sizes = [1] * size, [1] * size
     if device is HOST_DEVICE:
-        waiting = f"{comm.nodes.local.here}: not all of them join the group"
+        waiting = f"{nodes.local.here}: not all of them join the group"
         polling.wait(group.exchange_arrays(mine, everyones, *sizes), comm.timeout, lambda: waiting)
     else:
         there, landing = device.zeros(size, "int64"), device.zeros(size, "int64")

@@ -1,10 +1,11 @@
 """mpicomp for PyTorch: the only package here that imports torch.
 
 ``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
-and :class:`OneBitAdam`. ``ddp`` has :func:`ddp_hook`, which averages for DistributedDataParallel. ``process_group`` is
-a backend of ``torch.distributed``. The first two average flat vectors: ``buckets.py`` lays parameters out in these,
-``bucket_reducers.py`` averages one, ``bucket_queue.py`` several during backward. ``state`` saves residuals, and makes
-states for other numbers of ranks. ``replication.py`` makes the ranks' models equal.
+and :class:`OneBitAdam`. ``ddp`` has :func:`ddp_hook`, which averages for DistributedDataParallel, and ``fsdp``
+:func:`fsdp_hook`, for FSDP2. ``process_group`` is a backend of ``torch.distributed``. The first three average flat
+vectors: ``buckets.py`` lays parameters out in these, ``bucket_reducers.py`` averages one, ``bucket_queue.py`` several
+during backward. ``state`` saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes the
+ranks' models equal.
 
 NumPy views of tensors on the CPU reach the aggregators without a copy. Tensors on GPUs go there as they are, or as
 signs and codes that are made of them there (``devices.py``).
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpicomp.torch.ddp import DDPHookState as DDPHookState
     from mpicomp.torch.ddp import ddp_hook as ddp_hook
+    from mpicomp.torch.fsdp import FSDPHook as FSDPHook
+    from mpicomp.torch.fsdp import fsdp_hook as fsdp_hook
+    from mpicomp.torch.fsdp import fsdp_wire as fsdp_wire
     from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam as OneBitAdam
     from mpicomp.torch.process_group import register_backend as register_backend
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 # Loaded on first access: a script that redistributes states needs no MPI.
 _NAMES = {
     "ddp.hook": "DDPHookState ddp_hook",
+    "fsdp": "FSDPHook fsdp_hook fsdp_wire",
     "optimizer.distributed_optimizer": "DistributedOptimizer",
     "optimizer.one_bit_adam": "OneBitAdam",
     "process_group": "register_backend",

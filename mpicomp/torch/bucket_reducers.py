@@ -2,7 +2,8 @@
 
 The buckets are laid out at the first synchronization, in the order in which the first backward brought the gradients:
 gradients that come together then travel together. Parameters whose gradients did not come are last, in reverse order of
-registration.
+registration. Parameters that join while the optimizer trains have buckets behind those that exist, which stay as they
+are, with their residuals.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
+from types import MappingProxyType
 from typing import NoReturn
 
 import numpy as np
@@ -30,6 +32,8 @@ from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
+_NO_ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({})
+_ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB = 1.0
@@ -73,17 +77,18 @@ class BucketReducer:
         self._event_name = type(algorithm).__name__  # in profiles
         self._end_event: Callable[[], None] | None = None
 
-    def take_moves(self, before: list[Tensor], after: list[Tensor]) -> None:
+    def take_moves(self, before: list[Tensor], after: list[Tensor], may_stay_packed: bool = True) -> None:
         """Use the members' moves, their values before less those after, as the ``vector`` of the next call.
 
-        `after` may lie in ``vector``. Both must be left alone until the call has ended.
+        `after` may lie in ``vector``. Both must be left alone until the call has ended. Unless the result
+        `may_stay_packed` for `subtract_mean`, the call writes ``mean``.
         """
         if isinstance(self._vector_array, Tensor):
             torch._foreach_copy_(self.vector_views, torch._foreach_sub(before, after))
             return
         filled = [one.numel() > 0 for one in before]
         were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
-        self._moves = Difference(were, are, views, self._vector_array)
+        self._moves = Difference(were, are, views, self._vector_array, may_stay_packed)
 
     def fresh_mean_views(self) -> list[Tensor]:
         """Return the members' means as new tensors on the memory of ``mean``, which a caller may keep and rebind.
@@ -212,9 +217,10 @@ class BucketReducer:
 class BucketReducers(list[BucketReducer]):
     """The reducers of all buckets, in the order in which they begin; empty until `lay_out` or `restore`.
 
-    `members` are in order of registration, and `algorithms` has their names. Buckets of models above 8 MiB are no
+    `members` are in order of registration, and `algorithms` has their names. A bucket has members of one fragment, by
+    the numbers in `fragment_of`, where members without one have 0. Buckets of models above 8 MiB are no
     larger than an eighth of the model. Reduced `one_by_one`, buckets of one dtype take turns with one pair of vectors:
-    the peak is two buckets, also for large models.
+    the peak is two buckets, also for large models. Members that join later have buckets of their own behind the others.
     """
 
     def __init__(
@@ -224,12 +230,14 @@ class BucketReducers(list[BucketReducer]):
         comm: Communicator,
         bucket_mb: float,
         one_by_one: bool,
+        fragment_of: Mapping[str, int] = _ONE_FRAGMENT,
     ) -> None:
         super().__init__()
         self.members, self.comm = tuple(members), comm
-        self._algorithms, self._bucket_mb, self._one_by_one = algorithms, bucket_mb, one_by_one
-        for algorithm in dict.fromkeys(algorithms.values()):
-            algorithm.connect(comm)  # now, as a state may be tried on a single rank
+        self._algorithms, self._bucket_mb, self._one_by_one = dict(algorithms), bucket_mb, one_by_one
+        self._shared: dict[tuple[torch.dtype, torch.device], VectorPair] = {}  # by reducers that take turns
+        self.fragment_of = dict(fragment_of)
+        self._connect(algorithms)
         self.bucket_of: dict[int, int] = {}
         """Bucket by the member's position in `members`."""
 
@@ -249,38 +257,107 @@ class BucketReducers(list[BucketReducer]):
         order = [*arrived, *(i for i in reversed(range(len(self.members))) if i not in seen)]
         common = self.comm.broadcast(np.array(order, np.int64))
         ordered = [self.members[i] for i in common]
-        limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
-        self._open(group_parameters(ordered, limit_mb, lambda member: str(self._algorithms[member.name])))
+        self._open(self._grouped(ordered, self._algorithms))
 
-    def restore(self, names: Sequence[Sequence[str]]) -> None:
-        """Have the buckets that a state was saved with, by their members' names; collective."""
-        if names != self.names:
-            self._open(members_by_name(names, self.members, "this optimizer"))
+    def add(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> Sequence[BucketReducer]:
+        """Append buckets of members that join, and return them; collective. The other buckets stay as they are.
+
+        Backward brings the gradients of layers in the reverse of their order, so the members are in that order.
+        """
+        self._connect(algorithms)
+        groups = self._grouped([*reversed(members)], algorithms)
+        added = self._make(groups, algorithms, self._shared, first=len(self))
+        self._take_in(members, algorithms)
+        self += added
+        self._index()
+        return added
+
+    def restore(
+        self,
+        names: Sequence[Sequence[str]],
+        joining: Sequence[NamedParameter] = (),
+        algorithms: Mapping[str, Algorithm] = _NO_ALGORITHMS,
+    ) -> list[NamedParameter]:
+        """Have the buckets that a state was saved with, by their members' names; collective.
+
+        Returns
+        -------
+        list
+            Those of the `joining` members that the state has: they are among the members from now on.
+        """
+        if names == self.names:
+            return []
+        groups = self._saved_groups(names, joining)
+        saved = {member.name for group in groups for member in group}
+        joined = [member for member in joining if member.name in saved]
+        self._take_in(joined, algorithms)
+        self._open(groups)
+        return joined
 
     @contextmanager
-    def trial(self, names: Sequence[Sequence[str]]) -> Iterator[Sequence[BucketReducer]]:
+    def trial(
+        self,
+        names: Sequence[Sequence[str]],
+        joining: Sequence[NamedParameter] = (),
+        algorithms: Mapping[str, Algorithm] = _NO_ALGORITHMS,
+    ) -> Iterator[Sequence[BucketReducer]]:
         """Yield reducers as `restore` would make them, which must not communicate; raises the same errors."""
         if names == self.names:
             yield self
             return
-        groups = members_by_name(names, self.members, "this optimizer")
+        groups = self._saved_groups(names, joining)
         with self.comm.tags_unused():
-            yield self._make(groups)
+            yield self._make(groups, {**self._algorithms, **algorithms}, {})
+
+    def _grouped(
+        self, ordered: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
+    ) -> list[list[NamedParameter]]:
+        limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
+
+        def kind(member: NamedParameter) -> tuple[int, str]:
+            return self.fragment_of.get(member.name, 0), str(algorithms[member.name])
+
+        return group_parameters(ordered, limit_mb, kind)
+
+    def _saved_groups(
+        self, names: Sequence[Sequence[str]], joining: Sequence[NamedParameter]
+    ) -> list[list[NamedParameter]]:
+        return members_by_name(names, self.members, "this optimizer", joining)
+
+    def _connect(self, algorithms: Mapping[str, Algorithm]) -> None:
+        for algorithm in dict.fromkeys(algorithms.values()):
+            algorithm.connect(self.comm)  # now, as a state may be tried on a single rank
+
+    def _take_in(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        self.members += tuple(members)
+        self._algorithms |= {member.name: algorithms[member.name] for member in members}
 
     def _open(self, groups: Sequence[Sequence[NamedParameter]]) -> None:
-        self[:] = self._make(groups)
+        self._shared.clear()
+        self[:] = self._make(groups, self._algorithms, self._shared)
+        self._index()
+
+    def _index(self) -> None:
         position = {member.name: i for i, member in enumerate(self.members)}
         self.bucket_of = {position[m.name]: one.bucket.index for one in self for m in one.bucket.members}
 
-    def _make(self, groups: Sequence[Sequence[NamedParameter]]) -> list[BucketReducer]:
-        algorithms = [self._algorithms[group[0].name] for group in groups]
+    def _make(
+        self,
+        groups: Sequence[Sequence[NamedParameter]],
+        algorithm_of: Mapping[str, Algorithm],
+        shared: dict[tuple[torch.dtype, torch.device], VectorPair],
+        first: int = 0,
+    ) -> list[BucketReducer]:
+        algorithms = [algorithm_of[group[0].name] for group in groups]
         buckets = [
             make_bucket(index, group, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-            for index, (group, algorithm) in enumerate(zip(groups, algorithms, strict=True))
+            for index, (group, algorithm) in enumerate(zip(groups, algorithms, strict=True), first)
         ]
         if self._one_by_one:
             longest = {(one.dtype, one.device): one for one in sorted(buckets, key=lambda bucket: bucket.n)}
-            shared = {kind: VectorPair(bucket) for kind, bucket in longest.items()}
+            for kind, bucket in longest.items():
+                if kind not in shared or shared[kind].n < bucket.n:
+                    shared[kind] = VectorPair(bucket)
             pairs = [shared[bucket.dtype, bucket.device] for bucket in buckets]
         else:
             pairs = [VectorPair(bucket) for bucket in buckets]
@@ -295,7 +372,7 @@ class VectorPair:
     """
 
     def __init__(self, bucket: Bucket) -> None:
-        self._dtype = bucket.dtype
+        self.n, self._dtype = bucket.n, bucket.dtype
         self._array: AnyArray | None = None
         if bucket.device.type == "cpu":
             self._array = aligned_empty(2 * bucket.n, _NUMPY_TYPES[bucket.dtype]).reshape(2, bucket.n)

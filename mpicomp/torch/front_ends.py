@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NoReturn
 
 import torch
@@ -185,12 +185,18 @@ class Options:
     bucket_mb: float
     overlap: bool
     backward_passes_per_step: int
+    outer: str = "None"
+    fragments: int = 1
+    delay: int = 0
+    blend: float = 0.0
+    islands: bool = False
 
     def __str__(self) -> str:
         return (
             f"DistributedOptimizer(synchronize={self.synchronize!r}, local_steps={self.local_steps}, "
             f"bucket_mb={self.bucket_mb:g}, overlap={self.overlap}, "
-            f"backward_passes_per_step={self.backward_passes_per_step})"
+            f"backward_passes_per_step={self.backward_passes_per_step}, outer={self.outer}, "
+            f"fragments={self.fragments}, delay={self.delay}, blend={self.blend}, islands={self.islands})"
         )
 
     @property
@@ -211,6 +217,13 @@ class Options:
                 f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
                 f"backward_passes_per_step={local_steps}"
             )
+        if self.outer != "None" and mode == "gradients":
+            raise ValueError(
+                f'outer={self.outer} needs synchronize="updates"; under "gradients" the optimizer itself has momentum'
+            )
+        self._check_fragments()
+        if self.islands and (mode == "gradients" or self.overlap):
+            raise ValueError('islands need synchronize="updates", and cannot be combined with overlap=True')
         require_bucket_size(self.bucket_mb)
         if not isinstance(self.overlap, bool):
             raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
@@ -226,6 +239,33 @@ class Options:
                 )
         if skips_nonfinite(algorithms):
             raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
+
+    def _check_fragments(self) -> None:
+        """Raise ValueError unless the fragments fit into the local steps, and the delay between two rounds."""
+        fragments, delay, blend, steps = self.fragments, self.delay, self.blend, self.local_steps
+        if not isinstance(fragments, Integral) or fragments < 1:
+            raise ValueError(f"fragments is {fragments!r}; choose a whole number, 1 or more")
+        if not isinstance(delay, Integral) or delay < 0:
+            raise ValueError(f"delay is {delay!r}; choose a whole number of steps, 0 or more")
+        if not isinstance(blend, Real) or not 0 <= blend < 1:
+            raise ValueError(f"blend is {blend!r}; choose a number from 0 up to, not including, 1")
+        if self.synchronize == "gradients" and (fragments > 1 or delay or blend):
+            raise ValueError('fragments, delay and blend need synchronize="updates", with local_steps')
+        if fragments > steps:
+            raise ValueError(
+                f"fragments={fragments} is more than local_steps={steps}, and a step would synchronize several "
+                "fragments; choose fewer, or more local steps"
+            )
+        if delay >= steps:
+            raise ValueError(
+                f"delay={delay} is no less than local_steps={steps}, and a fragment would be sent again before its "
+                "means are applied; choose a shorter delay, or more local steps"
+            )
+        if self.moves_in_backward and (fragments > 1 or delay or blend):
+            raise ValueError(
+                "overlap=True, which averages the whole model during backward, cannot be combined with fragments, "
+                "delay and blend; pass overlap=False"
+            )
 
 
 def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:

@@ -1,16 +1,18 @@
 """The parameters of an optimizer that are synchronized, and float32 masters of its 16-bit ones.
 
-Parameters that require a gradient when the distributed optimizer is made are synchronized, for good.
+Parameters that require a gradient when the distributed optimizer is made are synchronized. Others wait: frozen ones
+until they require a gradient, and those that are added to the optimizer until all ranks have agreed on them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from operator import is_not
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
@@ -26,8 +28,10 @@ class Parameters:
 
     Attributes
     ----------
-    trained, frozen
-        Parameters that required a gradient, and those that did not.
+    trained
+        Parameters that are synchronized.
+    waiting
+        The other ones: frozen, or added and not yet agreed on by all ranks.
 
     Raises
     ------
@@ -38,10 +42,28 @@ class Parameters:
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
         self.trained: list[NamedParameter] = []
-        self.frozen: list[NamedParameter] = []
-        for g, group in enumerate(optimizer.param_groups):
+        self.waiting: list[NamedParameter] = []
+        self._optimizer = optimizer
+        self._names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()  # also of parameters that may be added
+        self._names.update(names)
+        self._masters: Mapping[Tensor, Tensor] = {}
+        for member in self._named(()):
+            (self.trained if member.parameter.requires_grad else self.waiting).append(member)
+        if not self.trained:
+            raise ValueError(
+                "the optimizer holds no parameter that requires a gradient; nothing is left to synchronize"
+            )
+        self._forms = [_form(member.parameter) for member in self.trained]
+        self._held = _held(optimizer)
+
+    def _named(self, known: Collection[Tensor]) -> list[NamedParameter]:
+        """Return the parameters that the optimizer holds besides the `known` ones."""
+        found: list[NamedParameter] = []
+        for g, group in enumerate(self._optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
-                name = names.get(parameter, f"group {g}, parameter {i}")
+                if parameter in known:
+                    continue
+                name = self._names.get(parameter, f"group {g}, parameter {i}")
                 require_dense_floats(name, parameter, "leave it out of the optimizer")
                 if hasattr(parameter, _MARK):
                     raise ValueError(
@@ -49,44 +71,70 @@ class Parameters:
                         "parameter; make a new torch optimizer of the model's parameters"
                     )
                 if parameter.numel():
-                    chosen = self.trained if parameter.requires_grad else self.frozen
-                    chosen.append(NamedParameter(name, parameter))
-        if not self.trained:
-            raise ValueError(
-                "the optimizer holds no parameter that requires a gradient; nothing is left to synchronize"
-            )
-        name, times = Counter(member.name for member in (*self.trained, *self.frozen)).most_common(1)[0]
+                    found.append(NamedParameter(name, parameter))
+        members = (*self.trained, *self.waiting, *found)
+        name, times = Counter(member.name for member in members).most_common(1)[0] if members else ("", 1)
         if times > 1:
             raise ValueError(
                 f"{times} parameters are called {name!r}; give each a name of its own, as in "
                 "[(f'encoder.{name}', parameter) for name, parameter in encoder.named_parameters()]"
             )
-        self._forms = [_form(member.parameter) for member in self.trained]
+        return found
 
-    def hold(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the parameters that the optimizer holds now, among which may be masters."""
-        self._held = _held(optimizer)
+    def hold(self, masters: Mapping[Tensor, Tensor]) -> None:
+        """Record the parameters that the optimizer holds now, with `masters` in the place of some."""
+        self._masters = masters
+        self._held = _held(self._optimizer)
 
-    def find_change(self, optimizer: torch.optim.Optimizer) -> str:
-        """Return a change of the optimizer or of a parameter since then, and its cure; or an empty string."""
-        held = _held(optimizer)
+    def name(self, names: Mapping[Tensor, str]) -> None:
+        """Give names to parameters that are to be added."""
+        self._names.update(names)
+
+    def find_joining(self) -> list[NamedParameter]:
+        """Return the parameters that require a gradient and wait.
+
+        Raises
+        ------
+        ValueError
+            As of this class, about parameters that were added; or the optimizer has lost one that is synchronized.
+        """
+        held = _held(self._optimizer)
         if len(held) != len(self._held) or any(map(is_not, held, self._held)):
-            return (
-                "the torch optimizer holds other parameters than when the distributed optimizer was made, which does "
-                "not synchronize them; make both again"
-            )
-        for member in self.frozen:
-            if member.parameter.requires_grad:
-                return (
-                    f"parameter {member.name!r} was frozen when the distributed optimizer was made, so nothing "
-                    "synchronizes it; unfreeze it before that"
+            self._compare_with(held)
+        return [member for member in self.waiting if member.parameter.requires_grad]
+
+    def _compare_with(self, held: list[Tensor]) -> None:
+        now = set(held)
+        for member in self.trained:
+            if self._masters.get(member.parameter, member.parameter) not in now:
+                raise ValueError(
+                    f"the torch optimizer no longer holds parameter {member.name!r}, which is synchronized; make both "
+                    "optimizers again, or freeze a parameter that is not to be trained by requires_grad_(False)"
                 )
+        kept = [one for one in self.waiting if self._masters.get(one.parameter, one.parameter) in now]
+        before, self.waiting = self.waiting, kept
+        try:
+            self.waiting = kept + self._named(set(self._held))
+        except ValueError:
+            self.waiting = before
+            raise
+        self._held = held
+
+    def join(self, members: Sequence[NamedParameter]) -> None:
+        """Count these of the waiting parameters among the synchronized ones from now on."""
+        names = {member.name for member in members}
+        joined = [member for member in self.waiting if member.name in names]
+        self.waiting = [member for member in self.waiting if member.name not in names]
+        self.trained += joined
+        self._forms += [_form(member.parameter) for member in joined]
+
+    def find_frozen(self) -> list[NamedParameter]:
+        """Return the synchronized parameters that require no gradient any more."""
+        return [member for member in self.trained if not member.parameter.requires_grad]
+
+    def find_change(self) -> str:
+        """Return a parameter's change of form since it was first synchronized, and its cure; or an empty string."""
         for member, form in zip(self.trained, self._forms, strict=True):
-            if not member.parameter.requires_grad:
-                return (
-                    f"parameter {member.name!r} was frozen after the distributed optimizer was made, which would go on "
-                    "moving it; freeze it before that"
-                )
             now = _form(member.parameter)
             if now != form:
                 was, now_is = (f"{dtype}{list(shape)} on {device}" for shape, dtype, device in (form, now))
@@ -129,24 +177,38 @@ class MasterWeights:
         self.parameters: list[Tensor] = []  # the model's, of 16 bits
         self.masters: list[Tensor] = []
         self._taken: list[tuple[Tensor | None, int]] = []  # gradients of the model, and their versions
+        self.by_parameter: dict[Tensor, Tensor] = {}
+        self.adopt(optimizer)
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put masters in the place of the 16-bit parameters that require a gradient and have none."""
         for group in optimizer.param_groups:
-            for i, parameter in enumerate(group["params"]):
+            for parameter in group["params"]:
                 if parameter.dtype in SIXTEEN_BIT and parameter.requires_grad:
                     master = torch.nn.Parameter(parameter.detach().float())
                     setattr(master, _MARK, True)
-                    group["params"][i] = master
                     self.parameters.append(parameter)
                     self.masters.append(master)
-                    if parameter in optimizer.state:
-                        optimizer.state[master] = {
-                            key: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
-                            for key, value in optimizer.state.pop(parameter).items()
-                        }
+                    self.by_parameter[parameter] = master
+        self.replace_in(optimizer)
+
+    def replace_in(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer hold the masters in place of their parameters."""
+        for group in optimizer.param_groups:
+            for i, parameter in enumerate(group["params"]):
+                master = self.by_parameter.get(parameter)
+                if master is None:
+                    continue
+                group["params"][i] = master
+                if parameter in optimizer.state:
+                    optimizer.state[master] = {
+                        key: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+                        for key, value in optimizer.state.pop(parameter).items()
+                    }
 
     def substitute(self, members: Sequence[NamedParameter]) -> list[NamedParameter]:
         """Return `members` with each 16-bit parameter replaced by its master, under its name."""
-        masters = dict(zip(self.parameters, self.masters, strict=True))
-        return [NamedParameter(m.name, masters.get(m.parameter, m.parameter)) for m in members]
+        return [NamedParameter(m.name, self.by_parameter.get(m.parameter, m.parameter)) for m in members]
 
     def take_gradients(self) -> None:
         """Give each master its parameter's gradient, in float32."""

@@ -189,7 +189,11 @@ def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], c
     require_same_values(module_or_state_dict, comm)
 
 
-def require_same_values(named_tensors: Mapping[str, Tensor], comm: Communicator) -> None:
+def require_same_values(
+    named_tensors: Mapping[str, Tensor],
+    comm: Communicator,
+    cure: str = "broadcast_parameters(model, comm) makes them equal",
+) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits; names, shapes and dtypes are equal."""
     sums = [zlib.crc32(_bytes_of(tensor).numpy().data) for tensor in named_tensors.values()]
     of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
@@ -204,7 +208,7 @@ def require_same_values(named_tensors: Mapping[str, Tensor], comm: Communicator)
     listed = ", ".join(f"checksum {crc:x} on {list_ranks(of_sum)}" for crc, of_sum in ranks.items())
     raise CollectiveMismatch(
         f"the ranks' models differ in {int(differs.sum())} of {len(sums)} tensors, the first of which is "
-        f"{list(named_tensors)[first]!r} ({listed}): broadcast_parameters(model, comm) makes them equal"
+        f"{list(named_tensors)[first]!r} ({listed}): {cure}"
     )
 
 

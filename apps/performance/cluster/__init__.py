@@ -9,6 +9,7 @@ Started by ``sudo python -m apps.performance.cluster``.
 - `methods`: all methods, beside what a training step computes; `training`: whole trainings
 - `pipeline`: stages of one model that send activations in few bits; `pipeline_tables`: its tables
 - `pipeline_grid`: replicas of such stages, which average gradients in few bits too; `pipeline_grid_tables`: its tables
+- `two_levels`: methods between nodes of several ranks, and sums within a node
 - `overlap`: how much of computing is hidden behind the wire
 - `ratios`, `predicted`, `targets`, `tables`, `plots`: what is made of the records
 """

@@ -24,6 +24,7 @@ from apps.performance.cluster import (
     steps,
     targets,
     training,
+    two_levels,
 )
 from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
 from apps.performance.cluster.grid import (
@@ -55,7 +56,18 @@ CAPTIONS = {
     "cluster-training": "Bars: training seconds to the same accuracy by method, at two rates of the links",
 }
 """What the figures show, for readers who do not see them."""
-PARTS = ("grid", "overlap", "methods", "backward", "steps", "pipeline", "pipeline-grid", "training", "tables")
+PARTS = (
+    "grid",
+    "overlap",
+    "methods",
+    "backward",
+    "steps",
+    "pipeline",
+    "pipeline-grid",
+    "two-levels",
+    "training",
+    "tables",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "steps": steps.run,
         "pipeline": pipeline.run,
         "pipeline-grid": pipeline_grid.run,
+        "two-levels": two_levels.run,
         "training": training.run,
     }
     for name, run in runs.items():
@@ -125,6 +138,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
     hidden, stepped = read(folder / "backward", "backward"), read(folder / "steps", "steps")
     piped, gridded = read(folder / "pipeline", "pipeline"), read(folder / "pipeline-grid", "pipeline-grid")
+    levels = read(folder / "two-levels", "two-levels")
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
     parts = picture_data.condense(records, overlaps, timed, hidden, training.summaries(trained))
@@ -141,6 +155,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     bodies["cluster-steps"] = steps.render(stepped)
     bodies["cluster-pipeline"] = pipeline_tables.render(piped)
     bodies["cluster-pipeline-grid"] = pipeline_grid_tables.render(gridded)
+    bodies["cluster-two-levels"] = two_levels.render(levels)
     bodies["cluster-targets"] = targets.render(records)
     bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
     if document is None:
@@ -160,6 +175,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
         "cluster-steps": [stepped],
         "cluster-pipeline": [piped],
         "cluster-pipeline-grid": [gridded],
+        "cluster-two-levels": [levels],
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

@@ -120,6 +120,7 @@ def run_job(
     }
     arguments = ["-m", "apps.performance.cluster.job", write_request(folder, head | request)]
     chosen: dict[str, Any] = {"mpi": "mpich", "python": MPICH_PYTHON} if library == "mpich" else {"settings": SETTINGS}
+    chosen["ranks_per_node"] = request.get("ranks_per_node", 1)
     run_on_hosts(network, folder, f"{library} job on {cluster.name}", arguments, LONGEST_JOB_S, **chosen)
 
 

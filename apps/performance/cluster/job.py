@@ -11,7 +11,7 @@ from typing import Any
 
 import mpicomp
 from apps.environment import environment
-from apps.performance.cluster import backward, methods, overlap, pipeline, pipeline_grid, steps
+from apps.performance.cluster import backward, methods, overlap, pipeline, pipeline_grid, steps, two_levels
 from apps.performance.cluster.grid import Cell, Cluster
 from apps.performance.cluster.implementations import SLOW_S, Implementation, of_library
 from apps.performance.cluster.predicted import measure_advice
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "pipeline": pipeline.measure_here,
         "pipeline-grid": pipeline_grid.measure_here,
         "steps": partial(steps.measure_here, address=request["address"]),
+        "two-levels": partial(two_levels.measure_here, which=request.get("which", "")),
     }
     with Communicator(topology="ring", timeout=TIMEOUT_S) as comm:
         measured = kinds[request["kind"]](comm, request["n"], request["repeats"])

@@ -34,7 +34,7 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
 from mpicomp.cli.advise.report import COMPARED, METHODS, QUICK, Record
-from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
+from mpicomp.cli.advise.speeds import Speed, has_equal_nodes, measure_nodes, measure_speed, without_dense_rounds
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
 from mpicomp.cli.command import Steps, UsageError, conduct, open_file, require_none, write
 from mpicomp.cli.timing import alternate
@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--network", metavar="FILE", help="read the network from this file, and measure kernels alone")
     parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
     parser.add_argument("--ranks", help="predict for this number of ranks on the network (default this job's)")
+    parser.add_argument(
+        "--ranks-per-node", metavar="L", help="let groups of L neighbouring ranks of a host count as a node"
+    )
     parser.add_argument(
         "--threads", default="1", help="threads of each rank, for Communicator(threads=...) (default %(default)s)"
     )
@@ -93,6 +96,7 @@ def _start(args: argparse.Namespace) -> tuple[AdviseRequest, Communicator]:
             network=request.network,
             arrival_timeout=request.timeout_s,
             threads=request.threads,
+            ranks_per_node=request.ranks_per_node,
         )
     except ValueError as error:
         raise UsageError(f"--network {args.network}: {error}") from error
@@ -117,7 +121,8 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
     plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
     size, clock = request.ranks or comm.size, Countdown(comm, QUICK_S if request.quick else math.inf)
     timed = size == comm.size and request.network is None
-    n_steps = (request.network is None) + len(set(plain.values())) + timed
+    has_nodes = has_equal_nodes(comm) and size % comm.layout.sizes[0] == 0 and size > comm.layout.sizes[0]
+    n_steps = (request.network is None) + has_nodes + len(set(plain.values())) + timed
     with Steps(COMMAND, n_steps, comm.rank == 0) as steps:
         steps.announce(_duration(n_steps, request.quick))
         hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
@@ -126,7 +131,11 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
             steps.begin("measuring the network")
             network = measure_network(comm)
         write(comm, "--save", network_file, json.dumps(asdict(network), indent=1) + "\n")
-        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes())
+        nodes = None
+        if has_nodes:
+            steps.begin("measuring sums within nodes")
+            nodes = measure_nodes(comm, request.count, request.dtype, request.quick)
+        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes(), nodes)
         measured: dict[Algorithm, Speed] = {}
         speeds: dict[str, Speed] = {}
         left_out: list[str] = []
@@ -206,10 +215,12 @@ def predictions(
     return {
         "ranks": job.size,
         "threads": request.threads,
+        "ranks_per_node": request.ranks_per_node,
         "count": job.n,
         "dtype": job.dtype,
         "compute_s": request.compute_s,
         "network": asdict(job.network),
+        "nodes": None if job.nodes is None else asdict(job.nodes),
         "speeds": {
             name: asdict(speed.work) | {"call_s": speed.call_s, "volume": speed.volume}
             for name, speed in speeds.items()
@@ -220,6 +231,7 @@ def predictions(
             {
                 "method": way.method,
                 "topology": topology,
+                "per_node": way.per_node,
                 "compared": way.method in COMPARED,
                 "seconds": (seconds := way.seconds(job)),
                 "step_s": seconds + request.compute_s,
@@ -254,6 +266,7 @@ class AdviseRequest:
     ranks: int | None  # None: this job's
     threads: int  # of each rank
     timeout_s: float
+    ranks_per_node: int | None = None  # None: all of a host
     quick: bool = False  # fewer and shorter calls, within QUICK_S
 
     @classmethod
@@ -269,6 +282,7 @@ class AdviseRequest:
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
             threads=integer("--threads", args.threads, 1, MOST_THREADS),
             timeout_s=seconds("--timeout", args.timeout),
+            ranks_per_node=None if args.ranks_per_node is None else integer("--ranks-per-node", args.ranks_per_node, 1),
             quick=args.quick,
             count=_parameters(args.model) if args.count is None else count(args.count),  # may take long
         )

@@ -14,7 +14,7 @@ from collectives.cost.simulate import simulate_time
 from collectives.schedules.broadcast import AllGather
 from collectives.schedules.star import Direct
 from mpicomp.algorithms import Algorithm, Dense
-from mpicomp.cli.advise.speeds import Speed
+from mpicomp.cli.advise.speeds import NodeSpeed, Speed
 
 LOWEST, HIGHEST = 1e4, 1e13  # bytes per second: limits of the search for break-even
 FARTHER, CLOSE, STEPS = 8.0, 1.03, 10  # factor by which the search widens, its accuracy, and its most steps
@@ -32,13 +32,31 @@ WALKED = (
 
 @dataclass(frozen=True)
 class Job:
-    """An all-reduce: `n` elements on `size` ranks; packed payloads are sent in pieces of `piece_bytes`."""
+    """An all-reduce: `n` elements on `size` ranks; packed payloads are sent in pieces of `piece_bytes`.
+
+    With `nodes`, neighbouring ranks form nodes, in which vectors may be summed before they are sent to other nodes.
+    """
 
     size: int
     n: int
     dtype: str
     network: LinkModel
     piece_bytes: int
+    nodes: NodeSpeed | None = None
+
+    def between_nodes(self) -> Job:
+        """Return the all-reduce between nodes of one rank's part of the vector; a node's ranks share its link."""
+        assert self.nodes is not None
+        link, local = self.network, self.nodes.ranks
+        latency_s, bandwidth, uplink, group = link.latency_s, link.bandwidth_bytes_s, link.uplink_bytes_s, None
+        if link.group_size is not None and link.group_size > local:  # of several nodes
+            group, uplink = link.group_size // local, None if uplink is None else uplink / local
+            network = replace(link, group_size=group, uplink_bytes_s=uplink)
+        else:
+            latency_s = latency_s if link.between_latency_s is None else link.between_latency_s
+            bandwidth = bandwidth if uplink is None else min(bandwidth, uplink / local)
+            network = LinkModel(latency_s, bandwidth, link.overhead_s)
+        return replace(self, size=self.size // local, n=-(-self.n // local), network=network, nodes=None)
 
     def scaled(self, factor: float) -> Job:
         """Return the same job with all links faster by a factor."""
@@ -50,16 +68,23 @@ class Job:
 
 @dataclass(frozen=True)
 class Way:
-    """A method over a topology or its own route; `dense_speed` is the speed of its full-precision rounds."""
+    """A method over a topology or its own route; `dense_speed` is the speed of its full-precision rounds.
+
+    It is used between all ranks, or, if `per_node` is set, between nodes whose ranks sum in memory.
+    """
 
     method: str
     algorithm: Algorithm
     topology: Topology
     speed: Speed
     dense_speed: Speed
+    per_node: bool = False
 
     def seconds(self, job: Job) -> float:
         """Return the predicted time of a call, the mean for a method with full-precision rounds."""
+        if self.per_node:
+            assert job.nodes is not None
+            return job.nodes.seconds(job.n) + replace(self, per_node=False).seconds(job.between_nodes())
         every = getattr(self.algorithm, "full_precision_every", None)
         seconds = call_seconds(job, self.algorithm, self.topology, self.speed)
         if every is None:
@@ -102,13 +127,18 @@ def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
 
 
 def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed) -> Iterator[tuple[str, Way]]:
-    """Yield every method over every topology that fits, or over its own route, with the name of the route."""
+    """Yield every method over every topology that fits, or over its own route, with the name of the route.
+
+    Ways between nodes follow, if there are nodes.
+    """
     for method, (algorithm, speed) in methods.items():
-        route = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes).route
-        fitting = topologies(job.size, job.network) if route is None else [(route.name, route)]
-        for name, topology in fitting:
-            if job.size <= MOST_WALKED or name not in WALKED:
-                yield name, Way(method, algorithm, topology, speed, dense_speed)
+        for per_node in (False, True) if job.nodes is not None else (False,):
+            part = job.between_nodes() if per_node else job
+            route = algorithm.message_model(part.n, part.dtype, part.size, part.piece_bytes).route
+            fitting = topologies(part.size, part.network) if route is None else [(route.name, route)]
+            for name, topology in fitting:
+                if part.size <= MOST_WALKED or name not in WALKED:
+                    yield name, Way(method, algorithm, topology, speed, dense_speed, per_node)
 
 
 def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | None:

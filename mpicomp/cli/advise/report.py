@@ -19,7 +19,7 @@ from mpicomp.algorithms import ALGORITHMS, Algorithm, Dense, Marsit, algorithm
 
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
-HEADING = f"{'method':<16}  {'topology':<18}  {'all-reduce':>12}  {'step':>12}  {'of dense':>9}  {'pays below':>14}"
+HEADING = f"{'method':<16}  {'topology':<26}  {'all-reduce':>12}  {'step':>12}  {'of dense':>9}  {'pays below':>14}"
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 
 
@@ -61,6 +61,13 @@ def heading(record: Record) -> list[str]:
         f"{count} elements of {record['dtype']} ({mb:.4g} MB), {duration(record['compute_s'])} of computing a step",
         f"# network: {link}",
     ]
+    if record["nodes"] is not None:
+        nodes, n_ranks = record["nodes"], record["nodes"]["ranks"]
+        seconds = nodes["call_s"] + count * nodes["element_s"]
+        lines.append(
+            f"# per node: {record['ranks'] // n_ranks} nodes of {n_ranks} ranks, which sum and gather the vector in "
+            f"{duration(seconds)}"
+        )
     if record["not_predicted"]:
         lines.append(f"# not predicted for so many ranks: {', '.join(record['not_predicted'])}")
     if record["mpi_s"] is not None:
@@ -72,15 +79,19 @@ def _row(row: Row, dense_s: float) -> str:
     even = row["break_even_bytes_s"]
     pays = "never" if even is None else "always" if math.isinf(even) else rate(even)
     return (
-        f"{row['method']:<16}  {row['topology']:<18}  {duration(row['seconds']):>12}  {duration(row['step_s']):>12}  "
+        f"{row['method']:<16}  {_route(row):<26}  {duration(row['seconds']):>12}  {duration(row['step_s']):>12}  "
         f"{dense_s / row['step_s']:>8.2f}x  {'-' if row['method'] == 'dense' else pays:>14}"
     )
+
+
+def _route(row: Row) -> str:
+    return f"{row['topology']}, per node" if row["per_node"] else str(row["topology"])
 
 
 def advice(record: Record) -> str:
     """Return the advice in one or two sentences."""
     best, compress, dense_s = choose(record)
-    name = f"{best['method']} over {best['topology']}"
+    name = f"{best['method']} over {_route(best)}"
     even, here = best["break_even_bytes_s"], record["network"]["bandwidth_bytes_s"]
     known = even is not None and not math.isinf(even)
     if compress:
@@ -232,7 +243,7 @@ def passed_over(record: Record, choice: Choice) -> list[str]:
         if row["method"] != "dense" and row["step_s"] < choice.step_s:
             faster.setdefault(row["method"], []).append(row)
     return [
-        f"{method} over {', '.join(row['topology'] for row in rows)}: {_reason(method, rows, choice)}"
+        f"{method} over {', '.join(map(_route, rows))}: {_reason(method, rows, choice)}"
         for method, rows in faster.items()
     ]
 
@@ -264,9 +275,14 @@ def lines_to_copy(record: Record, choice: Choice) -> list[str]:
     where = [f'topology="{topology}"'] if named else []
     if record["threads"] > 1:
         where.append(f"threads={record['threads']}")
+    made = f"mpicomp.{expression(method)}"
+    if row["per_node"]:
+        made = f"mpicomp.PerNode({made})"
+        if record["ranks_per_node"] is not None:
+            where.append(f"ranks_per_node={record['ranks_per_node']}")
     return [
         "import mpicomp.torch",
-        f"comm, method = mpicomp.Communicator({', '.join(where)}), mpicomp.{expression(method)}",
+        f"comm, method = mpicomp.Communicator({', '.join(where)}), {made}",
         "optimizer = mpicomp.torch.DistributedOptimizer(optimizer, method, comm, model.named_parameters())",
         f"# or, without PyTorch: aggregator = method.start(comm, {record['count']}{dtype})",
     ]
@@ -276,5 +292,5 @@ def _dense_row(record: Record) -> Row:
     """Return the row of the fastest dense sum."""
     found = [row for row in record["rows"] if row["method"] == "dense"]
     if record["mpi_s"] is not None:
-        found.append({"topology": "mpi", "seconds": record["mpi_s"]})
+        found.append({"topology": "mpi", "seconds": record["mpi_s"], "per_node": False})
     return min(found, key=lambda row: float(row["seconds"]))

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from collectives.cost.simulate import simulate_time
 from collectives.network_probe import measure_latency
 from collectives.progress.polling import rest_by
 from collectives.schedules.broadcast import AllGather
-from mpicomp.algorithms import Algorithm, Dense
-from mpicomp.cli.timing import gather, spin_barrier
+from mpicomp.algorithms import Algorithm, Dense, PerNode
+from mpicomp.cli.timing import alternate, gather, spin_barrier
 
 SAMPLE_S = 0.25  # time on the network for which samples are sized
 FEWEST, MOST = 1 << 18, 1 << 23  # elements of a sample
@@ -36,6 +37,19 @@ class Speed:
     work: ComputeModel  # per element, message and byte
     call_s: float  # fixed cost of a call, for any length
     volume: float = 1.0  # bytes sent / the most that the messages could hold: below 1 for codes of variable length
+
+
+@dataclass(frozen=True)
+class NodeSpeed:
+    """Nodes of equally many ranks, and the time in which the ranks of a node sum and gather a vector in memory."""
+
+    ranks: int  # of each node
+    call_s: float  # for any length
+    element_s: float  # per element of a whole vector, while all nodes do this
+
+    def seconds(self, n: int) -> float:
+        """Return the time for `n` elements."""
+        return self.call_s + n * self.element_s
 
 
 def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
@@ -91,6 +105,34 @@ def measure_speed(
     encode_s, merge_s, decode_s = encoding_s / sample, merging_s / merged, decoding_s / decoded
     work = ComputeModel(encode_s / threads, merge_s / threads, decode_s / threads, message_s, byte_s, sharing)
     return Speed(work, max(0.0, left_s - of_messages * message_s), volume)
+
+
+def measure_nodes(comm: Communicator, n: int, dtype: str, quick: bool = False) -> NodeSpeed | None:
+    """Time sums within all nodes at once, of vectors of at most `n` elements; collective, with the same result on all.
+
+    None: there is one node, a rank on each, or nodes of different sizes.
+    """
+    if not has_equal_nodes(comm):
+        return None
+    local, method = comm.nodes.local, PerNode(Dense())  # on one node it only sums and gathers there
+    long_n, calls = min(n, MOST // 4 if quick else MOST), QUICK_CALLS if quick else CALLS
+    short_n = min(TINY, long_n)
+
+    def median_s(length: int, calls: int) -> float:
+        x, out = aligned_empty(length, dtype, 64), aligned_empty(length, dtype, 64)
+        x[:] = 1
+        aggregator = method.start(local, length, dtype=dtype)
+        return float(np.median(alternate({"": partial(aggregator.aggregate, x, out)}, calls, WARM_UPS, comm)[""]))
+
+    long_s, short_s = median_s(long_n, calls), median_s(short_n, TINY_CALLS)
+    element_s = max(0.0, long_s - short_s) / max(1, long_n - short_n)
+    return NodeSpeed(local.size, short_s, element_s)
+
+
+def has_equal_nodes(comm: Communicator) -> bool:
+    """Return True if there are two nodes or more, each of so many ranks, and of two or more."""
+    sizes = comm.layout.sizes
+    return len(sizes) > 1 and len(set(sizes)) == 1 and sizes[0] > 1
 
 
 def measure_sharing(comm: Communicator, threads: int = 1) -> float:

@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 from dataclasses import dataclass
+from typing import cast
 
 from mpi4py import MPI
 
@@ -18,7 +19,8 @@ import mpicomp
 from collectives import Communicator
 from collectives.consistency.descriptions import gather_texts
 from collectives.execution.workers import MOST_THREADS
-from mpicomp.algorithms import NAMES, Algorithm
+from mpicomp.algorithms import NAMES, Algorithm, PerNode
+from mpicomp.algorithms.per_node import LOCALS, Local, method_of
 from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, counts, integer, seconds
 from mpicomp.cli.bench import report
 from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, checked_call, measure
@@ -41,6 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="option of the algorithm, such as full_precision_every=None",
+    )
+    parser.add_argument(
+        "--per-node",
+        nargs="?",
+        const="auto",
+        metavar="LOCAL",
+        help=f"full precision within a node and the algorithm between nodes; LOCAL: way of the sums within, "
+        f"{', '.join(LOCALS)} (default auto)",
+    )
+    parser.add_argument(
+        "--ranks-per-node", metavar="L", help="let groups of L neighbouring ranks of a host count as a node"
     )
     parser.add_argument("--topology", default="auto", help="schedule of the all-reduce, by name (default %(default)s)")
     parser.add_argument("--network", metavar="FILE", help='network for topology "auto", from mpicomp advise --save')
@@ -100,6 +113,7 @@ def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
             arrival_timeout=request.timeout_s,
             threads=request.threads,
             link=args.link,
+            ranks_per_node=request.ranks_per_node,
         )
     except ValueError as error:
         network = "" if args.network is None else f" --network {args.network}"
@@ -112,7 +126,8 @@ def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
 
 def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     status = 0
-    every = getattr(request.algorithm, "full_precision_every", None)
+    method = None if request.algorithm is None else method_of(request.algorithm)
+    every = getattr(method, "full_precision_every", None)
     with open_file(comm, "--json", path) as file:
         gpu = None if request.device == "cpu" else find_gpu(comm, request.algorithm, request.dtype)
         common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.fields)}
@@ -182,6 +197,8 @@ def _common(request: BenchRequest, comm: Communicator) -> Line:
         "ranks": comm.size,
         "threads": comm.threads,
         "link": None if comm.link is None else str(comm.link),
+        "per_node": request.per_node,
+        "nodes": list(comm.layout.sizes),
         "dtype": request.dtype,
         "baseline": request.baseline,
         "repeats": request.repeats,
@@ -199,6 +216,8 @@ class BenchRequest:
 
     name: str
     algorithm: Algorithm | None  # None: `Communicator.allreduce`
+    per_node: str | None  # way of the sums within a node; None: the algorithm is used between all ranks
+    ranks_per_node: int | None  # None: all of a host
     options: dict[str, OptionValue]  # of the algorithm, as given
     counts: tuple[int, ...]  # elements of each vector
     dtype: str
@@ -217,7 +236,9 @@ class BenchRequest:
         options = dict(map(assignment, args.option))
         return cls(
             args.algorithm,
-            _algorithm(args.algorithm, options),
+            _algorithm(args.algorithm, options, args.per_node),
+            args.per_node,
+            None if args.ranks_per_node is None else integer("--ranks-per-node", args.ranks_per_node, 1),
             options,
             counts(args.count),
             choice("--dtype", args.dtype, DTYPES),
@@ -232,13 +253,16 @@ class BenchRequest:
         )
 
 
-def _algorithm(name: str, options: dict[str, OptionValue]) -> Algorithm | None:
+def _algorithm(name: str, options: dict[str, OptionValue], per_node: str | None) -> Algorithm | None:
     if name == ALLREDUCE:
         if options:
             raise ValueError(f"--algorithm {ALLREDUCE} has no options, not {', '.join(options)}")
+        if per_node is not None:
+            raise ValueError(f"--algorithm {ALLREDUCE} is no method: take --algorithm dense with --per-node {per_node}")
         return None
     choice("--algorithm", name, (*NAMES, ALLREDUCE))
     try:
-        return mpicomp.algorithm(name, **options)
+        made = mpicomp.algorithm(name, **options)
+        return made if per_node is None else PerNode(made, cast(Local, choice("--per-node", per_node, LOCALS)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"--algorithm {name} cannot be made with these options: {error}") from error

@@ -3,7 +3,8 @@
 - All: the same bits on every rank.
 - Dense sums and means, and full-precision rounds: within rounding of a sum in float64; 16 bits round twice more.
 - Marsit's one-bit rounds: one magnitude everywhere, the global step. Elements keep a sign on which all ranks agree. The
-  number of positive elements is within six standard deviations of the sum of vote shares k/M.
+  number of positive elements is within six standard deviations of the sum of vote shares k/M. Per node, the owners of a
+  shard check it, and the votes are those of node means.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collectives.consistency.descriptions import gather_texts
 from collectives.execution.handle import COSTS
 from mpicomp.algorithms import Aggregator, Algorithm, Dense
 from mpicomp.algorithms.marsit import Marsit
+from mpicomp.algorithms.per_node import method_of
 from mpicomp.cli.bench.vectors import TILE, Call, Vector, Vectors
 from mpicomp.cli.timing import Seconds, alternate, gather
 
@@ -105,17 +107,21 @@ def measure(
 def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
     """Make one call; return the error of its result, the same on every rank, or ""; collective."""
     aggregator, problem, x, out = subject.aggregator, "", vectors.x, vectors.out
-    if aggregator is not None and isinstance(aggregator.algorithm, Marsit):
-        problem = _marsit(comm, aggregator, vectors)
+    method = None if aggregator is None else method_of(aggregator.algorithm)
+    per_node = aggregator is not None and method is not aggregator.algorithm
+    if aggregator is not None and isinstance(method, Marsit) and not (per_node and len(comm.layout.sizes) == 1):
+        problem = _marsit(comm, aggregator, method, vectors)
     else:
         vectors.take(subject.call)
-        if aggregator is None or isinstance(aggregator.algorithm, Dense):
-            wire = None if aggregator is None else getattr(aggregator.algorithm, "wire", None)
+        if method is None or isinstance(method, Dense) or (per_node and len(comm.layout.sizes) == 1):
+            wire = getattr(method, "wire", None)
             problem = _mean(comm, x, out, 1 if subject.sums else comm.size, wire)
     digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()
     digests = gather_texts(comm.mpi_comm, digest, comm.timeout)
     odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
-    return f"rank {odd[0]} of {comm.size} has another result than rank 0" if odd else problem
+    if odd:
+        return f"rank {odd[0]} of {comm.size} has another result than rank 0"
+    return next(filter(None, gather_texts(comm.mpi_comm, problem, comm.timeout)), "")  # ranks may check parts
 
 
 def _sums(comm: Communicator, rows: Doubles) -> Doubles:
@@ -148,15 +154,36 @@ def _mean(comm: Communicator, values: FloatArray, out: FloatArray, divisor: int,
     return ""
 
 
-def _marsit(comm: Communicator, aggregator: Aggregator, vectors: Vectors) -> str:
-    """Make one call of Marsit, and check its result with the residual from before."""
+def _node_sums(comm: Communicator, aggregator: Aggregator, x: FloatArray) -> FloatArray:
+    """Return this rank's shard of the sum of its node, added in the order of local ranks, with the weight of a node."""
+    local, own = comm.nodes.local, aggregator.feedback.own
+    compute = np.float64 if x.dtype == np.float64 else np.float32
+    sums: FloatArray = np.empty(len(own), compute)
+    for tile in _tiles(x.size):
+        rows = gather(local, x[tile].astype(np.float64)).astype(compute)  # exact: both types have fewer bits
+        total = rows[0]
+        for row in rows[1:]:
+            total = total + row
+        first, stop = max(tile.start, own.start), min(tile.stop, own.stop)
+        if first < stop:
+            sums[first - own.start : stop - own.start] = total[first - tile.start : stop - tile.start]
+    sums /= comm.size / len(comm.layout.sizes)
+    return sums
+
+
+def _marsit(comm: Communicator, aggregator: Aggregator, options: Any, vectors: Vectors) -> str:
+    """Make one call of Marsit, between all ranks or between nodes, and check it with the residual from before."""
     x, out = vectors.x, vectors.out
-    options: Any = aggregator.algorithm
+    if aggregator.algorithm is not options:
+        x, own = _node_sums(comm, aggregator, x), aggregator.feedback.own
+        comm, out = comm.nodes.across, out[own.start : own.stop]
     residual, gamma = aggregator.feedback.settled_residual(), aggregator.feedback.gamma
     every = options.full_precision_every
     dense = every is not None and aggregator.step % every == 0
     vectors.take(aggregator.aggregate)
     compute = np.float64 if x.dtype == np.float64 else np.float32
+    if not x.size:  # a node has more ranks than there are shards
+        return ""
     signed = x.astype(compute) if residual is None else x.astype(compute) + residual
     if not dense:
         step = options.global_step

@@ -56,6 +56,7 @@ def record(common: Line, count: int, measured: Measurement, verdict: str | None,
         "algbw_gb_s": bandwidth / 1e9,
         "busbw_gb_s": bandwidth * 2 * (ranks - 1) / ranks / 1e9,
         "bytes_sent_per_rank": sent,
+        "bytes_sent_per_node": sent * ranks / len(common["nodes"]),
         "messages_per_rank": measured.cost["messages"],
         "bits_per_element": bits_per_element(sent, count, ranks),
         "bits_per_element_long_run": bits_per_element(_long_run(sent, measured.seconds.size, dense), count, ranks),
@@ -89,6 +90,9 @@ def heading(common: Line) -> str:
         f"{common['ranks']} ranks on {hosts} host{'s'[: hosts > 1]}, {common['mpi_library']}",
         f"# time: median over {common['repeats']} calls of the slowest rank; baseline: {common['baseline']}, in turn",
     ]
+    if common["per_node"] is not None:
+        sizes = ", ".join(map(str, common["nodes"]))
+        lines.append(f"# per node ({common['per_node']}): full precision within, the method between; ranks: {sizes}")
     if common["link"] is not None:
         lines.append(f"# links are emulated: {common['link']}")
     if common["device"] != "cpu":

@@ -17,7 +17,8 @@ learning rate was higher than that of the step before it do not count, so a warm
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Literal, TypeAlias
@@ -95,6 +96,26 @@ class AdamMoments:
             places = list(found)
             part, members = slice(ends[places[0]], ends[places[-1] + 1]), slice(places[0], places[-1] + 1)
             self._stretches.append(_Stretch(group, part, members, parameters[members]))
+
+    @contextmanager
+    def keeping(self, parameters: Collection[Tensor]) -> Iterator[None]:
+        """Restore the moments and values of these parameters to those before the block."""
+        members = enumerate(self._bucket.members)
+        kept = [
+            (place, self._m_views[place].clone(), self._v_views[place].clone(), one.parameter.detach().clone())
+            for place, one in (members if parameters else ())
+            if one.parameter in parameters
+        ]
+        yield
+        for place, m, v, values in kept:  # by then `m` and `result` may have changed places
+            self._m_views[place].copy_(m)
+            self._v_views[place].copy_(v)
+            self._bucket.members[place].parameter.detach().copy_(values)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters."""
+        return self._bucket.names
 
     def named(self) -> dict[str, dict[str, Tensor]]:
         """Return each parameter's part of m and of v, by its name; no copies."""
@@ -218,6 +239,10 @@ class VarianceFreeze:
             return steps >= self._warmup_steps
         norms, window = self._norms, _window(groups)
         return len(norms) > window and norms[-1] > 0 and norms[-1] >= STABLE * norms[-1 - window]
+
+    def renewed(self) -> VarianceFreeze:
+        """Return a rule of the same option that has noted nothing."""
+        return VarianceFreeze(self._warmup_steps)
 
     def state_dict(self) -> State:
         """Return the noted norms and learning rates."""

@@ -4,7 +4,7 @@ The point at which the mean over ranks is taken gives a residual its meaning, so
 
     gradients   g = aggregate(grad);  grad <- g;  optimizer.step()
     updates     optimizer.step() on each rank, H times;  u = x_common - x_local;  g = aggregate(u)
-                x_common <- x_common - g;  x_local <- x_common
+                x_common <- x_common - g, or an outer optimizer's step with the gradient g;  x_local <- x_common
 
 Under "gradients" all ranks run one optimizer on one averaged gradient, as with a dense all-reduce. Under "updates"
 momentum and Adam run on each rank's own gradients, before the aggregation, and their state differs between ranks.
@@ -14,7 +14,7 @@ Marsit is designed for that (section 5 of its paper), with H = ``local_steps``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.communicator.nodes import NodeLayout
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
     Options,
@@ -38,8 +40,12 @@ from mpicomp.torch.front_ends import (
     skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
+from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
+from mpicomp.torch.optimizer.islands import IslandGradients, between_islands, require_islands
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
+from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer, outer_text
+from mpicomp.torch.optimizer.parameter_changes import AlgorithmsOf, ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
@@ -87,6 +93,24 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         of the process then makes all calls of `comm`; where MPI has no MPI_THREAD_MULTIPLE, hooks in backward do.
     backward_passes_per_step : int
         How often ``backward()`` is called between two steps. The gradients of all are added up.
+    outer : (float, float), torch.optim.Optimizer, or callable, optional
+        Under "updates", the optimizer that moves the common model by the ranks' aggregated update, which it takes as
+        its gradient. ``(eta, mu)`` is a step size and a Nesterov momentum; a function of parameters returns any other
+        torch optimizer, as ``partial(torch.optim.SGD, lr=0.7, momentum=0.9)`` does. None subtracts the update, like
+        ``(1, 0)``.
+    fragments : int
+        Under "updates", the number of sets of layers that take turns: each is averaged every `local_steps` steps, in
+        another step than the others, which divides the peak of the traffic.
+    delay : int
+        Under "updates", local steps from the one after which a fragment is sent to the one after which the mean is
+        applied, less than `local_steps`. It is sent while they go on. 0: the mean is waited for.
+    blend : float
+        Under "updates", the share of a rank's own values that it keeps when a mean is applied, from 0, which replaces
+        them by the common model, up to, not including, 1.
+    islands : Communicator, optional
+        Under "updates", the communicator of this rank's island, a part of `comm` that fast links join, such as
+        ``comm.nodes.local``. Gradients are averaged within the island at every step, and the algorithm runs between
+        islands, whose ranks each carry a share of the vector. Closing it is the caller's.
 
     Attributes
     ----------
@@ -101,6 +125,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         out the buckets in the order in which gradients came.
     buckets : list of lists of str
         The names of each bucket's parameters.
+    outer : torch.optim.Optimizer or None
+        The outer optimizer, whose groups learning-rate schedulers take.
 
     Raises
     ------
@@ -167,6 +193,11 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         bucket_mb: float = 25,
         overlap: bool | None = None,
         backward_passes_per_step: int = 1,
+        outer: Outer | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        blend: float = 0.0,
+        islands: Communicator | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
@@ -181,32 +212,69 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             algorithms = algorithms_by_name(algorithm, members)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
             overlap = self.mode == "gradients" if overlap is None else overlap
-            options = Options(self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step)
+            options = Options(
+                self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer), fragments,
+                delay, blend, islands is not None,
+            )  # fmt: skip
             options.check(members, algorithms)
+            if islands is not None:
+                require_islands(islands, optimizer, algorithms)
+            fragment_of = deal_fragments(members, fragments)
+            self.outer = outer_optimizer(outer, members)
         except (ValueError, TypeError) as error:
             self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._joining = False
-        self._synchronizer = self._open_synchronizer(parameters, algorithms, options)
+
+        def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
+            found = algorithms_by_name(algorithm, joining)
+            options.check(joining, found)
+            return found
+
+        self._synchronizer = self._open_synchronizer(
+            parameters, algorithms, options, algorithms_of, fragment_of, islands
+        )
 
     def _open_synchronizer(
-        self, parameters: Parameters, algorithms: Mapping[str, Algorithm], options: Options
+        self,
+        parameters: Parameters,
+        algorithms: Mapping[str, Algorithm],
+        options: Options,
+        algorithms_of: AlgorithmsOf,
+        fragment_of: Mapping[str, int],
+        islands: Communicator | None,
     ) -> Synchronizer:
         comm, members, averages_gradients = self.comm, parameters.trained, options.synchronize == "gradients"
-        agreement = open_agreement(self.optimizer, comm, members, str(options), all_options=averages_gradients)
+        agreement = open_agreement(self.optimizer, comm, members, str(options), averages_gradients, self.outer)
         overlap, passes = options.overlap, options.backward_passes_per_step
         # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
         on_device = any(member.parameter.device.type != "cpu" for member in members)
         if overlap and (comm.size > 1 or on_device):
             overlap = overlap_by_thread(comm, on_device) or not on_device
         masters = None if averages_gradients else MasterWeights(self.optimizer)
+        outer = None
         if masters is not None:
             agreement.members = masters.substitute(members)
-        parameters.hold(self.optimizer)
-        reducers = BucketReducers(agreement.members, algorithms, comm, options.bucket_mb, one_by_one=not overlap)
-        parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, overlap, passes)
+            if self.outer is not None:
+                masters.replace_in(self.outer)
+                outer = OuterStep(self.outer, agreement.members)
+        layout = None if islands is None else NodeLayout.of_parts(comm, islands)
+        island = None if layout is None else IslandGradients(comm.nodes_of(layout).local, options.bucket_mb)
+        plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
+        fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
+
+        def between_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
+            return between_islands(algorithms_of(joining), layout)
+
+        changes = ParameterChanges(parameters, self.optimizer, between_of, masters, outer, fixed)
+        if plan.delay and comm.size > 1:
+            overlap_by_thread(comm, on_device)
+        one_by_one = not overlap and not plan.keeps_local
+        between = between_islands(algorithms, layout)
+        reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
+        parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
-        return LocalUpdates(parts, masters, options.local_steps, skips_nonfinite(algorithms))
+        return LocalUpdates(parts, masters, plan, outer, island, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -258,12 +326,49 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r}, {self.mode}, ranks={self.comm.size})"
 
+    @keep_uncompiled
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Raise NotImplementedError: buckets and residuals are laid out once.
+        """Add a parameter group while the optimizer trains, on all ranks before the same step.
 
-        Add a `param_group` to the optimizer before wrapping it.
+        Its parameters take part from the next step on, with buckets of their own; those of other parameters stay as
+        they are. Make their values equal on all ranks before: :func:`broadcast_parameters`. Parameters that the
+        optimizer holds already, frozen, need no group: ``requires_grad_(True)`` suffices.
+
+        Parameters
+        ----------
+        param_group : dict
+            As the wrapped optimizer takes it. Its ``params`` may be pairs of name and parameter, where the wrapped
+            optimizer's others have no names too.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The wrapped optimizer rejects the group, a parameter cannot be synchronized, or its name is another one's.
+            The optimizer is as before then. Where ranks add different parameters, the next step raises
+            CollectiveMismatch on all.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> def train(comm):
+        ...     body, head = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        ...     for parameter in (*body.parameters(), *head.parameters()):
+        ...         torch.nn.init.constant_(parameter, 0.5)
+        ...     sgd = torch.optim.SGD(head.parameters(), lr=0.1)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Dense(), comm, head.named_parameters("head"))
+        ...     for step in range(4):
+        ...         if step == 2:  # unfreeze the body
+        ...             optimizer.add_param_group({"params": body.named_parameters("body"), "lr": 0.01})
+        ...         optimizer.zero_grad()
+        ...         head(body(torch.full((8, 3), comm.rank + 1.0))).square().mean().backward()
+        ...         optimizer.step()
+        ...     return [sorted(names) for names in optimizer.buckets]
+        >>> mpicomp.run_local(2, train)[0]
+        [['head.bias', 'head.weight'], ['body.bias', 'body.weight']]
         """
-        raise NotImplementedError("add the parameter group to the optimizer before wrapping it in DistributedOptimizer")
+        self._synchronizer.add_group(param_group, self.optimizer.add_param_group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -449,6 +554,47 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         else:
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()
+
+    @contextmanager
+    def common_model(self) -> Iterator[None]:
+        """Return a context manager in which the parameters hold the model that all ranks have in common.
+
+        Under "updates" with ``local_steps > 1`` each rank's parameters are its own between two synchronizations. In the
+        block they hold the common model of the last one, for instance to evaluate it; afterwards training goes on as
+        without the block. Not collective. Do not step or backpropagate in the block. Under "gradients" the model is
+        the common one in any case.
+
+        Raises
+        ------
+        RuntimeError
+            Under "updates": gradients have been sent during backward, and the step has not taken them; or `step`,
+            :meth:`synchronize` or `load_state_dict` is called in the block.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer, require_same
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(3, 1)
+        ...     for parameter in model.parameters():
+        ...         torch.nn.init.constant_(parameter, 0.5)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Marsit(), comm, local_steps=4, outer=(0.7, 0.9))
+        ...     for step in range(6):
+        ...         optimizer.zero_grad()
+        ...         model(torch.full((8, 3), comm.rank + 1.0)).square().mean().backward()
+        ...         optimizer.step()
+        ...     with optimizer.common_model():
+        ...         require_same(model, comm)
+        ...     return optimizer.models_differ
+        >>> mpicomp.run_local(2, train)
+        [True, True]
+        """
+        if self.mode == "updates":
+            self._require_nothing_sent("common_model")
+        with self._synchronizer.common_model():
+            yield
 
 
 def _is_read_by_scaler() -> bool:

@@ -15,7 +15,6 @@ from collectives.annotations import override
 from collectives.errors import NonFiniteGradient
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.optimizer.gradient_hooks import install_hooks
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.state.schema import State
@@ -24,7 +23,8 @@ from mpicomp.torch.state.schema import State
 class GradientAveraging(Synchronizer):
     """Replaces each parameter's gradient by its mean over the ranks.
 
-    A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks.
+    A missing gradient counts as zeros and is present afterwards, so that the optimizer does the same on all ranks. That
+    of a parameter that all ranks have frozen is dropped afterwards, so that the optimizer passes over it.
     """
 
     mode = "gradients"
@@ -39,7 +39,7 @@ class GradientAveraging(Synchronizer):
         self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
         # freed together before the next backward: memory freed here would return to the system, and be cleared again
         self._replaced: list[Tensor | None] = []
-        install_hooks(self, [member.parameter for member in parts.reducers.members])
+        self._watch_gradients(0)
 
     @property
     @override
@@ -86,7 +86,7 @@ class GradientAveraging(Synchronizer):
                 raise error
             finally:
                 del error  # its traceback has this frame, and they would keep each other
-        for member in self.reducers.members:
+        for member in (*self.reducers.members, *self._changes.joining):
             member.parameter.grad = None  # optimizers pass over the parameter
 
     @override
@@ -118,9 +118,10 @@ class GradientAveraging(Synchronizer):
             self._restart()
             raise
         if self._error is not None:
-            for member in self.reducers.members:
+            for member in (*self.reducers.members, *self._changes.joining):
                 if member.parameter.grad is not None:
                     member.parameter.grad.fill_(float("nan"))
+        self._changes.drop_frozen_gradients()
         self.synchronizations += self._error is None
         self.phase = Phase.AVERAGED
 

@@ -32,8 +32,10 @@ class GradientListener(Protocol):
 _latest: MutableMapping[Tensor, weakref.ref[GradientListener]] = WeakTensorKeyDictionary()  # latest listener of each
 
 
-def install_hooks(listener: GradientListener, parameters: Sequence[Tensor]) -> None:
+def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], first: int = 0) -> None:
     """Report every gradient from now on to `listener`, as long as it lives; it is referred to weakly.
+
+    The parameters have the positions from `first` on.
 
     Gradients are reported one at a time, though backward has a thread for each device, and the caller's for the CPU. A
     listener that is already registered for one of the parameters is overtaken.
@@ -45,7 +47,7 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor]) -> N
             earlier.gradient_counts.overtaken = True
         _latest[parameter] = latest
 
-    one_by_one = threading.RLock()
+    one_by_one = listener.gradient_counts.lock
 
     def register(position: int, parameter: Tensor) -> RemovableHandle:
         @keep_uncompiled
@@ -58,7 +60,7 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor]) -> N
         attach: Callable[[Callable[[Tensor], None]], RemovableHandle] = parameter.register_post_accumulate_grad_hook
         return attach(hook)
 
-    handles = [register(position, parameter) for position, parameter in enumerate(parameters)]
+    handles = [register(position, parameter) for position, parameter in enumerate(parameters, first)]
     weakref.finalize(listener, _remove, handles)
 
 
@@ -81,10 +83,13 @@ class GradientCounts:
     overtaken : bool
         Another optimizer over some of the parameters was made since. This one, which may be dropped on one rank earlier
         than on another, sends nothing during backward any more.
+    lock : threading.RLock
+        Held while a gradient is reported.
     """
 
     def __init__(self, names: Sequence[str], passes: int) -> None:
-        self._names, self._passes = names, passes
+        self._names, self._passes = list(names), passes
+        self.lock = threading.RLock()
         self._order: dict[int, None] = {}  # keeps the order, and is looked up at every gradient
         self.paused = self.overtaken = self.dropped = False
         self.restart()
@@ -93,6 +98,14 @@ class GradientCounts:
     def order(self) -> list[int]:
         """Positions of the parameters, in the order in which their gradients came the first time."""
         return list(self._order)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, names: Sequence[str]) -> None:
+        """Count the gradients of more parameters, which are complete in this step."""
+        self._names += names
+        self._counts += [self._passes] * len(names)
 
     def restart(self) -> None:
         """Begin another step, without gradients."""

@@ -1,8 +1,9 @@
 """The "updates" mode: each rank's optimizer moves its own copy of the model, then the ranks average the moves.
 
 From the common model x, H optimizer steps lead to x_local. The synchronization after them makes
-x <- x - aggregate(x - x_local) and x_local <- x. At the first step after a synchronization the parameters are given a
-copy of x in other memory (they step aside), and the optimizer moves that; x stays where it was, and they return to it.
+x <- x - aggregate(x - x_local) and x_local <- x; or an outer optimizer moves x by the aggregated update
+(`outer_step.py`). At the first step after a synchronization the parameters are given a copy of x in other memory (they
+step aside), and the optimizer moves that; x stays where it was, and they return to it.
 
 With overlap the last local step is made bucket by bucket while backward runs: as soon as backward has brought a
 bucket's gradients, the optimizer moves its parameters, and their move begins to be averaged.
@@ -15,7 +16,7 @@ others.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
@@ -26,9 +27,19 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
+from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.gradient_hooks import install_hooks
+from mpicomp.torch.optimizer.fragments import (
+    FragmentInFlight,
+    FragmentPlan,
+    check_buckets,
+    check_fragments,
+    deal_joining,
+)
+from mpicomp.torch.optimizer.islands import IslandGradients
+from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
@@ -36,9 +47,13 @@ from mpicomp.torch.state.schema import UPDATE_ROUNDS, State
 
 
 class LocalUpdates(Synchronizer):
-    """Counts local steps, and averages their moves after `local_steps` of them.
+    """Counts local steps, and averages their moves in the steps that the `plan` has for each fragment of the model.
 
     With `overlap` the last local step is made during backward.
+
+    Gradients are averaged within the `island` in every step.
+
+    The optimizer of `outer` moves the common model by the aggregated updates; None: they are subtracted.
 
     With `skip_nonfinite` all ranks skip a step for which the gradients of one hold NaN or infinity: momentum would keep
     them.
@@ -52,17 +67,30 @@ class LocalUpdates(Synchronizer):
     takes_for_good = True
 
     def __init__(
-        self, parts: SynchronizerParts, masters: MasterWeights, local_steps: int, skip_nonfinite: bool
+        self,
+        parts: SynchronizerParts,
+        masters: MasterWeights,
+        plan: FragmentPlan,
+        outer: OuterStep | None,
+        island: IslandGradients | None,
+        skip_nonfinite: bool,
     ) -> None:
         super().__init__(parts)
-        self.steps = 0  # since the last synchronization
-        self._masters, self._local_steps, self._skip_nonfinite = masters, local_steps, skip_nonfinite
+        self.steps = 0  # since the ranks' models were equal
+        self._turn = 0  # steps modulo local_steps
+        self._masters, self._plan, self._outer, self._skip_nonfinite = masters, plan, outer, skip_nonfinite
+        self._island = island
+        self._fragment_of = parts.reducers.fragment_of
+        self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
+        self._in_flight: list[FragmentInFlight] = []  # in the order in which they were sent
+        self._shows_common = False  # the parameters hold the common model for a while
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
         self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
+        self._aside_joining: set[Tensor] = set()  # parameters that are aside and have no bucket yet
         self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
         self.agreement.common = self._common
-        install_hooks(self, [member.parameter for member in parts.parameters.trained])  # the model's own
+        self._watch_gradients(0)
 
     @property
     @override
@@ -73,15 +101,19 @@ class LocalUpdates(Synchronizer):
     @override
     def can_refuse(self) -> bool:
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
-        return self.steps + 1 >= self._local_steps
+        in_flight = any(one.remaining == 1 for one in self._in_flight)
+        return in_flight or bool(self._plan.due(self._turn + 1))
 
     @override
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
+        if self._in_flight:
+            self.comm.advance()
 
     @override
     def step(self, closure: Closure | None) -> float | None:
+        self._require_local("step")
         if closure is not None and self._overlap:
             raise ValueError(
                 f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
@@ -102,27 +134,52 @@ class LocalUpdates(Synchronizer):
         if self._finite is False:
             self._return_to_start()
             return
+        self._count_step()
+
+    @torch.no_grad()
+    def _count_step(self) -> None:
+        """Count a local step, apply the means that are due after it, and send the fragments that are."""
         self.steps += 1
-        if self.steps >= self._local_steps:  # more, where a state saved with more local steps was loaded
-            self.synchronize()
-        else:
-            self._masters.publish()
+        self._turn = (self._turn + 1) % self._plan.local_steps
+        for flight in self._in_flight:
+            flight.remaining -= 1
+        try:
+            for flight in [one for one in self._in_flight if one.remaining <= 0]:
+                self._apply(flight)
+            for number in self._plan.due(self._turn):
+                self._synchronize_fragment(number)
+        except BaseException:
+            self._abandon_moves()
+            raise
+        if not self._common:
+            self.steps = 0
+        self._masters.publish()
 
     @torch.no_grad()
     def _step_aside_if_first(self) -> None:
-        """Let the parameters step aside if this is the first step after a synchronization."""
+        """Let the parameters step aside for which this is the first step after a synchronization."""
         self.reducers.lay_out(self.gradient_counts.order)
         if not self._scaled:
             self._finite = None
-        if self.steps == 0:
+        here = self.reducers[self._queue.n_started :]
+        self._first = [one for one in here if self.steps == 0 or one.parameters[0] not in self._common]
+        if self._first:
             self._masters.refresh()
-            for reducer in self.reducers[self._queue.n_started :]:
-                self._step_aside(reducer)
+        for reducer in self._first:
+            self._step_aside(reducer)
+        joining = {member.name: member.parameter for member in self._changes.joining}
+        self._restore_common(self._aside_joining.difference(joining.values()))  # frozen again, or removed
+        self._step_aside_joining(joining)
 
     def _return_to_start(self) -> None:
-        """Return to where the step began: the common model, if the step is the first one after a synchronization."""
-        if self.steps == 0:
-            self._restore_common(tuple(self._common))
+        """Return to where the step began: the common model, where the step is the first after a synchronization."""
+        first = {parameter for reducer in self._first for parameter in reducer.parameters}
+        self._restore_common([one for one in self._common if self.steps == 0 or one in first])
+
+    @override
+    def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
+        super()._open_buckets(members, algorithms)
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -139,7 +196,7 @@ class LocalUpdates(Synchronizer):
                 "moved the parameters by scaled gradients; pass overlap=False"
             )
         self.reducers.lay_out(self.gradient_counts.order)
-        self._masters.take_gradients()
+        self._take_own_gradients()
         self._scaled = True
         self._finite = self._are_all_finite()
         if not self._finite:
@@ -150,7 +207,7 @@ class LocalUpdates(Synchronizer):
     def _take_gradients(self) -> None:
         """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
         if not self._scaled:
-            self._masters.take_gradients()
+            self._take_own_gradients()
         elif self._masters.gradients_changed:
             error = RuntimeError(
                 f"{self.comm.here}: gradients of 16-bit parameters were changed between scaler.unscale_(optimizer) "
@@ -163,16 +220,25 @@ class LocalUpdates(Synchronizer):
             self._finite = self._are_all_finite(warn=True)
         if self._finite is False:
             self.drop_gradients(set_to_none=True)
-            for reducer in self.reducers:
-                for parameter in reducer.parameters:
-                    parameter.grad = None  # optimizers pass over the parameter
+            for member in self._members:
+                member.parameter.grad = None  # optimizers pass over the parameter
+        if self._changes.frozen:
+            started = self.reducers[: self._queue.n_started]
+            self._changes.drop_frozen_gradients({parameter for one in started for parameter in one.parameters})
+
+    def _take_own_gradients(self) -> None:
+        """Hand the gradients to the masters, and average them within the island if there is one."""
+        self._masters.take_gradients()
+        if self._island is not None:
+            self._island.average(self._members)
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:
         n_started = self._queue.n_started
         if not n_started:
             return nullcontext()
-        return _only(self._optimizer, (p for reducer in self.reducers[n_started:] for p in reducer.parameters))
+        here = [p for reducer in self.reducers[n_started:] for p in reducer.parameters]
+        return only(self._optimizer, (*here, *(member.parameter for member in self._changes.joining)))
 
     @override
     @torch.no_grad()
@@ -201,19 +267,85 @@ class LocalUpdates(Synchronizer):
     @override
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average the ranks' moves since the last synchronization; return at once if they made no step."""
-        if self.steps == 0:
+        """Average the ranks' moves since the last synchronization, of all fragments; return at once without moves."""
+        self._require_local("synchronize")
+        if self.steps == 0 and not self._in_flight:
             return
         try:
-            self._average(StepIntent(self._find_refusal()))
-            self.synchronizations += 1
+            for number in range(self._plan.fragments):
+                self._synchronize_fragment(number, at_once=True)
         finally:
             self._abandon_moves()
+
+    def _synchronize_fragment(self, number: int, at_once: bool = False) -> None:
+        """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
+        for flight in [one for one in self._in_flight if one.number == number]:
+            self._apply(flight)
+        if self._plan.is_whole:
+            self._average(StepIntent(self._find_refusal()))
+            self.synchronizations += 1
+            return
+        moved = (one for one in self._reducers_of(number) if one.parameters[0] in self._common)
+        if not self._plan.keeps_local:
+            self._average(StepIntent(), moved)
+            self.synchronizations += 1
+            return
+        reducers = list(moved)
+        if not reducers:
+            return
+        delay = 0 if at_once else self._plan.delay
+        flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call())
+        self._in_flight.append(flight)
+        flight.start(self.comm, self._fill)
+        if not delay:
+            self._apply(flight)
+
+    def _reducers_of(self, number: int) -> Iterator[BucketReducer]:
+        """Go through a fragment's reducers, also those that are added meanwhile."""
+        return (one for one in self.reducers if self._fragment_of[one.bucket.names[0]] == number)
+
+    def _apply(self, flight: FragmentInFlight) -> None:
+        """Take the means of a fragment, which are waited for."""
+        self._in_flight.remove(flight)
+        flight.settle(self.comm)
+        for reducer in flight.ended:
+            self._take(reducer)
+        failure = flight.take_failure()
+        if failure is None:
+            self.synchronizations += 1
+            return
+        try:
+            raise failure
+        finally:
+            failure = None  # its traceback has this frame, and they would keep each other
 
     def _abandon_moves(self) -> None:
         self._restore_common(tuple(self._common))
         self._masters.publish()
-        self.steps = 0
+        self.steps = self._turn = 0
+
+    @override
+    @contextmanager
+    def common_model(self) -> Iterator[None]:
+        """Let the parameters hold the common model for a while."""
+        self._require_local("common_model")
+        counts, local = self.gradient_counts, {parameter: parameter.data for parameter in self._common}
+        paused, counts.paused, self._shows_common = counts.paused, True, True
+        try:
+            self._show({parameter: self._common[parameter] for parameter in local})
+            yield
+        finally:
+            self._show(local)
+            counts.paused, self._shows_common = paused, False
+
+    def _show(self, values: Mapping[Tensor, Tensor]) -> None:
+        for parameter, tensor in values.items():
+            parameter.data = tensor
+        self._masters.publish()
+
+    def _require_local(self, call: str) -> None:
+        if self._shows_common:
+            raise RuntimeError(f"{self.comm.here}: {call}() within common_model(); leave that block first")
 
     @override
     def drop_gradients(self, set_to_none: bool) -> None:
@@ -228,21 +360,37 @@ class LocalUpdates(Synchronizer):
         if early:
             if self.steps == 0:
                 self._step_aside(reducer)
-            with _only(self._optimizer, reducer.parameters):
+            with only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
+        if self._plan.keeps_local:
+            for parameter, view in zip(reducer.parameters, reducer.vector_views, strict=True):
+                torch.sub(self._common[parameter], parameter.data, out=view)
+            return True
         local = [parameter.data for parameter in reducer.parameters]
         self._restore_common(reducer.parameters)
-        reducer.take_moves([parameter.data for parameter in reducer.parameters], local)
+        may_stay_packed = self._outer is None or self._outer.is_plain
+        reducer.take_moves([parameter.data for parameter in reducer.parameters], local, may_stay_packed)
         return True
 
     @override
     def _take(self, reducer: BucketReducer) -> None:
-        reducer.subtract_mean()
+        aside = [parameter for parameter in reducer.parameters if parameter in self._common]
+        local = [parameter.data for parameter in aside]
+        self._restore_common(aside)
+        with self._changes.keeping_frozen(reducer.parameters):
+            if self._outer is None:
+                reducer.subtract_mean()
+            else:
+                self._outer.move(reducer)
+        if local and self._plan.blend:
+            torch._foreach_mul_(local, self._plan.blend)
+            torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=1 - self._plan.blend)
+            for parameter, one in zip(aside, local, strict=True):
+                self._common[parameter], parameter.data = parameter.data, one
 
     def _step_aside(self, reducer: BucketReducer) -> None:
         """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
-        if not self._aside:
-            self._aside = [self._memory_aside(one) for one in self.reducers]
+        self._aside += [self._memory_aside(one) for one in self.reducers[len(self._aside) :]]
         self._restore_common(
             one for one in reducer.parameters if one in self._common
         )  # from a step that failed in backward
@@ -250,6 +398,14 @@ class LocalUpdates(Synchronizer):
         torch._foreach_copy_(aside, reducer.parameters)
         for parameter, one in zip(reducer.parameters, aside, strict=True):
             self._common[parameter], parameter.data = parameter.data, one
+
+    def _step_aside_joining(self, names: Iterable[str]) -> None:
+        """Let parameters that join, and have no bucket yet, step aside, in whichever local step they come."""
+        chosen = set(names)
+        for name, parameter in ((member.name, member.parameter) for member in self._changes.joining):
+            if name in chosen and parameter not in self._common:
+                self._aside_joining.add(parameter)
+                self._common[parameter], parameter.data = parameter.data, parameter.data.clone()
 
     def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
         """Return the reducer's own vector if no other shares it, and new memory for other orders of elements."""
@@ -259,10 +415,34 @@ class LocalUpdates(Synchronizer):
     def _restore_common(self, parameters: Iterable[Tensor]) -> None:
         for parameter in parameters:
             parameter.data = self._common.pop(parameter)
+            self._aside_joining.discard(parameter)
 
     def _gradients(self) -> Iterator[Tensor]:
-        parameters = (parameter for reducer in self.reducers for parameter in reducer.parameters)
+        parameters = (member.parameter for member in self._members)
         return (parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    @property
+    def _members(self) -> tuple[NamedParameter, ...]:
+        """The parameters with a bucket, and those that join."""
+        return *self.reducers.members, *self._changes.joining
+
+    @override
+    def check_own(self, own: State) -> None:
+        super().check_own(own)
+        saved = own["rounds"].get("fragments", {})
+        numbers = self._fragment_of if self._plan.is_whole else saved.get("numbers", self._fragment_of)
+        check_buckets(own["buckets"], own["rounds"], numbers)
+
+    @override
+    def load_own(self, own: State) -> None:
+        self._require_local("load_state_dict")
+        for flight in self._in_flight:
+            flight.settle(self.comm)  # all ranks have begun it
+        self._in_flight.clear()
+        if not self._plan.is_whole:
+            self._fragment_of |= deal_joining(self._changes.joining, self._fragment_of, self._plan.fragments)
+            self._fragment_of |= own["rounds"].get("fragments", {}).get("numbers", {})
+        super().load_own(own)
 
     @override
     def _save_rounds(self) -> State:
@@ -271,38 +451,75 @@ class LocalUpdates(Synchronizer):
             "steps": self.steps,
             "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
             "common": {name: view.clone() for name, view in self._named_common().items()} if self.steps else {},
+            **({} if self._outer is None else {"outer": self._outer.state()}),
+            **({} if self._plan.is_whole else {"fragments": self._save_fragments()}),
         }
+
+    def _save_fragments(self) -> State:
+        """Return the fragments' turn, and the means of those in flight, which are waited for."""
+        in_flight: list[State] = []
+        for flight in self._in_flight:
+            flight.settle(self.comm)
+            if flight.failed:
+                raise RuntimeError(
+                    f"{self.comm.here}: fragment {flight.number} cannot be saved, since its synchronization has "
+                    "failed; the step that applies it raises the error"
+                )
+            in_flight.append(flight.state())
+        return {"turn": self._turn, "numbers": dict(self._fragment_of), "in_flight": in_flight}
 
     @override
     def _check_rounds(self, rounds: State) -> None:
         UPDATE_ROUNDS.check(rounds)
-        parameters = {member.name: member.parameter for member in self.reducers.members}
+        # a state from before a parameter joined lacks it
+        lacking = {one.name for one in self._changes.joining} - rounds["masters"].keys() - rounds["common"].keys()
+        masters = {name: one for name, one in self._named_masters().items() if name not in lacking}
+        parameters = {one.name: one.parameter for one in self._members if one.name not in lacking}
         common = parameters if rounds["steps"] else {}
-        UPDATE_ROUNDS.check_tensors(rounds, {"masters": self._named_masters(), "common": common})
+        if not self._plan.is_whole:
+            common = {name: one for name, one in common.items() if name in rounds["common"]}
+        check_fragments(rounds, self._plan, parameters)
+        UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
+        if ("outer" in rounds) != (self._outer is not None):
+            with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
+            raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
+        if self._outer is not None:
+            self._outer.check(rounds["outer"], lacking)
 
     @override
     @torch.no_grad()
     def _load_rounds(self, rounds: State) -> None:
         super()._load_rounds(rounds)
         self.steps = rounds["steps"]
+        # a state saved with more local steps is followed by a synchronization in the next step
+        self._turn = min(self.steps, self._plan.local_steps - 1)
+        if self._outer is not None:
+            self._outer.load(rounds["outer"])
         for parameter, common in self._common.items():
             common.copy_(parameter)  # which has been loaded, or is going to be
         self._restore_common(tuple(self._common))
         self._aside.clear()
-        if self.steps:
-            for reducer in self.reducers:
+        for reducer in self.reducers:
+            if reducer.bucket.names[0] in rounds["common"]:
                 self._step_aside(reducer)
+        self._step_aside_joining(rounds["common"])
+        fragments = rounds.get("fragments", {"turn": self._turn, "in_flight": []})
+        self._turn = fragments["turn"] % self._plan.local_steps
+        for one in fragments["in_flight"]:
+            reducers = [*self._reducers_of(one["fragment"])]
+            flight = FragmentInFlight(one["fragment"], reducers, one["remaining"], self.agreement)
+            flight.load_means(one["means"])
+            self._in_flight.append(flight)
         for here, saved in ((self._named_masters(), rounds["masters"]), (self._named_common(), rounds["common"])):
             for name, one in saved.items():
                 here[name].copy_(one)
 
     def _named_masters(self) -> dict[str, Tensor]:
         masters = {id(master) for master in self._masters.masters}
-        return {one.name: one.parameter for one in self.reducers.members if id(one.parameter) in masters}
+        return {one.name: one.parameter for one in self._members if id(one.parameter) in masters}
 
     def _named_common(self) -> dict[str, Tensor]:
-        members = self.reducers.members
-        return {one.name: self._common[one.parameter] for one in members if one.parameter in self._common}
+        return {one.name: self._common[one.parameter] for one in self._members if one.parameter in self._common}
 
     def _are_all_finite(self, warn: bool = False) -> bool:
         """Return True, on all ranks, if no rank's gradients hold NaN or infinity; else warn the first time."""
@@ -319,17 +536,3 @@ class LocalUpdates(Synchronizer):
                 RuntimeWarning, stacklevel=5,
             )  # fmt: skip
         return not ranks.size
-
-
-@contextmanager
-def _only(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Let the optimizer hold only these of its parameters."""
-    chosen = set(parameters)
-    kept = [group["params"] for group in optimizer.param_groups]
-    try:
-        for group in optimizer.param_groups:
-            group["params"] = [parameter for parameter in group["params"] if parameter in chosen]
-        yield
-    finally:
-        for group, params in zip(optimizer.param_groups, kept, strict=True):
-            group["params"] = params

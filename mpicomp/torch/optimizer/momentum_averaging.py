@@ -1,11 +1,14 @@
 """The "momenta" mode, 1-bit Adam: the ranks average gradients until v is frozen, and their first moments from then on.
 
-The optimizer is the object that users step; this synchronizer moves its parameters.
+The optimizer is the object that users step; this synchronizer moves its parameters. Parameters that are added or
+unfrozen while it trains form a cohort of their own: with moments of zero, a count of steps, and a v that is frozen
+after as many steps as that of the first ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -13,20 +16,32 @@ from torch import Tensor
 
 from collectives.annotations import override
 from collectives.quoting import shown
+from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
-from mpicomp.torch.state.schema import MOMENTA, NamedTensors, State
+from mpicomp.torch.state.schema import JOINED, MOMENTA, NamedTensors, State
+
+
+@dataclass(eq=False)
+class Cohort:
+    """The moments of parameters that have joined at one step, after `joined` other ones."""
+
+    moments: list[AdamMoments]
+    rule: VarianceFreeze
+    joined: int = 0
+    frozen: bool = False
 
 
 class MomentumAveraging(Synchronizer):
     """Makes the steps of `OneBitAdam`, each of which synchronizes.
 
     Momenta are averaged by the reducers `squeezed`, in the same buckets as the gradients; `preconditioned`, with the
-    factor w. A state is recognized by the `options` as text. Once v is frozen, `frozen` is set.
+    factor w. A state is recognized by the `options` as text.
     """
 
     mode = "momenta"
@@ -42,11 +57,26 @@ class MomentumAveraging(Synchronizer):
         options: str,
     ) -> None:
         super().__init__(parts)
-        self.frozen = False
-        self._dense, self._squeezed = parts.reducers, squeezed
-        self._masters, self._freeze_rule, self._options = masters, freeze_rule, options
-        group_of = {one: number for number, group in enumerate(parts.optimizer.param_groups) for one in group["params"]}
-        self.moments = [AdamMoments(reducer.bucket, group_of, preconditioned) for reducer in squeezed]
+        self._squeezed, self._preconditioned = squeezed, preconditioned
+        self._masters, self._options = masters, options
+        self.moments = self._moments_of(squeezed)  # of each bucket
+        self._cohorts = [Cohort([*self.moments], freeze_rule)]
+        self._active: list[BucketReducer] = [*parts.reducers]
+
+    @property
+    @override
+    def active(self) -> Sequence[BucketReducer]:
+        return self._active
+
+    @property
+    def frozen(self) -> bool:
+        """Flag: v of all parameters is frozen."""
+        return all(cohort.frozen for cohort in self._cohorts)
+
+    def _moments_of(self, reducers: Sequence[BucketReducer]) -> list[AdamMoments]:
+        groups = self._optimizer.param_groups
+        group_of = {one: number for number, group in enumerate(groups) for one in group["params"]}
+        return [AdamMoments(reducer.bucket, group_of, self._preconditioned) for reducer in reducers]
 
     @override
     @torch.no_grad()
@@ -58,16 +88,19 @@ class MomentumAveraging(Synchronizer):
         self.check_before_step()
         self._take_gradients()
         self.synchronize()
-        groups, steps = self._optimizer.param_groups, self.synchronizations
-        for moments in self.moments:
-            if self.frozen:
-                moments.move_frozen(groups, steps)
-            else:
-                moments.move(groups, steps)
+        groups = self._optimizer.param_groups
+        resting = {member.parameter for member in self._changes.frozen}
+        for cohort in self._cohorts:
+            steps = self.synchronizations - cohort.joined
+            for moments in cohort.moments:
+                with moments.keeping(resting):
+                    (moments.move_frozen if cohort.frozen else moments.move)(groups, steps)
         self.phase = Phase.STEPPED
         self._masters.publish()
-        if not self.frozen and self._freeze_rule.watches:
-            self._freeze_rule.note(sum(moments.norm(groups, steps) for moments in self.moments), groups)
+        for cohort in self._cohorts:
+            if not cohort.frozen and cohort.rule.watches:
+                steps = self.synchronizations - cohort.joined
+                cohort.rule.note(sum(moments.norm(groups, steps) for moments in cohort.moments), groups)
         return loss
 
     @override
@@ -77,7 +110,7 @@ class MomentumAveraging(Synchronizer):
         try:
             for group in self._optimizer.param_groups:
                 check_group(group)
-            for member in self._parameters.trained:
+            for member in (*self._parameters.trained, *self._changes.joining):
                 gradient = member.parameter.grad
                 if gradient is not None and gradient.layout != torch.strided:
                     raise ValueError(
@@ -92,11 +125,15 @@ class MomentumAveraging(Synchronizer):
         """Hand the gradients to the masters, and freeze v if it is due."""
         self._masters.refresh()
         self._masters.take_gradients()
+        self._changes.drop_frozen_gradients()
         groups = self._optimizer.param_groups
-        if not self.frozen and self._freeze_rule.due(self.synchronizations, groups):
-            for moments in self.moments:
-                moments.freeze(groups, self.synchronizations)
-            self._set_frozen(True)
+        for cohort in self._cohorts:
+            steps = self.synchronizations - cohort.joined
+            if not cohort.frozen and cohort.rule.due(steps, groups):
+                for moments in cohort.moments:
+                    moments.freeze(groups, steps)
+                cohort.frozen = True
+                self._choose_active()
 
     @override
     def synchronize(self) -> None:
@@ -105,14 +142,28 @@ class MomentumAveraging(Synchronizer):
         self.phase = Phase.AVERAGED
         self.synchronizations += 1
 
-    def _set_frozen(self, frozen: bool) -> None:
-        self.frozen, self.reducers = frozen, self._squeezed if frozen else self._dense
+    def _choose_active(self) -> None:
+        """Use the reducers of momenta where v is frozen, and those of gradients elsewhere."""
+        frozen = [cohort.frozen for cohort in self._cohorts for _ in cohort.moments]
+        self._active[:] = _chosen(frozen, self.reducers, self._squeezed)
+
+    @override
+    def _watch_gradients(self, first: int) -> None:
+        """No-op: nothing is sent during backward."""
+
+    @override
+    def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        dense = self.reducers.add(members, _dense(algorithms))
+        moments = self._moments_of(self._squeezed.add(members, algorithms))
+        self._cohorts.append(Cohort(moments, self._cohorts[0].rule.renewed(), self.synchronizations))
+        self._active += dense
+        self.moments += moments
 
     @override
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
         moments = self.moments[reducer.bucket.index]
         moments.own_gradients(reducer)
-        if self.frozen:
+        if reducer is not self.reducers[reducer.bucket.index]:
             moments.own_momentum(reducer, self._optimizer.param_groups)
         return True
 
@@ -139,42 +190,89 @@ class MomentumAveraging(Synchronizer):
     @override
     def own_entries(self) -> State:
         tensors = {key: {name: one.clone() for name, one in found.items()} for key, found in self._named().items()}
+        first, *later = self._cohorts
+        joined = [
+            {
+                "buckets": [moments.names for moments in cohort.moments],
+                "joined": cohort.joined,
+                "frozen": cohort.frozen,
+                "freeze_rule": cohort.rule.state_dict(),
+            }
+            for cohort in later
+        ]
         return {
             "options": self._options,
             "steps": self.synchronizations,
-            "frozen": self.frozen,
+            "frozen": first.frozen,
             **tensors,
-            "freeze_rule": self._freeze_rule.state_dict(),
+            "freeze_rule": first.rule.state_dict(),
+            **({"joined": joined} if joined else {}),
         }
 
     @override
     def check_own(self, own: State) -> None:
-        self._freeze_rule.check_state_dict(own["freeze_rule"])
+        rule = self._cohorts[0].rule
+        rule.check_state_dict(own["freeze_rule"])
         if own["options"] != self._options:
             raise ValueError(
                 f"the state is of {shown(own['options'])}, and this is {self._options}; use the same options"
             )
-        self.state_schema.check_tensors(own, self._named())
-        reducers = self._squeezed if own["frozen"] else self._dense
-        require_aggregators(own, [reducer.aggregator for reducer in reducers])
+        joined = _joined_of(own)
+        for one in joined:
+            rule.check_state_dict(one["freeze_rule"])
+        changes, names = self._changes, self._names_with(joined)
+        changes.find()
+        algorithms = changes.algorithms
+        frozen = [own["frozen"]] * len(self._cohorts[0].moments)
+        frozen += [one["frozen"] for one in joined for _ in one["buckets"]]
+        with (
+            self.reducers.trial(names, changes.joining, _dense(algorithms)) as dense,
+            self._squeezed.trial(names, changes.joining, algorithms) as squeezed,
+        ):
+            members = {member.name: member.parameter for reducer in squeezed for member in reducer.bucket.members}
+            self.state_schema.check_tensors(own, {"m": members, "v": members, "masters": self._masters_of(members)})
+            require_aggregators(own, [reducer.aggregator for reducer in _chosen(frozen, dense, squeezed)])
 
     @override
     def restored_point(self, own: State) -> str:
-        return f"after {own['steps']} steps, with v {'frozen' if own['frozen'] else 'in motion'}"
+        later = [names for one in _joined_of(own) for names in one["buckets"]]
+        more = f", after {later} have joined{self._joining_of(later)}" if later else ""
+        return f"after {own['steps']} steps, with v {'frozen' if own['frozen'] else 'in motion'}{more}"
 
     @override
     @torch.no_grad()
     def load_own(self, own: State) -> None:
+        joined, changes = _joined_of(own), self._changes
+        names = self._names_with(joined)
+        self.reducers.restore(names, changes.joining, _dense(changes.algorithms))
+        members = self._squeezed.restore(names, changes.joining, changes.algorithms)
+        self._join(members)
         self.synchronizations = own["steps"]
-        self._set_frozen(own["frozen"])
-        self._freeze_rule.load_state_dict(own["freeze_rule"])
+        first = self._cohorts[0]
+        first.frozen = own["frozen"]
+        first.rule.load_state_dict(own["freeze_rule"])
+        self._cohorts, self.moments = [first], [*first.moments]
+        for one in joined:
+            start = len(self.moments)
+            moments = self._moments_of(self._squeezed[start : start + len(one["buckets"])])
+            cohort = Cohort(moments, first.rule.renewed(), one["joined"], one["frozen"])
+            cohort.rule.load_state_dict(one["freeze_rule"])
+            self._cohorts.append(cohort)
+            self.moments += moments
+        self._choose_active()
         for key, tensors in self._named().items():
-            for name, one in tensors.items():
-                one.copy_(own[key][name])
-        if self.frozen:
-            for moments in self.moments:
-                moments.find_masked()
+            for name, tensor in tensors.items():
+                tensor.copy_(own[key][name])
+        for cohort in self._cohorts:
+            if cohort.frozen:
+                for one_bucket in cohort.moments:
+                    one_bucket.find_masked()
         self.models_compared = False
+
+    def _names_with(self, joined: Sequence[State]) -> list[list[str]]:
+        """Return the names of all buckets, of which these have joined after the first ones."""
+        first = [moments.names for moments in self._cohorts[0].moments]
+        return first + [names for one in joined for names in one["buckets"]]
 
     @override
     def wrapped_state(self) -> State:
@@ -193,6 +291,28 @@ class MomentumAveraging(Synchronizer):
         for moments in self.moments:
             for key, tensors in moments.named().items():
                 found[key] |= tensors
+        members = {member.name: member.parameter for reducer in self._squeezed for member in reducer.bucket.members}
+        return {**found, "masters": self._masters_of(members)}
+
+    def _masters_of(self, members: NamedTensors) -> NamedTensors:
         masters = set(self._masters.masters)
-        members = (member for reducer in self._squeezed for member in reducer.bucket.members)
-        return {**found, "masters": {o.name: o.parameter.detach() for o in members if o.parameter in masters}}
+        return {name: one.detach() for name, one in members.items() if one in masters}
+
+
+def _chosen(
+    frozen: Sequence[bool], dense: Sequence[BucketReducer], squeezed: Sequence[BucketReducer]
+) -> list[BucketReducer]:
+    """Return one of two reducers of each bucket: the squeezing one where v is frozen."""
+    return [two if stays else one for stays, one, two in zip(frozen, dense, squeezed, strict=True)]
+
+
+def _joined_of(own: State) -> list[State]:
+    """Return the checked entries about parameters that joined later; states without any have none."""
+    joined = own.get("joined", [])
+    if not isinstance(joined, list):
+        raise ValueError(f"the state's joined parameters are {shown(joined)}, not a list; load an earlier one")
+    return [JOINED.check(one) for one in joined]
+
+
+def _dense(names: Iterable[str]) -> dict[str, Algorithm]:
+    return dict.fromkeys(names, Dense())

@@ -17,6 +17,7 @@ nearly one magnitude everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -25,11 +26,12 @@ from torch.optim.optimizer import ParamsT
 from collectives import Communicator
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
-from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze
+from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
+from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
@@ -61,6 +63,9 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         than 1 / (1 - beta2) steps from the end of the learning rate's warm-up.
     compressor : Codec or str, optional
         A codec of `mpicomp.codecs` or its name, in place of the one that `bits` means.
+    per_node : "auto", "shared" or "ring", optional
+        Exchange first moments exactly within a node, in this way of `mpicomp.PerNode`, and compressed between nodes.
+        None: compressed among all ranks.
     preconditioned : bool
         True: momenta are exchanged with the factor w; False: without, as in the paper.
     comm : Communicator, optional
@@ -138,6 +143,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         bits: int = 1,
         warmup_steps: int | Literal["auto"] = "auto",
         compressor: Any = None,
+        per_node: Literal["auto", "shared", "ring"] | None = None,
         preconditioned: bool = True,
         comm: Communicator | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -152,6 +158,8 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         try:
             rule = VarianceFreeze(warmup_steps)
             self.algorithm: Algorithm = DoubleSqueeze(_by_bits(bits) if compressor is None else compressor, seed)
+            if per_node is not None:
+                self.algorithm = PerNode(self.algorithm, per_node)
             require_bucket_size(bucket_mb)
             super().__init__(params, defaults)
             for group in self.param_groups:
@@ -165,7 +173,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         )
         agreement = open_agreement(self, self.comm, parameters.trained, options, all_options=True)
         masters = MasterWeights(self)
-        parameters.hold(self)
+        changes = ParameterChanges(parameters, self, partial(algorithms_by_name, self.algorithm), masters)
         members = masters.substitute(parameters.trained)
         dense, squeezed = (
             BucketReducers(members, algorithms_by_name(one, members), self.comm, bucket_mb, one_by_one=True)
@@ -173,7 +181,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         )
         for reducers in (dense, squeezed):
             reducers.lay_out(range(len(members)))
-        parts = SynchronizerParts(self, dense, self.comm, agreement, parameters)
+        parts = SynchronizerParts(self, dense, self.comm, agreement, parameters, changes)
         self._synchronizer = MomentumAveraging(parts, squeezed, masters, rule, preconditioned, options)
 
     @property
@@ -189,7 +197,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     @property
     def reducers(self) -> Sequence[BucketReducer]:
         """Reducers of the last step, one per bucket."""
-        return self._synchronizer.reducers
+        return self._synchronizer.active
 
     @property
     def masked(self) -> int:
@@ -202,14 +210,33 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         self._synchronizer.prepare_for_scaler()
         return False
 
+    @keep_uncompiled
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Raise NotImplementedError once the optimizer is made: buckets and residuals are laid out once.
+        """Add a parameter group while the optimizer trains, on all ranks before the same step.
 
-        Pass each `param_group` as one of `params`.
+        Its parameters take part from the next step on, with moments of zero and steps of their own: their v is frozen
+        after as many steps as that of the first parameters. Make their values equal on all ranks before:
+        :func:`broadcast_parameters`. For frozen parameters that the optimizer holds ``requires_grad_(True)`` suffices.
+
+        Parameters
+        ----------
+        param_group : dict
+            As torch optimizers take it. Its ``params`` may be pairs of name and parameter.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An option is out of range, a parameter cannot be synchronized, or its name is another one's. The optimizer
+            is as before then. Where ranks add different parameters, the next step raises CollectiveMismatch on all.
         """
         if hasattr(self, "_synchronizer"):
-            raise NotImplementedError("give OneBitAdam all parameter groups when you make it")
+            self._synchronizer.add_group(param_group, self._add_checked)
+        else:
+            super().add_param_group(param_group)
+
+    def _add_checked(self, param_group: ParameterGroup) -> None:
         super().add_param_group(param_group)
+        check_group(self.param_groups[-1])
 
     @keep_uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -8,6 +8,7 @@ rank makes the step.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import list_ranks, one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.parameter_changes import ADDED, FROZEN, ParameterChanges
 from mpicomp.torch.replication import require_same_layout
 
 SAMPLE_ELEMENTS = 1024
@@ -73,6 +75,7 @@ def open_agreement(
     members: Sequence[NamedParameter],
     options: str,
     all_options: bool,
+    outer: torch.optim.Optimizer | None = None,
 ) -> StepAgreement:
     """Return the agreement of ranks that have the same `options`, parameters and optimizers; collective.
 
@@ -86,19 +89,21 @@ def open_agreement(
     kinds = sorted({member.parameter.device.type for member in members})
     named = {member.name: member.parameter for member in members}
     require_same_layout(named, comm, f" on {' and '.join(kinds)}")
-    agreement = StepAgreement(optimizer, comm, members, all_options)
+    agreement = StepAgreement(optimizer, comm, members, all_options, outer)
     agreement.require_same_options()
     return agreement
 
 
 class StepAgreement:
-    """Comparison of the ranks' optimizers at each step.
+    """Comparison of the ranks' optimizers at each step, and of the parameters that are added, unfrozen or frozen.
 
     `members` are the parameters that are synchronized. All options of their groups must be equal, or without
-    `all_options` those in `SET_BY_USERS`.
+    `all_options` those in `SET_BY_USERS`; and all options of the groups of `outer`, if there is one.
 
     Attributes
     ----------
+    changes : ParameterChanges, optional
+        Changes of the parameters on this rank.
     common : mapping
         The values in the model that all ranks have, of parameters that hold others now.
     evaluation : int
@@ -113,17 +118,29 @@ class StepAgreement:
         comm: Communicator,
         members: Sequence[NamedParameter],
         all_options: bool,
+        outer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.members = members
+        self.changes: ParameterChanges | None = None
         self.common: Mapping[Tensor, Tensor] = {}
         self.evaluation = 0
         self.loss: float | None = None
-        self._optimizer, self._comm, self._all_options = optimizer, comm, all_options
+        self._comm = comm
+        self._compared = [_Compared(optimizer, "", all_options)]
+        if outer is not None:
+            self._compared.append(_Compared(outer, "outer ", True))
         self._snapshot: list[list[object]] | None = None
         self._raw: list[list[object]] | None = None
         self._has_tensors = False
         self._options = self._mark = self._turn = 0
+        self._changed: Mapping[str, str] = {}  # the changes in words, as this step compares them
         self._sums = np.empty(4, np.int64)
+
+    def for_another_call(self) -> StepAgreement:
+        """Return an agreement on the same optimizers for a call that is in flight while others are."""
+        other = copy.copy(self)
+        other._sums = np.empty(4, np.int64)
+        return other
 
     @property
     def is_settled(self) -> bool:
@@ -142,8 +159,10 @@ class StepAgreement:
         self._turn = aggregator.step  # which the call compares
         _, crc = self._sample()
         loss = 0 if self.loss is None else fingerprint(repr(self.loss))
+        self._changed = {} if self.changes is None or intent.is_silent else self.changes.describe()
+        changed = fingerprint(str(self._changed)) if self._changed else 0
         # of integers, which Python hashes to the same value in every process
-        self._mark = hash((self._options_mark(), self.evaluation, crc, loss)) & _MASK
+        self._mark = hash((self._options_mark(), self.evaluation, crc, loss, changed)) & _MASK
         self._sums[:] = -1  # until the ranks' sums are there
         aggregator.carry(np.array((*intent.counts, self._mark), np.int64), self._sums)
 
@@ -183,32 +202,33 @@ class StepAgreement:
 
     def describe(self) -> dict[str, object]:
         """Return the values that the ranks compare, by their names in messages."""
-        found: dict[str, object] = {"the class of the optimizer": type(self._optimizer).__name__}
-        for number, group in enumerate(self._optimizer.param_groups):
-            found[f"the number of tensors in parameter group {number}"] = len(group["params"])
-            for key, value in group.items():
-                if self._is_compared(key):
-                    found[f"{key!r} of parameter group {number}"] = _text(value)
+        found: dict[str, object] = {}
+        for one in self._compared:
+            found[f"the class of the {one.role}optimizer"] = type(one.optimizer).__name__
+            for number, group in enumerate(one.optimizer.param_groups):
+                found[f"the number of tensors in {one.role}parameter group {number}"] = len(group["params"])
+                for key, value in group.items():
+                    if one.compares(key):
+                        found[f"{key!r} of {one.role}parameter group {number}"] = _text(value)
         return found
 
     def _is_equal(self) -> bool:
         return self._comm.size == 1 or (int(self._sums[3]) - self._mark * self._comm.size) & _WORD == 0
 
-    def _is_compared(self, key: str) -> bool:
-        return key not in _LISTS and (self._all_options or key in SET_BY_USERS)
-
     def _options_mark(self) -> int:
-        raw = [[*group.values()] for group in self._optimizer.param_groups]
+        raw = [[*group.values()] for one in self._compared for group in one.optimizer.param_groups]
         if not self._has_tensors and raw == self._raw:  # objects are mostly the same: 0.3 us a group
             return self._options
         self._raw, self._has_tensors = raw, any(isinstance(one, Tensor) for values in raw for one in values)
         # sorted, since a group that was loaded from a state may have its options in another order
         snapshot = [
-            [len(group["params"]), *sorted((key, _plain(group[key])) for key in group if self._is_compared(key))]
-            for group in self._optimizer.param_groups
+            [len(group["params"]), *sorted((key, _plain(group[key])) for key in group if one.compares(key))]
+            for one in self._compared
+            for group in one.optimizer.param_groups
         ]
         if snapshot != self._snapshot:
-            self._snapshot, self._options = snapshot, fingerprint(f"{type(self._optimizer).__name__} {snapshot}")
+            kinds = " ".join(type(one.optimizer).__name__ for one in self._compared)
+            self._snapshot, self._options = snapshot, fingerprint(f"{kinds} {snapshot}")
         return self._options
 
     def _sample(self) -> tuple[str, int]:
@@ -230,7 +250,13 @@ class StepAgreement:
         mine: RankDescription = {
             "refusal": "" if refusal is None else one_line(refusal),
             "drops": intent.drops,
-            "compared": {**self.describe(), "loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc},
+            "compared": {
+                **self._changed,
+                **self.describe(),
+                "loss": _text(self.loss),
+                "evaluation": self.evaluation,
+                "sample": crc,
+            },
         }
         ranks = [mine] if self._comm.size == 1 else self._comm.allgather_object(mine)
         if refusal is not None:
@@ -239,6 +265,19 @@ class StepAgreement:
             finally:
                 refusal = None  # its traceback has this frame
         raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """An optimizer whose class and options the ranks compare."""
+
+    optimizer: torch.optim.Optimizer
+    role: str  # in messages, with a space after it
+    all_options: bool
+
+    def compares(self, key: str) -> bool:
+        """Return True if the ranks must have the same option `key`."""
+        return key not in _LISTS and (self.all_options or key in SET_BY_USERS)
 
 
 class RankDescription(TypedDict):
@@ -269,7 +308,7 @@ def _difference(ranks: Sequence[RankDescription], sampled: str) -> str:
             values.setdefault(described.get(key, "missing"), []).append(rank)
         if len(values) > 1:
             listed = ", ".join(f"{value} on {list_ranks(of_value)}" for value, of_value in values.items())
-            return _WORDS.get(key, _OPTION).format(key=key, listed=listed, sampled=sampled)
+            return _WORDS.get(key.rstrip(" 0123456789"), _OPTION).format(key=key, listed=listed, sampled=sampled)
     return "the ranks' optimizers differ"
 
 
@@ -278,6 +317,11 @@ _OPTION = (
     "takes the mean of the ranks' losses, comm.allreduce(loss, op='mean'), and is restored on all ranks or on none"
 )
 _WORDS = {
+    ADDED: (
+        "{key} is {listed}: before a step, add and unfreeze the same parameters on all ranks, in the same order, with "
+        "the same names, shapes and algorithms"
+    ),
+    FROZEN: "{key} is {listed}: before a step, freeze the same parameters on all ranks",
     "loss": (
         "the closure's loss is {listed}, and the optimizer decides by it: return the mean of the ranks' losses from "
         "the closure, comm.allreduce(loss, op='mean')"

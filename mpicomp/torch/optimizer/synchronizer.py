@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -22,13 +22,18 @@ import torch
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.errors import NonFiniteGradient, explains_itself
+from collectives.errors import reword
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_queue import BucketQueue
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import current_stream
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients
+from mpicomp.torch.optimizer.adam_moments import ParameterGroup
+from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
+from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients, install_hooks
+from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_values
@@ -63,6 +68,7 @@ class SynchronizerParts:
     comm: Communicator
     agreement: StepAgreement
     parameters: Parameters
+    changes: ParameterChanges
     overlap: bool = False  # buckets start during backward
     passes: int = 1  # gradients that backward adds up for each parameter in a step
 
@@ -96,10 +102,17 @@ class Synchronizer(StateOwner):
         self.models_compared = False
         self.gradient_counts = GradientCounts([member.name for member in parts.reducers.members], parts.passes)
         self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
+        self._changes = parts.changes
+        self.agreement.changes = parts.changes
         self._compared_at = 0  # synchronizations, when the whole models were compared last
         self._queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._sent = SentGradients()
         self._scaled = False  # a GradScaler has searched the gradients of this step
+
+    @property
+    def active(self) -> Sequence[BucketReducer]:
+        """The reducers of the last step, one per bucket."""
+        return self.reducers
 
     @property
     def models_differ(self) -> bool:
@@ -130,10 +143,14 @@ class Synchronizer(StateOwner):
         return loss
 
     def check_before_step(self) -> None:
-        """Refuse the step if parameters were changed in form since the optimizer was made; compare models if due."""
+        """Find parameters that were added, unfrozen or frozen; refuse other changes; compare models if due."""
         if self.phase is Phase.AVERAGED:
             return  # the other ranks make this step without another call, in which a refusal could reach them
-        problem = self._parameters.find_change(self._optimizer) if self.can_refuse else ""
+        try:
+            self._changes.find()
+            problem = self._parameters.find_change() if self.can_refuse else ""
+        except ValueError as error:
+            problem = str(error) if self.can_refuse else ""
         if problem:
             self.refuse(ValueError(f"{self.comm.here}: {problem}"))
         if not self.models_compared:
@@ -172,6 +189,50 @@ class Synchronizer(StateOwner):
     @abstractmethod
     def synchronize(self) -> None:
         """Average now, if there is something to average."""
+
+    # Parameters that join -------------------------------------------------------------------------------------------
+
+    def add_group(self, group: ParameterGroup, add: Callable[[ParameterGroup], None]) -> None:
+        """Add a parameter group by the optimizer's method `add`; its parameters join at the next step."""
+        try:
+            self._changes.add_group(group, add)
+        except (ValueError, TypeError) as error:
+            raise reword(error, f"{self.comm.here}: {error}") from None
+
+    def _watch_gradients(self, first: int) -> None:
+        """Have hooks report the gradients of the synchronized parameters from position `first` on."""
+        install_hooks(self, [member.parameter for member in self._parameters.trained[first:]], first)
+
+    def _admit(self) -> None:
+        """Give buckets to the parameters that join, on which all ranks have agreed in this step; collective.
+
+        Raises
+        ------
+        CollectiveMismatch
+            The ranks' values of them differ. They go on waiting then.
+        """
+        members, algorithms, common = self._changes.joining, self._changes.algorithms, self.agreement.common
+        if not members:
+            return
+        require_same_values({one.name: common.get(one.parameter, one.parameter) for one in members}, self.comm)
+        try:
+            self._open_buckets(members, algorithms)
+        except Exception as error:  # noqa: BLE001 - of this rank alone, as where memory is short
+            self.comm.reject(error, "adding parameters")
+        self._join(members)
+
+    def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+        self.reducers.add(members, algorithms)
+
+    def _join(self, members: Sequence[NamedParameter]) -> None:
+        """Synchronize these of the parameters that join, which have buckets, from now on."""
+        if not members:
+            return
+        first = len(self.gradient_counts)
+        self._changes.join(members)
+        self.gradient_counts.add([member.name for member in members])
+        self.agreement.members = self.reducers.members
+        self._watch_gradients(first)
 
     # Events between steps ---------------------------------------------------------------------------------------------
 
@@ -216,12 +277,16 @@ class Synchronizer(StateOwner):
     def refuse(self, error: Exception) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
 
+    def common_model(self) -> AbstractContextManager[None]:
+        """Let the parameters hold the common model for a while."""
+        return nullcontext()
+
     # States ---------------------------------------------------------------------------------------------------------
 
     @property
     @override
     def aggregators(self) -> tuple[Aggregator, ...]:
-        return tuple(reducer.aggregator for reducer in self.reducers)
+        return tuple(reducer.aggregator for reducer in self.active)
 
     @override
     def own_entries(self) -> State:
@@ -234,17 +299,25 @@ class Synchronizer(StateOwner):
                 f"the state is for synchronize={shown(own['mode'])}, but this optimizer has {self.mode!r}; build it "
                 "with the same options"
             )
-        with self.reducers.trial(own["buckets"]) as reducers:
+        changes = self._changes
+        changes.find()
+        with self.reducers.trial(own["buckets"], changes.joining, changes.algorithms) as reducers:
             require_aggregators(own, [reducer.aggregator for reducer in reducers])
         self._check_rounds(own["rounds"])
 
     @override
     def restored_point(self, own: State) -> str:
-        return f"after {own['rounds']['rounds']} synchronizations"
+        return f"after {own['rounds']['rounds']} synchronizations{self._joining_of(own['buckets'])}"
+
+    def _joining_of(self, buckets: Sequence[Sequence[str]]) -> str:
+        """Return in words the parameters that join by loading a state with these buckets."""
+        saved = {name for names in buckets for name in names}
+        joining = self._changes.describe_joining(saved)
+        return f", with {joining}" if joining else ""
 
     @override
     def load_own(self, own: State) -> None:
-        self.reducers.restore(own["buckets"])
+        self._join(self.reducers.restore(own["buckets"], self._changes.joining, self._changes.algorithms))
         self._load_rounds(own["rounds"])
         self.models_compared = self.models_differ  # between two synchronizations the ranks' models rightly differ
 
@@ -296,8 +369,8 @@ class Synchronizer(StateOwner):
             self._sent.add(reducer.bucket.members, reducer.mean)
         queue.poll()
 
-    def _average(self, intent: StepIntent) -> None:
-        """Average all buckets and take their means, on all ranks or on none.
+    def _average(self, intent: StepIntent, reducers: Iterable[BucketReducer] | None = None) -> None:
+        """Average buckets, None: all, and take their means, on all ranks or on none. With overlap they must be all.
 
         Raises
         ------
@@ -313,7 +386,7 @@ class Synchronizer(StateOwner):
             if self._overlap:
                 self._collect(intent, undoable)
             else:
-                self._average_in_turn(intent, undoable)
+                self._average_in_turn(intent, self.active if reducers is None else reducers, undoable)
         except BaseException:
             for reducer in undoable:
                 reducer.undo()
@@ -321,10 +394,12 @@ class Synchronizer(StateOwner):
         finally:
             intent.refusal = None  # its traceback has frames that have the intent, and they would keep each other
 
-    def _average_in_turn(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
+    def _average_in_turn(
+        self, intent: StepIntent, reducers: Iterable[BucketReducer], undoable: list[BucketReducer]
+    ) -> None:
         """Average one bucket after the other; the first one carries the agreement, so that the others are not sent."""
-        for reducer in self.reducers:
-            is_first = reducer is self.reducers[0]
+        is_first = True
+        for reducer in reducers:  # those of parameters that join are added behind the first
             if is_first:
                 self.agreement.attach(reducer.aggregator, intent)
             sends = self._fill(reducer, False)
@@ -333,6 +408,8 @@ class Synchronizer(StateOwner):
                 undoable.append(reducer)
             if is_first:
                 self.agreement.conclude(intent)
+                self._admit()
+                is_first = False
             if sends:
                 self._take(reducer)
                 if self.takes_for_good:
@@ -340,35 +417,31 @@ class Synchronizer(StateOwner):
 
     def _collect(self, intent: StepIntent, undoable: list[BucketReducer]) -> None:
         """Start the buckets that have not started, the last of which carries the agreement, and wait for all."""
-        queue, agreement = self._queue, self.agreement
 
         def take(reducer: BucketReducer) -> None:
             if not self.takes_for_good:
                 undoable.append(reducer)
             self._take(reducer)
 
-        def attach(reducer: BucketReducer) -> None:
-            intent.refusal = intent.refusal or queue.fill_error
-            agreement.attach(reducer.aggregator, intent)
-
-        # where a bucket fails to start on this rank `attach` is not called, and the last step's sums must not count
-        agreement.forget_sums()
-        intent.refusal = intent.refusal or queue.fill_error
-        queue.start_rest(intent.is_silent, attach)
+        start_agreed(self._queue, self.agreement, intent)
         self._sent.clear()
-        untaken, failure = queue.collect(take, lambda: agreement.is_settled)
-        made = False
-        try:
-            if failure is None or isinstance(failure, NonFiniteGradient):
-                made = agreement.conclude(intent)
-        finally:
-            for reducer in untaken:
-                take(reducer) if made else reducer.undo()
-        if failure is not None and not explains_itself(failure):
-            self.comm.reject(failure, "averaging")  # whose bucket the others have started
-        if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
-            return
-        try:
-            raise failure
-        finally:
-            failure = None  # its traceback has this frame, and they would keep each other and the optimizer
+        if collect_agreed(self._queue, self.agreement, intent, take, self.comm):
+            self._average_joining(undoable)
+
+    def _average_joining(self, undoable: list[BucketReducer]) -> None:
+        """Average the buckets of the parameters that join in this step, which the queue does not have yet."""
+        before = len(self.reducers)
+        self._admit()
+        for reducer in self.reducers[before:]:
+            try:
+                sends = self._fill(reducer, False)
+            except Exception as error:  # noqa: BLE001 - the other ranks average this bucket
+                self.comm.reject(error, "averaging")
+            if sends:
+                reducer.aggregate()
+                undoable.append(reducer)
+            else:
+                reducer.wait()  # raises the error of values that were taken alone
+            self._take(reducer)
+            if self.takes_for_good:
+                undoable.clear()

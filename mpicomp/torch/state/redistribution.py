@@ -13,7 +13,7 @@ Adam's ``step``, have no mean: they must be equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from collectives.quoting import one_line, shown
 from mpicomp.checkpoint.redistribute import CURE, redistribute, require_same_keys
+from mpicomp.feedback.base import StateKind
 from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
 
 _COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats
 
-_KINDS = {"mean", "owner", "owned", "shared"}
+_KINDS = frozenset(get_args(StateKind))
 
 
 def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:

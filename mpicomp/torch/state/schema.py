@@ -90,6 +90,12 @@ RANK = StateSchema({"rank": int, "ranks": int, "aggregators": list})  # aggregat
 WRAPPER = RANK.extended({"mode": str, "rounds": dict, "buckets": list})
 GRADIENT_ROUNDS = StateSchema({"rounds": "counter"})
 UPDATE_ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "masters": "tensors", "common": "tensors"})
+# entry "outer" of rounds, equal on all ranks: groups with the names of their parameters, and states by name
+OUTER = StateSchema({"class": str, "groups": list, "state": dict})
+# entry "fragments" of rounds: the steps since fragment 0 was due, each parameter's fragment, and the fragments whose
+# means are not applied yet
+FRAGMENTS = StateSchema({"turn": "counter", "numbers": dict, "in_flight": list})
+IN_FLIGHT = StateSchema({"fragment": "counter", "remaining": "counter", "means": "tensors"})
 MOMENTA = RANK.extended(
     {
         "options": str,  # of `OneBitAdam`
@@ -102,6 +108,8 @@ MOMENTA = RANK.extended(
     },
     foreign="the state is {state}, not one of OneBitAdam; load a result of state_dict",
 )
+# "joined" of the states of OneBitAdam to which parameters were added: an entry for each time, with the step before it
+JOINED = StateSchema({"buckets": list, "joined": "counter", "frozen": bool, "freeze_rule": dict})
 FREEZE_RULE = StateSchema({"rates": list})
 DDP_HOOK = RANK.extended(
     {"iterations": "counter", "buckets": list},
@@ -115,11 +123,12 @@ def wrapped_part(state: State) -> State:
 
 
 def members_by_name(
-    names: Sequence[object], members: Sequence[NamedParameter], here: str
+    names: Sequence[object], members: Sequence[NamedParameter], here: str, optional: Sequence[NamedParameter] = ()
 ) -> list[list[NamedParameter]]:
     """Return the members of the buckets that a state was saved with, by their names in the state.
 
-    `members` are all that there are in `here`, their owner in words.
+    `members` must all be in the state, and `optional` ones may be. They are all that there are in `here`, their owner
+    in words.
 
     Raises
     ------
@@ -129,18 +138,21 @@ def members_by_name(
     buckets = [one for one in names if isinstance(one, list) and one and all(isinstance(name, str) for name in one)]
     if len(buckets) < len(names):
         raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
-    by_name = {member.name: member for member in members}
+    by_name = {member.name: member for member in (*members, *optional)}
     saved = [name for bucket in buckets for name in bucket]
     problems = [
         f"{which} has {_some(more)}, which {other} lacks"
         for which, more, other in (
             ("the state", set(saved) - set(by_name), here),
-            (here, set(by_name) - set(saved), "the state"),
+            (here, {member.name for member in members} - set(saved), "the state"),
         )
         if more and saved
     ]
     if problems:
-        raise ValueError(f"{'; '.join(problems)}; build it from the same model with the same names")
+        raise ValueError(
+            f"{'; '.join(problems)}; build it from the same model with the same names, and before you load a state add "
+            "or unfreeze the parameters that it has, and no others"
+        )
     if len(saved) > len(set(saved)):
         raise ValueError("the state has a parameter twice; load an earlier one")
     return [[by_name[name] for name in bucket] for bucket in buckets]

@@ -89,3 +89,13 @@ def test_nan_in_a_difference_is_told_as_in_a_vector(comm: Communicator) -> None:
         aggregator.aggregate(moves, np.empty(N, np.float32))
     assert raised.value.ranks == (comm.size - 1,)
     assert not moves.subtract_result()
+
+
+def test_a_result_that_may_not_stay_packed_is_written(comm: Communicator) -> None:
+    aggregator = Marsit(None, global_step=0.5).start(comm, N, tensor_lengths=LENGTHS)
+    model, mean = Model(False, False), np.full(N, 7, np.float32)
+    moves = model.move(comm.rank, 0)
+    moves.may_stay_packed = False
+    aggregator.aggregate(moves, mean)
+    assert not moves.subtract_result()
+    assert (np.abs(mean) == 0.5).all()

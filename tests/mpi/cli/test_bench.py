@@ -171,6 +171,58 @@ def test_a_wrong_result_is_noticed(
     assert verdict in line["check"]
 
 
+PER_NODE = ("--per-node", "--ranks-per-node", "2")
+
+
+@pytest.mark.mpi(min_size=3, max_size=4)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--option", "full_precision_every=3"),
+        ("--option", "full_precision_every=None", "--option", "winners=2"),
+        ("--algorithm", "dense"),
+        ("--algorithm", "qsgd"),
+    ],
+    ids=" ".join,
+)
+def test_methods_between_nodes_are_found_correct(tmp_path: Path, dtype: str, options: tuple[str, ...]) -> None:
+    status, line = bench(tmp_path, "--count", "1e4", "--dtype", dtype, *PER_NODE, *options)
+    assert status == 0, line["check"]
+    assert line["nodes"] == {3: [2, 1], 4: [2, 2]}[WORLD.size]
+    assert line["bytes_sent_per_node"] == pytest.approx(line["bytes_sent_per_rank"] * WORLD.size / 2)
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.parametrize("local", ["shared", "ring"])
+def test_the_only_node_has_the_exact_mean(tmp_path: Path, local: str) -> None:
+    status, line = bench(tmp_path, "--count", "1e4", "--per-node", local)
+    assert status == 0, line["check"]
+    assert (line["per_node"], line["nodes"]) == (local, [2])
+
+
+@pytest.mark.mpi(min_size=4, max_size=4)
+@pytest.mark.parametrize(
+    ("arguments", "damage", "verdict"),
+    [
+        (ONE_BIT, one_rank_differs, "another result than rank 0"),
+        (ONE_BIT, flip_the_signs, "another sign than all ranks voted for"),
+        (("--option", "full_precision_every=1"), double, "the exact result is"),
+    ],
+)
+def test_a_wrong_result_between_nodes_is_noticed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    damage: Callable[[Any, np.ndarray], None],
+    verdict: str,
+) -> None:
+    spoil(monkeypatch, damage)
+    status, line = bench(tmp_path, "--count", "1e4", *PER_NODE, *arguments)
+    assert status == 1
+    assert verdict in line["check"]
+
+
 @pytest.mark.mpi(min_size=2)
 def test_unchecked_results_are_not_called_right(tmp_path: Path) -> None:
     status, line = bench(tmp_path, "--count", "100", "--no-check", "--baseline", "none")

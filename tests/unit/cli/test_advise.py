@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,36 @@ import pytest
 from numpy.typing import NDArray
 
 import mpicomp
-from collectives import Ring
+from collectives import Communicator, Ring
 from collectives.cost.link import ComputeModel, LinkModel
 from collectives.progress.polling import rest_by
 from collectives.schedules.broadcast import AllGather
+from collectives.threads.run_local import run_local
 from mpicomp.aggregator.arguments import expression
 from mpicomp.algorithms import Dense, Marsit
 from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
-from mpicomp.cli.advise.predict import MOST_WALKED, Job, Way, break_even, call_seconds, fastest_dense, topologies
+from mpicomp.cli.advise.predict import (
+    MOST_WALKED,
+    Job,
+    Way,
+    break_even,
+    call_seconds,
+    fastest_dense,
+    topologies,
+    ways,
+)
 from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, lines_to_copy, passed_over
-from mpicomp.cli.advise.speeds import Speed, _solve
+from mpicomp.cli.advise.speeds import NodeSpeed, Speed, _solve
 from tests.documents import PROJECT, inline_code, tables
 
-HEAD = {"ranks": 4, "threads": 1, "hosts": 1, "not_predicted": [], "network": asdict(LinkModel(1e-5, 1e6))}
+HEAD = {
+    "ranks": 4,
+    "nodes": None,
+    "threads": 1,
+    "hosts": 1,
+    "not_predicted": [],
+    "network": asdict(LinkModel(1e-5, 1e6)),
+}
 SPEED = Speed(ComputeModel(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
 DENSE_SPEED = Speed(ComputeModel(0.0, 5e-10, 0.0, 5e-6), 5e-5)
 N = 1_000_000
@@ -91,10 +109,11 @@ def told(*rows: tuple[str, str, float], mpi_s: float | None = None, compute_s: f
     """A record of (method, topology, seconds of an all-reduce), beside a dense sum that takes a second."""
     found = [
         {"method": method, "topology": topology, "compared": method in COMPARED, "seconds": seconds,
-         "step_s": seconds + compute_s, "break_even_bytes_s": None}
+         "per_node": False, "step_s": seconds + compute_s, "break_even_bytes_s": None}
         for method, topology, seconds in (("dense", "ring", 1.0), *rows)
     ]  # fmt: skip
     of_job = {"count": N, "dtype": "float32", "network": {"bandwidth_bytes_s": 1e6}, "mpi_s": mpi_s}
+    of_job |= {"ranks_per_node": None, "nodes": None}
     return of_job | {"threads": 1, "dense_s": 1.0, "compute_s": compute_s, "rows": found}
 
 
@@ -215,6 +234,73 @@ def test_shared_selection_decodes_one_vector_for_any_number_of_ranks() -> None:
     )
     assert few == pytest.approx(N * 1e-6, rel=0.05)
     assert many == pytest.approx(few, rel=0.05)
+
+
+# Nodes ---------------------------------------------------------------------------------------------------------------
+
+NODES = NodeSpeed(2, 1e-4, 1e-9)
+TWO_LEVEL = LinkModel(1e-6, 1e10, group_size=2, between_latency_s=5e-5, uplink_bytes_s=1e7)
+
+
+def test_between_nodes_each_rank_has_its_part_of_the_vector_and_of_the_link() -> None:
+    between = replace(job_on(TWO_LEVEL), nodes=NODES).between_nodes()
+    assert (between.size, between.n, between.network) == (2, N // 2, LinkModel(5e-5, 0.5e7))
+    racks = LinkModel(1e-6, 1e7, group_size=4, between_latency_s=5e-5, uplink_bytes_s=1e6)
+    between = replace(job_on(racks, 8), nodes=NODES).between_nodes()
+    assert between.network == LinkModel(1e-6, 1e7, group_size=2, between_latency_s=5e-5, uplink_bytes_s=0.5e6)
+
+
+def test_a_way_between_nodes_takes_the_time_of_both_levels() -> None:
+    job = replace(job_on(TWO_LEVEL), nodes=NODES)
+    method = METHODS["marsit"]
+    found = [way for _, way in ways(job, {"marsit": (method, SPEED)}, DENSE_SPEED) if way.per_node]
+    ring = next(way for way in found if isinstance(way.topology, Ring))
+    between = call_seconds(job.between_nodes(), method, Ring(), SPEED)
+    assert ring.seconds(job) == pytest.approx(1e-4 + N * 1e-9 + between)
+    # half of a vector's bits pass the link of a node twice, as those of two ranks
+    assert between > 2 * N / 8 / 1e7 / 2
+    plain = Way("marsit", method, Ring(), SPEED, DENSE_SPEED).seconds(job)
+    assert 1.2 < plain / ring.seconds(job) < 1.6  # of a ring of four, each rank sends three halves of a vector
+
+
+def advised_on_nodes(*arguments: str) -> dict[str, Any]:
+    asked = request("--count", str(N), *arguments)
+    speeds = {name: DENSE_SPEED if name == "dense" else SPEED for name in asked.methods}
+    nodes = NodeSpeed(2, 1e-5, 1e-11)
+    return predictions(asked, replace(job_on(TWO_LEVEL), nodes=nodes), speeds, None) | {"hosts": 2}
+
+
+def test_ways_between_nodes_are_in_the_report_and_in_the_lines_to_copy() -> None:
+    record = advised_on_nodes("--methods", "marsit", "--ranks-per-node", "2")
+    told = report.text(record)
+    assert "\n# per node: 2 nodes of 2 ranks, which sum and gather the vector in 20 us\n" in told
+    assert re.search(r"^marsit +ring, per node +", told, re.MULTILINE)
+    choice = choose(record)
+    assert choice.row["per_node"]
+    assert f"Compress with marsit over {choice.row['topology']}, per node: " in told
+    made = lines_to_copy(record, choice)[1]
+    assert made.endswith("ranks_per_node=2), mpicomp.PerNode(mpicomp.Marsit(full_precision_every=None))")
+    json.dumps(record)
+
+
+def test_break_even_between_nodes_leaves_memory_as_it_is() -> None:
+    job = replace(job_on(TWO_LEVEL), nodes=replace(NODES, element_s=1e-6))  # slower than the dense sum's links
+    way = Way("marsit", METHODS["marsit"], Ring(), SPEED, DENSE_SPEED, per_node=True)
+    even = break_even(way, fastest_dense(job, DENSE_SPEED), job)
+    assert even is not None
+    assert even < job.network.bandwidth_bytes_s
+
+
+def test_sums_within_nodes_are_timed_where_nodes_have_several_ranks() -> None:
+    def measured(comm: Communicator) -> NodeSpeed | None:
+        return speeds.measure_nodes(comm, 10_000, "float32", quick=True)
+
+    found = run_local(4, measured, ranks_per_node=2)
+    assert found[0] == found[3]
+    assert found[0].ranks == 2
+    assert 0 < found[0].call_s < 1
+    assert run_local(3, measured, ranks_per_node=2) == [None] * 3
+    assert run_local(2, measured, ranks_per_node=2) == run_local(2, measured, ranks_per_node=1) == [None] * 2
 
 
 def test_at_break_even_both_take_as_long() -> None:

@@ -53,7 +53,7 @@ def test_float32_costs_32_bits_an_element_and_phase_on_any_number_of_ranks() -> 
 
 
 def line_of(sent: float, dense: dict[str, int]) -> dict[str, object]:
-    common = {"ranks": 2, "dtype": "float32"}
+    common = {"ranks": 2, "nodes": [1, 1], "dtype": "float32"}
     cost = {"bytes_sent": sent, "messages": 2.0}
     cost |= {f"seconds_{name}": 0.0 for name in ("encoding", "merging", "decoding", "waiting", "total")}
     measured = Measurement(np.array([1.0, 3.0, 2.0, 2.0]), np.array([4.0, 4.0, 6.0, 2.0]), cost)
@@ -92,6 +92,9 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
         ["--option", "clip=-1"],
         ["--option", "colour=red"],
         ["--algorithm", "allreduce", "--option", "clip=1"],
+        ["--per-node", "cloud"],
+        ["--ranks-per-node", "0"],
+        ["--algorithm", "allreduce", "--per-node", "ring"],
         ["--baseline", "gloo"],
         ["--dtype", "int8"],
         ["--device", "tpu"],

@@ -50,7 +50,20 @@ def test_a_message_is_under_way_from_its_sender_to_its_receiver() -> None:
     assert {name: float(sender[name]) for name in expected} == expected
     assert (sender["hidden"], receiver["hidden"], receiver["wire"]) == ("43%", "0%", "7.000000")
     # of the receiver's file alone, only when it posted the receive is known
-    assert float(table([RankTrace.of(trace(1, RECEIVER))]).splitlines()[1].split()[9]) == 9
+    assert float(table([RankTrace.of(trace(1, RECEIVER))]).splitlines()[1].split()[10]) == 9
+
+
+def test_phases_of_nodes_add_up_to_the_call() -> None:
+    events = [
+        span("call", 0, 10e6),
+        *(span("local", 1e6, 4e6), span("wait", 2e6, 3e6)),
+        *(span("node", 4e6, 8e6), span("encode", 5e6, 6e6)),
+        span("local", 8e6, 9e6),
+    ]
+    names, cells = (line.split() for line in table([RankTrace.of(trace(0, events))]).splitlines())
+    found = dict(zip(names, cells, strict=True))
+    expected = {"calls": 10, "local": 3, "wait": 1, "encode": 1, "other": 5}
+    assert {name: float(found[name]) for name in expected} == expected
 
 
 def test_calls_in_the_background_count_and_what_the_caller_waits_for_is_apart() -> None:

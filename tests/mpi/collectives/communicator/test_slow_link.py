@@ -41,3 +41,34 @@ def test_a_sum_takes_at_least_the_time_of_its_bytes(mpi_comm: MPI.Intracomm) -> 
         comm.allreduce(x)
         comm.barrier()
         assert time.perf_counter() - start > 2 * (comm.size - 1) / comm.size * 4 * n / 12.5e6
+
+
+@pytest.mark.mpi(min_size=4, max_size=4)
+@pytest.mark.parametrize("shared_by", [1, 2])
+def test_processes_of_a_node_share_its_link(mpi_comm: MPI.Intracomm, shared_by: int) -> None:
+    """Ranks 0 and 1 send a megabyte each to ranks 2 and 3, which takes 0.08 s at 100 Mbit/s."""
+    x = np.zeros(1_000_000, np.uint8)
+    with (
+        Communicator(mpi_comm, timeout=TIMEOUT_S, link="100mbit", ranks_per_node=shared_by) as comm,
+        comm.split(comm.rank % 2) as pair,
+    ):
+        comm.barrier()
+        start = time.perf_counter()
+        if pair.rank == 0:
+            pair.send(x, 1)
+        else:
+            pair.recv(x, 0)
+        slowest = comm.allreduce(time.perf_counter() - start, "max")
+    assert slowest > 0.08 * shared_by
+
+
+@pytest.mark.mpi(min_size=2, max_size=4)
+def test_messages_within_a_node_are_not_held_back(mpi_comm: MPI.Intracomm) -> None:
+    x = np.zeros(1_000_000, np.uint8)
+    with Communicator(mpi_comm, timeout=TIMEOUT_S, link="10mbit", ranks_per_node=4) as comm:
+        start = time.perf_counter()
+        if comm.rank == 0:
+            comm.send(x, 1)
+        elif comm.rank == 1:
+            comm.recv(x, 0)
+        assert time.perf_counter() - start < 0.8

@@ -14,8 +14,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.trace import Trace
-from collectives.trace.recorder import compare_clocks, offset_at
-from mpicomp import QSGD, CascadingSSDM, Marsit, ScaleCom
+from collectives.trace.recorder import PROGRAMS_OF_PARTS, compare_clocks, offset_at
+from mpicomp import QSGD, CascadingSSDM, Marsit, PerNode, ScaleCom
 from mpicomp.cli.trace import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, spans, vector
 from tests.mpi.lanes import TIMEOUT_S, every_size
@@ -97,6 +97,24 @@ def test_what_is_not_merged_is_there_too(mpi_comm: MPI.Intracomm, folder: Path, 
     assert (mine.count("encode"), mine.count("decode"), mine.count("merge")) == (pieces // mpi_comm.size, pieces, 0)
     for trace in traces:
         assert len(spans(trace, "call")) == 2
+
+
+@pytest.mark.mpi(min_size=4, max_size=4)
+def test_messages_between_nodes_name_the_ranks_of_the_job(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder, ranks_per_node=2) as comm:
+        aggregator = PerNode(Marsit(full_precision_every=None)).start(comm, N)
+        for _ in range(3):
+            aggregator.aggregate(vector(comm.rank))
+        comm.allreduce(np.ones(N, np.float32))  # whose messages have numbers of programs too
+    traces = everyones(mpi_comm, folder)
+    require_aligned(traces)
+    for rank, trace in enumerate(traces):
+        phases = [s["name"] for s in spans(trace) if s["cat"] in ("local", "node")]
+        assert phases == ["local sum", "between nodes", "local gather"] * 3
+        (call,) = {s["args"]["call"] for s in spans(trace, "encode") if s["args"]["call"] == PROGRAMS_OF_PARTS + 1}
+        peers = {e["args"]["peer"] for e in trace["traceEvents"] if e["ph"] == "b" and e["args"]["call"] == call}
+        assert peers == {(rank + 2) % 4}
+        assert len([s for s in spans(trace, "call") if s["name"] == "aggregate"]) == 3
 
 
 def test_calls_of_every_kind_nest(mpi_comm: MPI.Intracomm, folder: Path) -> None:

@@ -104,12 +104,6 @@ def test_options_that_differ_are_a_mismatch(comm: Communicator, options: dict[st
     assert "DistributedOptimizer(synchronize='updates', local_steps=1, bucket_mb=25, overlap=False" in str(caught.value)
 
 
-def test_a_parameter_group_comes_before_wrapping(comm: Communicator) -> None:
-    optimizer = wrap(make_model(), Dense(), comm)
-    with pytest.raises(NotImplementedError, match="before wrapping"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-
-
 @pytest.mark.mpi(min_size=2)
 def test_what_one_rank_cannot_wrap_is_told_on_every_rank(comm: Communicator) -> None:
     model = nn.Linear(2, 2, device="meta" if comm.rank == 1 else "cpu")

@@ -10,7 +10,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, OneBitSGD
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, train, wrap, wrapped
+from tests.mpi.torch.training import batch, make_model, parameters_of, train, wrap, wrapped
 
 
 def mean_gradient(alone: nn.Module, comm: Communicator, step: int) -> None:
@@ -113,24 +113,6 @@ def test_a_gradient_that_is_not_finite_names_rank_and_parameter(comm: Communicat
         optimizer.step()
     assert caught.value.ranks == (comm.size - 1,)
     assert ("'2.weight'" in str(caught.value)) == (comm.rank == comm.size - 1)
-
-
-@pytest.mark.parametrize(
-    ("trained_before", "told"), [(False, "was frozen"), (True, "was frozen after")], ids=["unfrozen", "frozen"]
-)
-def test_a_parameter_frozen_or_unfrozen_after_wrapping_is_reported_by_name(
-    comm: Communicator, trained_before: bool, told: str
-) -> None:
-    model = make_model()
-    model[0].weight.requires_grad_(trained_before)
-    optimizer = wrap(model, Dense(), comm)
-    train(model, optimizer, comm, range(2))
-    before = parameters_of(model)
-    assert (on_all_ranks(before, comm)[0] == before).all()
-    model[0].weight.requires_grad_(not trained_before)
-    with pytest.raises(ValueError, match=rf"'0\.weight' {told}"):
-        train(model, optimizer, comm, range(2, 3))
-    assert torch.equal(parameters_of(model), before)
 
 
 def test_synchronize_averages_so_that_the_mean_can_be_clipped(comm: Communicator) -> None:

@@ -283,12 +283,3 @@ def test_a_grad_scaler_is_refused(comm: Communicator) -> None:
     scaler.scale(model(torch.ones(1, 10)).sum()).backward()
     with pytest.raises(RuntimeError, match="OneBitAdam takes no GradScaler"):
         scaler.step(optimizer)
-
-
-def test_parameters_and_groups_are_those_of_the_beginning(comm: Communicator) -> None:
-    model, optimizer = made(comm)
-    with pytest.raises(NotImplementedError, match="all parameter groups"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"'0\.weight' was frozen after"):
-        train(model, optimizer, comm, range(1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from apps.reproduce.networks import Task, train, trained
 from apps.studies.results import Results
 from apps.train.training import Training
 from collectives import Communicator
-from mpicomp import Dense, Marsit
+from mpicomp import Dense, Marsit, PerNode
 
 DIGITS = Task(("--dataset", "digits", "--epochs", "2", "--lr", "0.05"), ranks=3, train_samples=960, test_samples=200)
 
@@ -55,3 +57,16 @@ def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "dense-0.json").stat().st_mtime_ns == written
     trained(Results(tmp_path), "dense", DIGITS, Dense(), 0, (*short, "--lr", "0.01"))
     assert (tmp_path / "dense-0.json").stat().st_mtime_ns > written
+
+
+def test_nodes_have_as_many_ranks_as_the_task_names(tmp_path: Path) -> None:
+    method, short = Marsit(full_precision_every=20), ("--epochs", "1")
+    alone = replace(DIGITS, ranks_per_node=1)
+    assert (
+        train(alone, PerNode(method), 0, short)["epochs"][0]["loss"]
+        == train(DIGITS, method, 0, short)["epochs"][0]["loss"]
+    )
+    for task in (DIGITS, alone):  # results that were kept before tasks had nodes stay valid
+        trained(Results(tmp_path), "of-a-task", task, method, 0, short)
+        settings = json.loads((tmp_path / "of-a-task-0.json").read_text())["settings"]
+        assert ("ranks_per_node" in settings) == (task.ranks_per_node is not None)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, Ring, Star
-from collectives.communicator import slow_link
+from collectives.communicator import link_clock, slow_link
 from collectives.communicator.slow_link import HeldSend, SlowLink
 from collectives.cost.rate import EmulatedLink
 from collectives.threads.run_local import run_local
@@ -131,6 +132,99 @@ def test_a_sum_takes_at_least_the_time_of_its_bytes(topology: Any, of_link: floa
         return time.perf_counter() - start
 
     assert min(run_local(3, work, topology, link="100mbit")) > 4 * n * of_link / RATE
+
+
+# Nodes ---------------------------------------------------------------------------------------------------------------
+
+
+def seconds(comm: Communicator, sender: int, receiver: int, n: int) -> float:
+    """Return the time of a message of `n` bytes on the slower one of its ranks; 0 on others."""
+    x = np.zeros(n, np.uint8)
+    comm.barrier()
+    start = time.perf_counter()
+    if comm.rank == sender:
+        comm.send(x, receiver)
+    elif comm.rank == receiver:
+        comm.recv(x, sender)
+    else:
+        return 0.0
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_results_are_the_same_where_nodes_share_links(work: str) -> None:
+    expected = run_local(3, WORK[work])
+    np.testing.assert_equal(run_local(3, WORK[work], link="1gbit,10us", ranks_per_node=2), expected)
+
+
+def test_messages_within_a_node_are_not_held_back() -> None:
+    def work(comm: Communicator) -> tuple[float, float]:
+        return seconds(comm, 0, 1, 125_000), seconds(comm, 1, 2, 125_000)
+
+    within, between = np.max(run_local(3, work, link="10mbit", ranks_per_node=2), axis=0)
+    assert within < 0.05
+    assert between > 0.1
+
+
+@pytest.mark.parametrize("shared_by", [1, 2])
+def test_ranks_of_a_node_share_its_link(shared_by: int) -> None:
+    """Ranks 0 and 1 send 125 kB each to ranks 2 and 3, at 10 Mbit/s."""
+
+    def work(comm: Communicator) -> float:
+        pair = comm.split(comm.rank % 2)
+        comm.barrier()
+        return seconds(pair, 0, 1, 125_000)
+
+    # the fastest of three: a rank may get the processor late
+    slowest = [max(run_local(4, work, link="10mbit", ranks_per_node=shared_by)) for _ in range(3)]
+    assert 0.1 * shared_by < min(slowest) < 0.1 * shared_by + 0.09
+
+
+def test_a_group_within_a_node_does_not_wait_for_collectives_of_mpi() -> None:
+    def work(comm: Communicator) -> tuple[float, float]:
+        times = []
+        for group in (comm.nodes.local, comm):
+            comm.barrier()
+            start = time.perf_counter()
+            group.allgather(np.zeros(3))
+            times.append(time.perf_counter() - start)
+        return times[0], times[1]
+
+    within, between = np.max(run_local(4, work, link="1gbit,100ms", ranks_per_node=2), axis=0)
+    assert within < 0.1 < between
+
+
+def test_a_rank_without_a_color_is_in_no_group() -> None:
+    with Communicator(link="1gbit") as comm:
+        assert comm.mpi_comm.Split(MPI.UNDEFINED, 0) == MPI.COMM_NULL
+
+
+def test_each_rank_is_a_node_over_links_of_ranks_and_in_communicators_of_the_same_link() -> None:
+    def sizes(comm: Communicator) -> list[tuple[int, ...]]:
+        with Communicator(comm.mpi_comm) as same, comm.split(comm.rank // 3) as part:
+            return [one.nodes.sizes for one in (comm, same, part)]
+
+    assert run_local(4, sizes, link="1gbit")[0] == [(1,) * 4, (1,) * 4, (1,) * 3]
+    assert run_local(4, sizes, link="1gbit", ranks_per_node=2)[0] == [(2, 2), (2, 2), (2, 1)]
+
+
+def test_a_node_without_a_file_for_its_link_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: str) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(link_clock.tempfile, "mkstemp", fail)
+    errors: list[str] = []
+
+    def work(comm: Communicator) -> None:
+        with pytest.raises(OSError) as caught:
+            Communicator(comm.mpi_comm, link="1gbit", ranks_per_node=2)
+        errors.append(str(caught.value))
+
+    run_local(3, work)
+    assert set(errors) == {"rank 0 of 3: link: no file for the link of this rank's node: No space left on device"}
+
+
+# Arguments -----------------------------------------------------------------------------------------------------------
 
 
 def test_ranks_with_different_links_are_refused() -> None:

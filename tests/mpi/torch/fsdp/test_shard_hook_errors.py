@@ -1,0 +1,242 @@
+"""The hook for FSDP2: wrong arguments and failing steps are errors on all ranks, and nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module
+
+from collectives.errors import CollectiveMismatch, NonFiniteGradient
+from mpicomp import Dense, EFSignSGD, Marsit, PerNode
+from mpicomp.torch import fsdp_hook
+from mpicomp.torch.fsdp.parameter_groups import parameter_groups
+from tests.mpi.torch.fsdp.sharded_models import Cluster, Transformer, loss_of, parameters_of, sgd, shard, train
+
+pytestmark = pytest.mark.mpi(min_size=4, max_size=4)
+
+
+def unhooked(model: nn.Module) -> bool:
+    return not any(group.has_hook for group in parameter_groups(model))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (lambda nodes, model: ("marsit", nodes.across, model), TypeError, r"the algorithm is text, 'marsit'"),
+        (lambda nodes, model: (Dense(), nodes.world.mpi_comm, model), TypeError, r"wrap it: Communicator\(mpi_comm\)"),
+        (
+            lambda nodes, model: (Dense(), nodes.across, nn.Linear(2, 2)),
+            ValueError,
+            r"no module of the Linear is shard",
+        ),
+        (
+            lambda nodes, model: (Dense(), nodes.across, model.parameters()),
+            TypeError,
+            r"the model is a generator; pass",
+        ),
+        (
+            lambda nodes, model: (PerNode(Dense()), nodes.across, model),
+            ValueError,
+            r"sums within nodes.* Dense\(\)",
+        ),
+        (lambda nodes, model: ({"*bias": Dense()}, nodes.across, model), ValueError, r"no pattern among '\*bias' fits"),
+    ],
+    ids=["text", "MPI's communicator", "not sharded", "parameters", "per node", "no pattern"],
+)
+def test_a_wrong_argument_on_one_rank_is_an_error_on_all(
+    arguments: Callable[[Cluster, nn.Module], Any], kind: type[Exception], message: str, nodes: Cluster
+) -> None:
+    model = shard(Transformer(), nodes.shards)
+    mine = nodes.world.rank == 2
+    with pytest.raises(kind if mine else CollectiveMismatch, match=message):
+        fsdp_hook(*(arguments(nodes, model) if mine else (Dense(), nodes.across, model)))
+    assert unhooked(model)
+    fsdp_hook(Dense(), nodes.across, model)
+    train(model, sgd(model), range(1))
+
+
+def test_native_hsdp_is_refused(nodes: Cluster) -> None:
+    with pytest.raises(ValueError, match=r'sharded over a mesh of two dimensions.*mesh=mesh\["shard"\]'):
+        fsdp_hook(Dense(), nodes.across, shard(Transformer(), nodes.mesh))
+
+
+def test_modules_of_different_meshes_are_refused(nodes: Cluster) -> None:
+    model = Transformer()
+    fully_shard(model.blocks[0], mesh=nodes.mesh["node"])
+    fully_shard(model, mesh=nodes.shards)
+    with pytest.raises(ValueError, match=r"module 'blocks.0' is sharded over ranks .*; give fully_shard the same mesh"):
+        fsdp_hook(Dense(), nodes.across, model)
+
+
+@pytest.mark.parametrize("level", ["world", "local"])
+def test_another_communicator_is_refused(level: str, nodes: Cluster) -> None:
+    choice = nodes.world if level == "world" else nodes.nodes.local
+    message = (
+        "the communicator of rank 0, which holds shard 0, has rank 1, which does not; pass the communicator of ranks"
+    )
+    model = shard(Transformer(), nodes.shards)
+    with pytest.raises(ValueError, match=message):
+        fsdp_hook(Dense(), choice, model)
+    assert unhooked(model)
+
+
+def test_communicators_in_another_order_of_nodes_are_refused(nodes: Cluster) -> None:
+    world = nodes.world
+    with world.split(world.rank % 2, -world.rank if world.rank % 2 else world.rank) as across:
+        model = shard(Transformer(), nodes.shards)
+        with pytest.raises(ValueError, match=r"the communicators of ranks 0 and 1, of one node, join other nodes"):
+            fsdp_hook(Dense(), across, model)
+
+
+def test_a_second_hook_is_refused_until_the_first_is_removed(nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    hook = fsdp_hook(Marsit(), nodes.across, model)
+    with pytest.raises(ValueError, match=r"module 'blocks.0' has an all-reduce hook already|the model itself has"):
+        fsdp_hook(Marsit(), nodes.across, model)
+    hook.remove()
+    fsdp_hook(Marsit(), nodes.across, model)
+
+
+def test_other_algorithms_on_a_rank_are_refused(nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    with pytest.raises(CollectiveMismatch, match=r"ranks 0 and 3 differ in their arguments: .*seed=0.* and .*seed=1"):
+        fsdp_hook(Marsit(seed=nodes.world.rank // 3), nodes.across, model)
+
+
+def test_parameters_of_tensor_parallelism_are_refused(nodes: Cluster) -> None:
+    model = distribute_module(nn.Linear(4, 4), nodes.mesh["node"])
+    fully_shard(model, mesh=nodes.shards)
+    with pytest.raises(ValueError, match=r"parameter 'weight' was a DTensor before fully_shard"):
+        fsdp_hook(Dense(), nodes.across, model)
+
+
+def test_shards_that_differ_between_nodes_are_an_error_in_the_first_backward(nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    fsdp_hook(Dense(), nodes.across, model)
+    with torch.no_grad():
+        model.head.bias.to_local().add_(nodes.nodes.node)  # type: ignore[union-attr]
+    with pytest.raises(CollectiveMismatch, match=r"first of which is 'head.bias'.*build the model from the same seed"):
+        loss_of(model, 0, 0).backward()
+
+
+def test_a_parameter_that_is_frozen_afterwards_is_an_error(nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    hook = fsdp_hook(Dense(), nodes.across, model)
+    model.head.weight.requires_grad_(False)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"gradients of torch.float32 of the model itself where .* were due"):
+        loss_of(model, 0, 0).backward()
+    hook.remove()
+    hook = fsdp_hook(Dense(), nodes.across, model)
+    train(model, sgd(model), range(1))
+    assert "head.weight" not in hook.buckets[0]
+
+
+@pytest.mark.parametrize("form", [Dense(), EFSignSGD()], ids=str)
+def test_training_goes_on_after_nan_on_one_rank(form: Any, nodes: Cluster) -> None:
+    model, other = (shard(Transformer(), nodes.shards) for _ in range(2))
+    hook = fsdp_hook(form, nodes.across, model)
+    optimizer = sgd(model)
+    train(model, optimizer, range(2))
+    before = parameters_of(model)
+    optimizer.zero_grad()
+    loss = loss_of(model, nodes.world.rank, 2)
+    with pytest.raises(NonFiniteGradient) as caught:
+        (loss * float("nan") if nodes.world.rank == 3 else loss).backward()
+    assert caught.value.ranks == (1,)  # the node
+    assert all(one.grad.to_local().isnan().all() for one in model.parameters() if one.grad.to_local().numel())
+    assert torch.equal(parameters_of(model), before)
+    train(model, optimizer, range(2, 4))
+    untouched, its_optimizer = fsdp_hook(form, nodes.across, other), sgd(other)
+    train(other, its_optimizer, range(4))
+    assert torch.equal(parameters_of(model), parameters_of(other))
+    assert [one.step for one in hook.aggregators] == [one.step for one in untouched.aggregators]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: 3, r"the state is 3; load a result of state_dict"),
+        (lambda state: {**state, "description": "x"}, r"the state's description is damaged"),
+        (
+            lambda state: {k: v for k, v in state.items() if k != "residual/head.bias"},
+            r"has no tensor 'residual/head.b",
+        ),
+        (
+            lambda state: {**state, "description": re.sub(r'"nodes": 2', '"nodes": 3', state["description"])},
+            r"the state is of 3 nodes of 2 ranks, and here are 2 of 2; load it by load_checkpoint",
+        ),
+        (
+            lambda state: {**state, "description": state["description"].replace("head.bias", "tail.bias")},
+            r"the state is of other vectors: .*shard the same model in the same way",
+        ),
+    ],
+    ids=["no state", "damaged", "lacks a tensor", "other nodes", "other names"],
+)
+def test_a_state_that_does_not_fit_is_an_error_on_all_ranks(
+    change: Callable[[Any], Any], message: str, nodes: Cluster
+) -> None:
+    model = shard(Transformer(), nodes.shards)
+    hook = fsdp_hook(EFSignSGD(), nodes.across, model)
+    train(model, sgd(model), range(2))
+    state = hook.state_dict()
+    train(model, sgd(model), range(2))
+    mine = nodes.world.rank == 1
+    with pytest.raises(ValueError if mine else CollectiveMismatch, match=message):
+        hook.load_state_dict(change(state) if mine else state)
+    assert {one.step for one in hook.aggregators} == {4}
+    hook.load_state_dict(state)
+    assert {one.step for one in hook.aggregators} == {2}
+
+
+def test_a_checkpoint_without_the_state_is_an_error(nodes: Cluster, folder: Path) -> None:
+    hook = fsdp_hook(EFSignSGD(), nodes.across, shard(Transformer(), nodes.shards))
+    with pytest.raises(ValueError, match=r"is not a checkpoint that can be read"):
+        hook.load_checkpoint(folder / "nothing")
+    dcp.save({"hook": hook}, checkpoint_id=folder / "checkpoint")
+    with pytest.raises(ValueError, match=r"has no state of a hook under 'fsdp'; pass the key that it was saved by"):
+        hook.load_checkpoint(folder / "checkpoint", "fsdp")
+
+
+def test_unused_modules_and_modules_used_twice(nodes: Cluster) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+
+        def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
+            for k in chosen:
+                x = self.blocks[k](x).tanh()
+            return x
+
+    native, model = shard(Twice(), nodes.mesh), shard(Twice(), nodes.shards)
+    native.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    fsdp_hook(Dense(), nodes.across, model)
+    for step, chosen in enumerate([[0, 1, 0], [0, 1]]):
+        for one in native, model:
+            inputs = torch.full((2, 5), 0.1 * (nodes.world.rank + step))
+            one(inputs, chosen).square().sum().backward()
+        for mine, theirs in zip(model.parameters(), native.parameters(), strict=True):
+            assert (mine.grad is None) == (theirs.grad is None)
+            if mine.grad is not None and theirs.grad is not None:
+                torch.testing.assert_close(mine.grad.to_local(), theirs.grad.to_local())
+
+
+def test_without_a_process_group(nodes: Cluster) -> None:
+    model = shard(Transformer(), init_device_mesh("cpu", (4,)))
+    group, dist.distributed_c10d.GroupMember.WORLD = dist.distributed_c10d.GroupMember.WORLD, None
+    try:
+        with pytest.raises(ValueError, match=r"fsdp_hook: torch.distributed has no process group"):
+            fsdp_hook(Dense(), nodes.across, model)
+    finally:
+        dist.distributed_c10d.GroupMember.WORLD = group
