@@ -193,7 +193,7 @@ def require_backend(kind: str) -> None:
 
 
 def current_gpu() -> Gpu:
-    """Return PyTorch's current GPU; raises ValueError if there is none."""
+    """Return PyTorch's current GPU; raises ValueError if PyTorch finds no GPU."""
     import torch
 
     if not torch.cuda.is_available():
