@@ -25,7 +25,8 @@ def measure_network(comm: Communicator) -> LinkModel:
     """Return latency, bandwidth and groups of the ranks' network; collective, a second or two, the same on every rank.
 
     Every rank sends to a neighbour and receives from another at the same time, as in a ring; the slowest one counts.
-    Groups of neighbouring ranks are found by their slower way to each other: nodes with several ranks each, or racks.
+    Groups of neighbouring ranks are found by their slower way to each other, such as racks. If there are none, nodes of
+    equally many ranks are the groups.
 
     Raises
     ------
@@ -53,6 +54,9 @@ def measure_network(comm: Communicator) -> LinkModel:
             if fall_apart(inside_s, beyond_s):
                 groups.append(width)
             within[width], across[width] = min(within[width], inside_s), min(across[width], beyond_s)
+    each = comm.layout.ranks_of_each
+    if not groups and each is not None and 1 < each < size:
+        groups.append(each)  # nodes are groups, even if other work on the machine makes their memory look slow
     width = max(groups, default=size)
     nbytes = comm.packed_piece_bytes()
     latency_s, bandwidth = _latency(comm, _inside(comm.rank, width)), nbytes / within[width]

@@ -3,7 +3,7 @@
     source slurm/env.sh
     mpirun -n 2 python examples/fsdp2.py
 
-Comments mark the lines that change in a program over Gloo. Nothing is compressed: FSDP2 has no hook for gradients.
+Comments mark the lines that change in a program over Gloo. Nothing is compressed; `hsdp.py` compresses between nodes.
 """
 
 from __future__ import annotations

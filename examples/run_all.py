@@ -17,7 +17,7 @@ from images import DIGITS, find_images
 from apps.launch import exit_on_signals, mpi_environment, python_command, run
 
 FOLDER = Path(__file__).parent
-EXAMPLES = ("plain_loop", "ddp", "fsdp2", "lightning_fit", "accelerate_loop", "trainer", "pretrained")
+EXAMPLES = ("plain_loop", "ddp", "fsdp2", "hsdp", "lightning_fit", "accelerate_loop", "trainer", "pretrained")
 NEVER_COMPRESSED = ("fsdp2",)
 LONGEST_S = 600.0
 

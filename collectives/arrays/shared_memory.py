@@ -1,8 +1,8 @@
 """Memory that the ranks of a node share: a segment for each rank, which all of them read and write.
 
-Segments are files in memory, which are removed as soon as all ranks have mapped them, so that nothing is left behind
-when ranks are killed. Windows of MPI are such files too. But Open MPI 5.0.11 hangs on some ranks where one of them gets
-no memory for a window, and a window is freed by a collective call, which no garbage collector can make.
+Segments are files in memory, which have names only while they take none: ranks that are killed leave no memory behind.
+Windows of MPI are such files too. But Open MPI 5.0.11 hangs on some ranks where one of them gets no memory for a
+window, and a window is freed by a collective call, which no garbage collector can make.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ import numpy as np
 from collectives.annotations import Bytes
 from collectives.arrays.elements import PAGE
 
-Gather = Callable[[str], Sequence[str]]
-"""Return the texts of all ranks of a node, in rank order; collective."""
+Gather = Callable[[str], Generator[bool, None, Sequence[str]]]
+"""Steps that return the texts of all ranks of a node, in rank order; collective."""
 FOLDERS = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 _PROBLEM = "\0"  # first character of the reason why a rank has no memory
 
@@ -47,34 +47,46 @@ class SharedMemory:
                 pass
 
 
-def share_memory(nbytes: int, gather: Gather) -> SharedMemory:
-    """Return memory of `nbytes` bytes for each rank of a node; collective.
+def share_memory(nbytes: int, gather: Gather) -> Generator[bool, None, SharedMemory]:
+    """Return memory of `nbytes` bytes for each rank of a node; steps of a call, collective.
 
     Raises
     ------
     MemoryError
         A rank has no memory, or cannot map that of another rank; on every rank.
     """
-    with tempfile.TemporaryDirectory(prefix="mpicomp-", dir=_folder()) as folder:
-        own = Path(folder, "segment")
-        text = str(own)
+    size, folder = max(PAGE, nbytes), _folder()
+    problem, segments = "", list[Bytes]()
+    with ExitStack() as own, ExitStack() as name:
         try:
-            with own.open("xb") as file:
-                # takes the memory now, on this rank's processor: a page that is missing later would end the process
-                os.posix_fallocate(file.fileno(), 0, max(PAGE, nbytes))
+            path = Path(name.enter_context(tempfile.TemporaryDirectory(prefix="mpicomp-", dir=folder)), "segment")
+            file = own.enter_context(path.open("xb"))
+            file.truncate(size)
+            text = str(path)
         except OSError as error:
-            text = f"{_PROBLEM}{error.strerror} ({nbytes} bytes in {own.parent.parent})"
-        names = gather(text)
-        segments, problem = list[Bytes](), next((one for one in names if one.startswith(_PROBLEM)), "")
-        if not problem:
-            try:
-                segments = [_map(Path(name))[:nbytes] for name in names]
-            except OSError as error:
-                problem = f"{_PROBLEM}{error}"
-        problem = next((one for one in gather(problem) if one), "")
-    if problem:
-        raise MemoryError(problem.removeprefix(_PROBLEM))
+            text = f"{_PROBLEM}{error.strerror} (a file in {folder})"
+        names = yield from _agreed(gather, text)
+        try:
+            segments = [_map(Path(one))[:nbytes] for one in names]
+        except OSError as error:
+            problem = f"{_PROBLEM}{error}"
+        yield from _agreed(gather, problem)
+        name.close()
+        try:
+            # takes the memory now, on this rank's processor: a page that is missing later would end the process
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            problem = f"{_PROBLEM}{error.strerror} ({nbytes} bytes in {folder})"
+        yield from _agreed(gather, problem)
     return SharedMemory(segments)
+
+
+def _agreed(gather: Gather, text: str) -> Generator[bool, None, Sequence[str]]:
+    """Return the texts of all ranks, unless one of them is a problem."""
+    texts = yield from gather(text)
+    if problem := next((one for one in texts if one.startswith(_PROBLEM)), ""):
+        raise MemoryError(problem.removeprefix(_PROBLEM))
+    return texts
 
 
 def _map(path: Path) -> Bytes:

@@ -716,7 +716,10 @@ class Communicator(metaclass=_Listed):
         """Like `nodes`, for any layout of this communicator's ranks; collective where first called for it."""
         if layout not in self._nodes:
             self._nodes[layout] = open_nodes(self, layout)
-        return self._nodes[layout]
+        nodes = self._nodes[layout]
+        for part in (nodes.local, nodes.across):  # calls of both levels begin on this communicator, which frees its own
+            part._users.free_unused()
+        return nodes
 
     def _close_nodes(self) -> None:
         for nodes in self._nodes.values():

@@ -75,6 +75,13 @@ class NodeLayout:
         """Number of ranks of each node."""
         return tuple(np.bincount(self.node_of).tolist())
 
+    @cached_property
+    def ranks_of_each(self) -> int | None:
+        """Ranks of each node, if all nodes have equally many and these follow each other; else None."""
+        size, n_ranks = self.sizes[0], len(self.node_of)
+        in_order = self.node_of == tuple(rank // size for rank in range(n_ranks))
+        return size if in_order and n_ranks % size == 0 else None
+
     @property
     def node(self) -> int:
         """Number of this rank's node."""

@@ -107,7 +107,7 @@ def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: 
             _merge_dicts(f"the states of elements {bounds[0]} to {bounds[-1] - 1}", group, inner, _owned(group, inner))
         )
     require_same_keys("their shards", by_shard)
-    whole: State = {key: np.array([*dict.fromkeys(bound for bounds in full for bound in bounds)], np.int64)}
+    whole: State = {key: np.array([full[0][0], *(bound for bounds in full for bound in bounds[1:])], np.int64)}
     for name, first in by_shard[0].items():
         values = [one[name] for one in by_shard]
         lengths = [bounds[-1] - bounds[0] for bounds in full]

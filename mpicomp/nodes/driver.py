@@ -134,6 +134,7 @@ class PerNodeDriver(Driver):
         self._places, self._shard_number = nodes.layout.places, nodes.local.rank
         self._skips = getattr(method, "nonfinite", "raise") == "skip"
         self.prepares = self._between and inner.prepares
+        self._adds_pending = False  # in the step of a single node that is made, or was made last
         self.has_pending = False
         """Flag: the feedback was loaded, so that a single node has errors to add to the next mean."""
         self.restored = ""
@@ -146,7 +147,7 @@ class PerNodeDriver(Driver):
     @property
     @override
     def can_undo(self) -> bool:
-        return not self._between or self._inner.can_undo
+        return self._inner.can_undo if self._between else not self._adds_pending
 
     @override
     def undo(self) -> None:
@@ -157,7 +158,7 @@ class PerNodeDriver(Driver):
     def commit(self) -> None:
         if self._between:
             self._inner.commit()
-        elif self.has_pending:
+        elif self._adds_pending:
             self._pending.reset_method()
             self.has_pending = False
 
@@ -214,11 +215,12 @@ class PerNodeDriver(Driver):
 
     def _mean_of_node(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
         local = self._local
+        self._adds_pending = self.has_pending and (finite or not self._skips)
         if not finite and self._skips:
             local.clear()
             self._feedback.skipped += 1
             return FINE
-        sums = self._pending.added_to(local.sums) if self.has_pending else local.sums
+        sums = self._pending.added_to(local.sums) if self._adds_pending else local.sums
         kept = yield from local.keep(call, sums)
         return FINE if finite and kept else BAD
 

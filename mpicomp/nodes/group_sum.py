@@ -157,7 +157,7 @@ class DeviceGroupSum(AgreeingSum):
         if not self.spec.sixteen_bit:
             if sums is not self.result:
                 self._device.run(partial(self.result.copy_, sums))
-            return True
+            return sums is self.sums or (yield from self.all_finite(call, sums))
         self._finite.reset()
         words = words_of(self._device, self.result)
         self._device.run(partial(self._finite.check, narrow_into, sums, self.spec.dtype, words))

@@ -9,18 +9,21 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives import Traffic
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
 from collectives.arrays.elements import PAGE, aligned_empty, narrow
 from collectives.arrays.shared_memory import SharedMemory, share_memory
 from collectives.communicator.nodes import Nodes
-from collectives.consistency.descriptions import gather_texts
 from collectives.execution.handle import Steps
 from collectives.progress.polling import until
+from collectives.quoting import list_ranks
 from mpicomp.aggregator.call import VectorCall
+from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
 from mpicomp.kernels import of
@@ -31,6 +34,7 @@ LONGEST_COPY_BYTES = 1 << 20  # between two looks at other calls
 SLOTS = 2  # pieces of each shard that a rank shares at a time: few, so that they stay in the caches
 STREAMING_ELEMENTS = 1 << 18  # of a vector that is longer than the caches of a core
 LONGEST_MESSAGE_BYTES = 1 << 30
+TEXT_BYTES = 1 << 12  # name of a file, or the reason why there is none
 FINE, BAD = 1, 2
 """Outcome of a rank's part of a step; BAD: not a finite number, or an error that all owners of the shard raise."""
 _SPACING = 16  # int64 words between two counters, which then lie in different lines of the cache
@@ -108,14 +112,14 @@ class LocalSum(ABC):
         self.result.fill(0)
 
     def keep(self, call: VectorCall, sums: FloatArray) -> Generator[bool, None, bool]:
-        """Round sums to the result, of a single node; returns False if rounding made them infinite."""
+        """Round sums to the result, of a single node; returns False if they are not finite with pending errors."""
         yield from ()
         if self.spec.sixteen_bit:
             narrow(sums, self.spec.dtype, self.result)
             return nonfinite.all_finite_result(self.result, self.spec.dtype)
         if sums is not self.result:
             self.result[:] = sums
-        return True
+        return sums is self.sums or nonfinite.all_finite(sums)
 
     def all_finite(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
         """Return True if a vector holds neither NaN nor infinity."""
@@ -167,6 +171,8 @@ class SharedMemorySum(LocalSum):
     def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
         super().__init__(nodes, shards, spec, divisor)
         self._nodes = nodes
+        # taken now: later some ranks may have started another method, and others not
+        self._tag, self._channel = nodes.local.fixed_tag(), SideChannel(nodes.local, 0, TEXT_BYTES)
         self._piece = PIECE_BYTES // spec.compute.itemsize
         self._rounds = -(-max(map(len, self.shards)) // self._piece)
         self._memory: SharedMemory | None = None
@@ -177,25 +183,26 @@ class SharedMemorySum(LocalSum):
 
     @override
     def opened(self, call: VectorCall) -> Generator[bool, None, LocalSum]:
-        yield from call.turn()  # the ranks allocate in one order, and none of them waits for an earlier call
         try:
-            self._allocate()
+            yield from self._allocate(call)
         except MemoryError as error:
             _log.warning(
                 "%s: the ranks of this node share no memory for a vector of %d elements (%s), and send messages: make "
                 "room in /dev/shm, which containers often limit, or pass local='ring'",
                 self.local.here, self.spec.n, error,
             )  # fmt: skip
-            return MessageSum(self._nodes, self.shards, self.spec, float(self._divisor))
+            return MessageSum(self._nodes, self.shards, self.spec, float(self._divisor), self._tag)
+        finally:
+            del self._channel
         return self
 
-    def _allocate(self) -> None:
-        comm, timeout, compute, stored = self.local.mpi_comm, self.local.timeout, self.spec.compute, self.spec.stored
+    def _allocate(self, call: VectorCall) -> Steps:
+        compute, stored = self.spec.compute, self.spec.stored
         lengths = [len(shard) for shard in self.shards]
         shape = SLOTS, len(lengths), min(self._piece, max(lengths))
         results = PAGE + -(-math.prod(shape) * compute.itemsize // PAGE) * PAGE
         nbytes = results + max(lengths) * stored.itemsize
-        memory = share_memory(nbytes, lambda text: gather_texts(comm, text, timeout))
+        memory = yield from share_memory(nbytes, partial(self._gather, call))
         for segment, length in zip(memory.segments, lengths, strict=True):
             self._counters.append(segment[:PAGE].view(np.int64)[::_SPACING])
             pieces = segment[PAGE : PAGE + math.prod(shape) * compute.itemsize]
@@ -204,6 +211,14 @@ class SharedMemorySum(LocalSum):
         self._memory, self.result = memory, self._results[self._rank]
         if self.is_mean and stored == compute:
             self.sums = self.result
+
+    def _gather(self, call: VectorCall, text: str) -> Generator[bool, None, list[str]]:
+        """Return the texts of the node's ranks."""
+        tail, written = self._channel.tail, text.encode()[:TEXT_BYTES]
+        tail[: len(written)] = np.frombuffer(written, np.uint8)
+        tail[len(written) :] = 0
+        yield from self._channel.swap(call, Traffic())
+        return [bytes(one).rstrip(b"\0").decode(errors="replace") for one in self._channel.tails]
 
     def _count(self, kind: int, count: int) -> None:
         """Set a counter of this rank, behind all that it has read and written before."""
@@ -216,13 +231,17 @@ class SharedMemorySum(LocalSum):
         assert self._memory is not None
         counters = self._counters
         if any(one[kind] < count for one in counters):
-            behind = ", ".join(str(rank) for rank, one in enumerate(counters) if one[kind] < count)
-            call.describe = lambda: f"{self.local.here}: number {behind} of them did not come to this step"
+            call.describe = partial(self._describe_behind, kind, count)
             while any(one[kind] < count for one in counters):
                 yield False
             if call.idle_turns:
                 call.moved()
         self._memory.fence()
+
+    def _describe_behind(self, kind: int, count: int) -> str:
+        members, counters = self._nodes.layout.members, self._counters
+        behind = list_ranks([rank for rank, one in zip(members, counters, strict=True) if one[kind] < count])
+        return f"{self.local.here}: {behind} did not come to this step"
 
     @override
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
@@ -279,9 +298,11 @@ class SharedMemorySum(LocalSum):
 class AgreeingSum(LocalSum):
     """Base of sums whose ranks agree by messages on the outcome of their parts."""
 
-    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
+    def __init__(
+        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, tag: int | None = None
+    ) -> None:
         super().__init__(nodes, shards, spec, divisor)
-        self._tag = nodes.local.fixed_tag()
+        self._tag, self._members = nodes.local.fixed_tag() if tag is None else tag, nodes.layout.members
         self._peers = [
             ((self._rank + turn) % self._size, (self._rank - turn) % self._size) for turn in range(1, self._size)
         ]
@@ -306,7 +327,8 @@ class AgreeingSum(LocalSum):
             *(comm.Isend(_message(one), to, tag) for one in _messages(sent)),
         ]
         call.owners = (*call.owners, *requests)
-        call.describe = lambda: f"{self.local.here}: nothing from number {source} of them, or it receives nothing"
+        sender, receiver = self._members[source], self._members[to]
+        call.describe = lambda: f"{self.local.here}: nothing from rank {sender}, or rank {receiver} does not receive"
         for request in requests:
             yield from until(request, call)
         call.traffic.bytes_sent += sent.nbytes
@@ -319,8 +341,10 @@ class MessageSum(AgreeingSum):
     Every rank sends (L - 1)/L of the vector each way, as in a ring all-reduce of L ranks.
     """
 
-    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
-        super().__init__(nodes, shards, spec, divisor)
+    def __init__(
+        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, tag: int | None = None
+    ) -> None:
+        super().__init__(nodes, shards, spec, divisor, tag)
         self.result = np.empty(len(self.own), spec.stored)
         self._landing = [np.empty(len(self.own) * (rank != self._rank), spec.compute) for rank in range(self._size)]
 

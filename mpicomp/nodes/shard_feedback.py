@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from collectives.annotations import AnyArray, Array
+from collectives.quoting import shown
 from mpicomp.aggregator.parts import Feedback, State, StateKind, VectorSpec
+from mpicomp.auto.chosen import PENDING_KINDS
 from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.shards import tensor_parts
 
@@ -89,9 +91,9 @@ class ShardFeedback:
         Raises
         ------
         ValueError
-            The state was taken by the owner of another shard.
+            The state was taken by the owner of another shard, or its bounds are damaged.
         """
-        bounds = _bounds_of(state)
+        bounds = _bounds_of(state, where)
         if bounds is None or tuple(bounds) == (self._own.start, self._own.stop):
             return state if bounds is None else {key: _single(one) for key, one in state.items()}
         if bounds[0] != 0 or bounds[-1] != state.get("n"):
@@ -112,6 +114,8 @@ class ShardFeedback:
         whole = np.asarray(value) if not isinstance(value, Mapping) else None
         if shape == (len(self._own),) and whole is not None and whole.shape == (n,):
             return whole[self._own.start : self._own.stop]
+        if self._inner.state_kinds.get(key) in PENDING_KINDS and shape == (len(self._own),):
+            return value  # of another length, which the check reports
         by_shard = [*value.values()] if isinstance(value, Mapping) else [value]
         old = [range(start, stop) for start, stop in pairwise(bounds)]
         if self._own in old and len(by_shard) == len(old):
@@ -140,14 +144,15 @@ def _averaged(
     return np.array([totals[tensor] / counts[tensor] for tensor, _ in parts])
 
 
-def _bounds_of(state: Any) -> list[int] | None:
-    """Return the bounds of the shards in a state; None if it has no usable ones, which a later check reports."""
+def _bounds_of(state: Any, where: str) -> list[int] | None:
+    """Return the bounds of the shards in a state; None if it has none, which a later check reports."""
     if not isinstance(state, Mapping) or SHARD not in state:
         return None
     found = np.asarray(state[SHARD])
-    if found.dtype.kind not in "iu" or found.ndim != 1 or found.size < 2 or (np.diff(found) < 0).any():
-        return None
-    return [int(bound) for bound in found]
+    bounds = found.tolist() if found.dtype.kind in "iu" and found.ndim == 1 else []
+    if len(bounds) < 2 or sorted(bounds) != bounds:
+        raise ValueError(f"{where}: this state's {SHARD} is {shown(state[SHARD])}, not bounds: take an earlier one")
+    return bounds
 
 
 def _single(value: Any) -> Any:

@@ -251,7 +251,12 @@ def _made(comm: Communicator, nodes: Nodes, kind: str, device: Device) -> TorchG
 
     store = FileStore(path, local.size)
     store.set_timeout(timedelta(seconds=comm.timeout))
-    return TorchGroup(make_backend(kind, store, local.rank, local.size), device, local.here, folder)
+    try:
+        return TorchGroup(make_backend(kind, store, local.rank, local.size), device, local.here, folder)
+    except BaseException:
+        if folder is not None:
+            folder.cleanup()
+        raise
 
 
 def _members_of(group: TorchGroup, comm: Communicator, nodes: Nodes) -> list[int]:

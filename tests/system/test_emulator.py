@@ -120,6 +120,37 @@ def test_a_benchmark_runs_as_documented() -> None:
     assert re.search(r"^ +40000 +10000 .* ok$", output, re.MULTILINE), output
 
 
+BETWEEN_NODES = """
+import numpy as np, mpicomp
+from apps.performance.cluster.rounds import wire_bytes
+with mpicomp.Communicator(topology="ring") as comm:
+    aggregator = mpicomp.PerNode(mpicomp.Marsit(None)).start(comm, 8_000_000)
+    x = np.ones(8_000_000, np.float32)
+    aggregator.aggregate(x)
+    comm.barrier()
+    before = wire_bytes()
+    aggregator.aggregate(x)
+    comm.barrier()
+    sent = comm.allreduce(wire_bytes() - before, "max")
+    if comm.rank == 0:
+        print(comm.local_size, *comm.layout.sizes, sent, flush=True)
+"""
+
+
+def test_bytes_between_hosts_do_not_grow_with_their_ranks() -> None:
+    sent = []
+    for ranks in (1, 2):
+        status, output, errors = run(
+            "--nodes", "2", "--ranks-per-node", str(ranks), "--no-check", "--", sys.executable, "-c", BETWEEN_NODES
+        )
+        assert status == 0, errors
+        *sizes, count = map(int, output.split())
+        assert sizes == [ranks] * 3  # hosts are nodes
+        sent.append(count)
+    assert sent[0] == pytest.approx(1_000_000, rel=0.2)  # a bit of each element, with headers
+    assert sent[1] == pytest.approx(sent[0], rel=0.1)
+
+
 def test_advice_goes_by_the_rate_of_the_links(tmp_path: Path) -> None:
     record = tmp_path / "advice.json"
     # far more than the token bucket holds

@@ -24,6 +24,7 @@ CASES = {
     "plain_loop": (60, 80),
     "ddp": (60, 80),
     "fsdp2": (20, 80),
+    "hsdp": (40, 80),
     "lightning_fit": (60, 80),
     "accelerate_loop": (60, 80),
     "trainer": (2, 0),
@@ -83,7 +84,7 @@ def test_an_example_learns_on_two_ranks(name: str, images: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["accelerate_loop", "ddp", "plain_loop", "pretrained", "trainer"])
+@pytest.mark.parametrize("name", ["accelerate_loop", "ddp", "hsdp", "plain_loop", "pretrained", "trainer"])
 def test_an_example_without_compression_sends_more(name: str, images: Path) -> None:
     missing = sorted(package for package in packages(name) if find_spec(package) is None)
     if missing:

@@ -131,8 +131,8 @@ def measure_nodes(comm: Communicator, n: int, dtype: str, quick: bool = False) -
 
 def has_equal_nodes(comm: Communicator) -> bool:
     """Return True if there are two nodes or more, each of so many ranks, and of two or more."""
-    sizes = comm.layout.sizes
-    return len(sizes) > 1 and len(set(sizes)) == 1 and sizes[0] > 1
+    each = comm.layout.ranks_of_each
+    return each is not None and 1 < each < comm.size
 
 
 def measure_sharing(comm: Communicator, threads: int = 1) -> float:

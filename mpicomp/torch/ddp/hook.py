@@ -53,6 +53,8 @@ class DDPHookState(NonCopyable, StateOwner):
         Parameters whose gradients are averaged; empty without the model.
     in_background : bool
         The progress thread makes the calls.
+    frozen : sequence of NamedParameter
+        Parameters that DDP does not average, as they required no gradient when the model was wrapped.
 
     Attributes
     ----------
@@ -64,7 +66,8 @@ class DDPHookState(NonCopyable, StateOwner):
     Notes
     -----
     States go by the parameters' names: without a model there are none, which is a ValueError. A state that was saved
-    before the vectors are laid out has no residuals: a hook that loads it starts from scratch.
+    before the vectors are laid out has no residuals: a hook that loads it starts from scratch. A state may lack
+    parameters of the model: these get vectors of their own, which start from scratch, and the others go on exactly.
 
     Examples
     --------
@@ -90,11 +93,16 @@ class DDPHookState(NonCopyable, StateOwner):
     loads = "restoring a DDP hook"
 
     def __init__(
-        self, algorithm: AlgorithmChoice, comm: Communicator, members: Sequence[NamedParameter], in_background: bool
+        self,
+        algorithm: AlgorithmChoice,
+        comm: Communicator,
+        members: Sequence[NamedParameter],
+        in_background: bool,
+        frozen: Sequence[NamedParameter] = (),
     ) -> None:
         self.comm = comm
         self.iterations = 0
-        self._members = members
+        self._members, self._frozen = members, frozen
         self._names = {member.parameter: member.name for member in members}
         self._all_named = bool(members)
         self._vectors = GradientVectors(algorithm, comm, in_background)
@@ -130,7 +138,7 @@ class DDPHookState(NonCopyable, StateOwner):
         RuntimeError
             The bucket is another model's.
         ValueError
-            Its gradients cannot be averaged.
+            Its gradients cannot be averaged, or a parameter was unfrozen after the model was wrapped.
         """
         self._check_turn(bucket)
         if bucket.index() == 0:
@@ -171,7 +179,8 @@ class DDPHookState(NonCopyable, StateOwner):
         self.iterations = own["iterations"] if buckets else 0
 
     def _vectors_like(self, buckets: list[list[str]]) -> GradientVectors:
-        return self._vectors.like(members_by_name(buckets, self._members, "this model"))
+        # the state of an earlier hook lacks the parameters that were unfrozen before the model was wrapped again
+        return self._vectors.like(members_by_name(buckets, (), "this model", self._members))
 
     def _dense_vectors(self) -> GradientVectors:
         return GradientVectors(Dense(), self.comm, self._in_background)
@@ -199,6 +208,13 @@ class DDPHookState(NonCopyable, StateOwner):
 
     def _begin_iteration(self, bucket: GradBucket) -> None:
         self._raise_error()  # not raised yet if DDP called the hook outside of backward
+        for member in self._frozen:
+            if member.parameter.requires_grad:
+                raise ValueError(
+                    f"{self.comm.here}: parameter {member.name!r} was frozen when the model was wrapped in "
+                    "DistributedDataParallel, which does not average it: wrap the module again, make another ddp_hook, "
+                    "and load this one's state_dict() into it, which keeps the residuals"
+                )
         if self._dense is not None:
             before, self._first_bucket = self._first_bucket, [id(parameter) for parameter in bucket.parameters()]
             if self.iterations == MOST_DENSE or (before and before != self._first_bucket):
@@ -286,6 +302,10 @@ def ddp_hook(
 
     Notes
     -----
+    DDP averages the parameters that required a gradient when the model was wrapped. To unfreeze others while training,
+    wrap the module again, make another hook on all ranks, and load the earlier one's state: ``backward()`` raises
+    ValueError for a parameter that was unfrozen without that.
+
     The first iteration is averaged in full precision, since DDP regroups its buckets after it; so is the second one
     where the first bucket does not show that DDP has done so. Residuals and counters of steps begin after that.
 
@@ -312,7 +332,7 @@ def ddp_hook(
     try:
         require_algorithm(algorithm)
         group = _group_of(model, comm)
-        members = [] if model is None else _members_of(model)
+        members, frozen = ([], []) if model is None else _members_of(model)
         if model is None and not isinstance(algorithm, Algorithm):
             raise ValueError(
                 f"the algorithm is {shown(algorithm)}; pass an instance, or for choices by parameters' names also the "
@@ -326,7 +346,7 @@ def ddp_hook(
     comm.agree(fingerprint(f"ddp_hook {ranks}"), lambda: f"ddp_hook for a process group of ranks {shown(ranks)}")
     for one in dict.fromkeys(one for one in algorithms if isinstance(one, Algorithm)):
         one.connect(comm)
-    return DDPHookState(algorithm, comm, members, in_background), average_bucket
+    return DDPHookState(algorithm, comm, members, in_background, frozen), average_bucket
 
 
 @keep_uncompiled
@@ -382,11 +402,14 @@ def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist
     return group
 
 
-def _members_of(model: DistributedDataParallel) -> list[NamedParameter]:
-    """Return the parameters whose gradients DDP averages."""
-    members = []
+def _members_of(model: DistributedDataParallel) -> tuple[list[NamedParameter], list[NamedParameter]]:
+    """Return the parameters whose gradients DDP averages, and the frozen ones."""
+    members: list[NamedParameter] = []
+    frozen: list[NamedParameter] = []
     for name, parameter in model.module.named_parameters():
-        if parameter.requires_grad and parameter.numel() and name not in model.parameters_to_ignore:
+        if not parameter.numel() or name in model.parameters_to_ignore:
+            continue
+        if parameter.requires_grad:
             require_dense_floats(name, parameter, FREEZE)
-            members.append(NamedParameter(name, parameter))
-    return members
+        (members if parameter.requires_grad else frozen).append(NamedParameter(name, parameter))
+    return members, frozen

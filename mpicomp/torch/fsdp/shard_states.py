@@ -61,7 +61,7 @@ class ShardStates:
     ) -> None:
         self.vectors, self._node, self._shard = tuple(vectors), node, shard
         self._nodes, self._shards = len(layout), len(layout[0])
-        # without process groups: it only tells the parts of tensors
+        # without process groups: only the places of shards are read from it
         self._mesh = DeviceMesh("cpu", torch.tensor(layout), _init_backend=False)
         self._described = described
 
@@ -85,7 +85,7 @@ class ShardStates:
         return state
 
     def checked(self, state: Mapping[str, Any]) -> list[State]:
-        """Return the aggregators' states in a state of equally many nodes and shards; ValueError if there are none."""
+        """Return the aggregators' states in a state of equally many nodes and shards; ValueError if it does not fit."""
         if not isinstance(state, Mapping) or not isinstance(state.get(_DESCRIPTION), str):
             raise ValueError(f"the state is {shown(state)}; load a result of state_dict")
         self._require_same_model(state[_DESCRIPTION])

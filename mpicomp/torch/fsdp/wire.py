@@ -34,7 +34,7 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class _Allocating:
-    """How FSDP's memory of a collective is allocated: as without a custom collective."""
+    """Allocation of a collective's memory, as without a custom collective."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return an uninitialized tensor."""

@@ -40,7 +40,7 @@ from mpicomp.torch.front_ends import (
     skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments
+from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.islands import IslandGradients, between_islands, require_islands
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
@@ -70,7 +70,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     ----------
     optimizer : torch.optim.Optimizer
         Any torch optimizer over parameters on the CPU or on GPUs, where they are encoded if the algorithm can do it.
-        Parameters frozen now (``requires_grad=False``) are left out for good.
+        Frozen ones (``requires_grad=False``) are left out until they are unfrozen.
     algorithm : Algorithm, dict of Algorithm, or callable
         For instance ``mpicomp.Marsit(full_precision_every=100)``. Or several: by patterns of parameters' names, of
         which the first that fits counts, as in ``{"*.bias": Dense(), "*": Marsit(100)}``; or a function of name and
@@ -142,6 +142,10 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     -----
     Under "gradients" a missing gradient counts as zeros and is present afterwards, on all ranks. Under "updates"
     16-bit parameters are moved as float32 masters.
+
+    Parameters may be added (:meth:`add_param_group`), unfrozen and frozen (``requires_grad_``) on all ranks before the
+    same step. New ones join at that step, under "updates" at the next synchronization, with buckets and step counts of
+    their own; frozen ones do not move.
 
     A closure is called as the wrapped optimizer calls it. Under "gradients" each call averages, so for one that decides
     by the loss, such as LBFGS, it must return the same loss on every rank.
@@ -274,7 +278,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
         if masters is None:
             return GradientAveraging(parts)
-        return LocalUpdates(parts, masters, plan, outer, island, skips_nonfinite(algorithms))
+        fragments = Fragments(plan, reducers.fragment_of, comm)
+        return LocalUpdates(parts, masters, fragments, outer, island, skips_nonfinite(algorithms))
 
     @property
     def buckets(self) -> list[list[str]]:

@@ -10,7 +10,7 @@ local steps of this fragment too, of which a blend of 0 keeps nothing, as x_p re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,12 +77,6 @@ def deal_fragments(members: Sequence[NamedParameter], fragments: int) -> dict[st
     if len(layers) < fragments:
         return {member.name: i % fragments for i, member in enumerate(members)}
     return {member.name: layers[layer_of(member.name)] % fragments for member in members}
-
-
-def deal_joining(members: Sequence[NamedParameter], dealt: Mapping[str, int], fragments: int) -> dict[str, int]:
-    """Return the fragment of each parameter that joins others: that of its layer, or of a further layer."""
-    layers = {layer_of(name): number for name, number in dealt.items()}
-    return {one.name: layers.setdefault(layer_of(one.name), len(layers) % fragments) for one in members}
 
 
 def layer_of(name: str) -> str:
@@ -157,33 +151,121 @@ class FragmentInFlight:
         return self._ended
 
 
-def check_fragments(rounds: State, plan: FragmentPlan, parameters: NamedTensors) -> None:
-    """Raise ValueError unless the entry "fragments" of a state's rounds can be loaded; the state may lack it."""
-    if "fragments" not in rounds:
-        return
-    found = FRAGMENTS.check(rounds["fragments"])
-    numbers, in_flight = found["numbers"], found["in_flight"]
-    if plan.is_whole and in_flight:
-        raise ValueError("the state has fragments in flight; build the optimizer with the same fragments= and delay=")
-    if set(numbers) != set(parameters) or not all(type(one) is int and one >= 0 for one in numbers.values()):
-        raise ValueError("the state's fragments have other parameters than the model; load an earlier one")
-    if max(numbers.values()) >= plan.fragments and not plan.is_whole:
-        raise ValueError(
-            f"the state has {max(numbers.values()) + 1} fragments; build the optimizer with fragments= of as many"
-        )
-    for one in in_flight:
-        number = IN_FLIGHT.check(one)["fragment"]
-        members = {name: parameter for name, parameter in parameters.items() if numbers[name] == number}
-        IN_FLIGHT.check_tensors(one, {"means": members})
+class Fragments:
+    """The fragments of a model, their turn, and those in flight.
 
+    `numbers` has the fragment of each parameter by its name, and is kept up to date.
 
-def check_buckets(buckets: Sequence[Sequence[str]], rounds: State, fragment_of: Mapping[str, int]) -> None:
-    """Raise ValueError unless each bucket of a state lies in one fragment, and has moved as a whole."""
-    for names in buckets:
-        if len({fragment_of.get(name) for name in names}) > 1:
+    Attributes
+    ----------
+    turn
+        Local steps modulo `local_steps`.
+    in_flight
+        The fragments that have been sent and whose means are not applied, in the order in which they were sent.
+    """
+
+    def __init__(self, plan: FragmentPlan, numbers: dict[str, int], comm: Communicator) -> None:
+        self.plan, self.turn = plan, 0
+        self.in_flight: list[FragmentInFlight] = []
+        self._numbers, self._comm = numbers, comm
+
+    @property
+    def act_next(self) -> bool:
+        """Flag: a fragment is sent or applied after the next step."""
+        return any(one.remaining == 1 for one in self.in_flight) or bool(self.plan.due(self.turn + 1))
+
+    def count_step(self) -> list[FragmentInFlight]:
+        """Count a local step, and return the fragments whose means are to be applied after it."""
+        self.turn = (self.turn + 1) % self.plan.local_steps
+        for one in self.in_flight:
+            one.remaining -= 1
+        return [one for one in self.in_flight if one.remaining <= 0]
+
+    def of(self, number: int, reducers: Iterable[BucketReducer]) -> Iterator[BucketReducer]:
+        """Go through those of the reducers that belong to a fragment."""
+        return (one for one in reducers if self._numbers[one.bucket.names[0]] == number)
+
+    def deal(self, joining: Sequence[NamedParameter]) -> None:
+        """Put parameters that join into fragments: that of their layer, or of a further layer."""
+        layers = {layer_of(name): number for name, number in self._numbers.items()}
+        for one in joining:
+            self._numbers[one.name] = layers.setdefault(layer_of(one.name), len(layers) % self.plan.fragments)
+
+    def drop_in_flight(self) -> None:
+        """Wait for the fragments in flight, which all ranks have sent, and forget them."""
+        for flight in self.in_flight:
+            flight.settle(self._comm)
+        self.in_flight.clear()
+
+    # States -----------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return turn, numbers, and the means of the fragments in flight, which are waited for.
+
+        Raises
+        ------
+        RuntimeError
+            The synchronization of a fragment in flight has failed.
+        """
+        for flight in self.in_flight:
+            flight.settle(self._comm)
+            if flight.failed:
+                raise RuntimeError(
+                    f"{self._comm.here}: fragment {flight.number} cannot be saved, since its synchronization has "
+                    "failed; the step that applies it raises the error"
+                )
+        in_flight = [flight.state() for flight in self.in_flight]
+        return {"turn": self.turn, "numbers": dict(self._numbers), "in_flight": in_flight}
+
+    def check(self, state: object, parameters: NamedTensors) -> None:
+        """Raise ValueError unless a state can be loaded."""
+        found = FRAGMENTS.check(state)
+        numbers, in_flight = found["numbers"], found["in_flight"]
+        if self.plan.is_whole and in_flight:
             raise ValueError(
-                f"the state was saved with other fragments, which have {shown(names[0])} in one bucket with tensors of "
-                "another fragment here; build the optimizer with the same fragments="
+                "the state has fragments in flight; build the optimizer with the same fragments= and delay="
             )
-        if len({name in rounds["common"] for name in names}) > 1:
-            raise ValueError(f"the state's common model has a part of the bucket of {shown(names[0])}; load another")
+        if set(numbers) != set(parameters) or not all(type(one) is int and one >= 0 for one in numbers.values()):
+            raise ValueError("the state's fragments have other parameters than the model; load an earlier one")
+        if max(numbers.values()) >= self.plan.fragments and not self.plan.is_whole:
+            raise ValueError(
+                f"the state has {max(numbers.values()) + 1} fragments; build the optimizer with fragments= of as many"
+            )
+        for one in in_flight:
+            number = IN_FLIGHT.check(one)["fragment"]
+            members = {name: parameter for name, parameter in parameters.items() if numbers[name] == number}
+            IN_FLIGHT.check_tensors(one, {"means": members})
+
+    def check_buckets(self, buckets: Sequence[Sequence[str]], rounds: State) -> None:
+        """Raise ValueError unless each bucket of a state lies in one fragment, and has moved as a whole."""
+        saved = {} if self.plan.is_whole else rounds.get("fragments", {})
+        numbers = saved.get("numbers", self._numbers)
+        for names in buckets:
+            if len({numbers.get(name) for name in names}) > 1:
+                raise ValueError(
+                    f"the state was saved with other fragments, which have {shown(names[0])} in one bucket with "
+                    "tensors of another fragment here; build the optimizer with the same fragments="
+                )
+            if len({name in rounds["common"] for name in names}) > 1:
+                raise ValueError(
+                    f"the state's common model has a part of the bucket of {shown(names[0])}; load another"
+                )
+
+    def load_numbers(self, rounds: State, joining: Sequence[NamedParameter]) -> None:
+        """Take over the fragment of each parameter from a state, before its buckets are made."""
+        if not self.plan.is_whole:
+            self.deal(joining)
+            self._numbers |= rounds.get("fragments", {}).get("numbers", {})
+
+    def load(self, rounds: State, reducers: Sequence[BucketReducer], agreement: StepAgreement) -> None:
+        """Take over turn and fragments in flight."""
+        # a state saved with more local steps is followed by a synchronization in the next step
+        turn = min(rounds["steps"], self.plan.local_steps - 1)
+        state = rounds.get("fragments", {"turn": turn, "in_flight": []})
+        self.turn = state["turn"] % self.plan.local_steps
+        for one in state["in_flight"]:
+            flight = FragmentInFlight(
+                one["fragment"], [*self.of(one["fragment"], reducers)], one["remaining"], agreement
+            )
+            flight.load_means(one["means"])
+            self.in_flight.append(flight)

@@ -16,7 +16,7 @@ others.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
@@ -31,13 +31,8 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import all_finite
-from mpicomp.torch.optimizer.fragments import (
-    FragmentInFlight,
-    FragmentPlan,
-    check_buckets,
-    check_fragments,
-    deal_joining,
-)
+from mpicomp.torch.optimizer.common_model import CommonModel
+from mpicomp.torch.optimizer.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.optimizer.islands import IslandGradients
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
@@ -47,7 +42,7 @@ from mpicomp.torch.state.schema import UPDATE_ROUNDS, State
 
 
 class LocalUpdates(Synchronizer):
-    """Counts local steps, and averages their moves in the steps that the `plan` has for each fragment of the model.
+    """Counts local steps, and averages the moves of each of the `fragments` in its own steps.
 
     With `overlap` the last local step is made during backward.
 
@@ -70,26 +65,20 @@ class LocalUpdates(Synchronizer):
         self,
         parts: SynchronizerParts,
         masters: MasterWeights,
-        plan: FragmentPlan,
+        fragments: Fragments,
         outer: OuterStep | None,
         island: IslandGradients | None,
         skip_nonfinite: bool,
     ) -> None:
         super().__init__(parts)
         self.steps = 0  # since the ranks' models were equal
-        self._turn = 0  # steps modulo local_steps
-        self._masters, self._plan, self._outer, self._skip_nonfinite = masters, plan, outer, skip_nonfinite
-        self._island = island
-        self._fragment_of = parts.reducers.fragment_of
+        self._fragments, self._plan, self._outer, self._island = fragments, fragments.plan, outer, island
+        self._masters, self._skip_nonfinite = masters, skip_nonfinite
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
-        self._in_flight: list[FragmentInFlight] = []  # in the order in which they were sent
-        self._shows_common = False  # the parameters hold the common model for a while
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
-        self._aside: list[list[Tensor]] = []  # memory besides the common model, of each bucket, like its parameters
-        self._aside_joining: set[Tensor] = set()  # parameters that are aside and have no bucket yet
-        self._common: dict[Tensor, Tensor] = {}  # the common model, by the parameters that are aside
-        self.agreement.common = self._common
+        self._common = CommonModel(in_vectors=self._overlap)
+        self.agreement.common = self._common.values
         self._watch_gradients(0)
 
     @property
@@ -101,14 +90,13 @@ class LocalUpdates(Synchronizer):
     @override
     def can_refuse(self) -> bool:
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
-        in_flight = any(one.remaining == 1 for one in self._in_flight)
-        return in_flight or bool(self._plan.due(self._turn + 1))
+        return self._fragments.act_next
 
     @override
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
-        if self._in_flight:
+        if self._fragments.in_flight:
             self.comm.advance()
 
     @override
@@ -140,18 +128,16 @@ class LocalUpdates(Synchronizer):
     def _count_step(self) -> None:
         """Count a local step, apply the means that are due after it, and send the fragments that are."""
         self.steps += 1
-        self._turn = (self._turn + 1) % self._plan.local_steps
-        for flight in self._in_flight:
-            flight.remaining -= 1
+        arrived = self._fragments.count_step()
         try:
-            for flight in [one for one in self._in_flight if one.remaining <= 0]:
+            for flight in arrived:
                 self._apply(flight)
-            for number in self._plan.due(self._turn):
+            for number in self._plan.due(self._fragments.turn):
                 self._synchronize_fragment(number)
         except BaseException:
             self._abandon_moves()
             raise
-        if not self._common:
+        if not self._common.values:
             self.steps = 0
         self._masters.publish()
 
@@ -162,24 +148,25 @@ class LocalUpdates(Synchronizer):
         if not self._scaled:
             self._finite = None
         here = self.reducers[self._queue.n_started :]
-        self._first = [one for one in here if self.steps == 0 or one.parameters[0] not in self._common]
+        self._first = [one for one in here if self.steps == 0 or not self._common.has_moved(one)]
         if self._first:
             self._masters.refresh()
         for reducer in self._first:
-            self._step_aside(reducer)
-        joining = {member.name: member.parameter for member in self._changes.joining}
-        self._restore_common(self._aside_joining.difference(joining.values()))  # frozen again, or removed
-        self._step_aside_joining(joining)
+            self._common.step_aside(reducer, self.reducers)
+        joining = [member.parameter for member in self._changes.joining]
+        self._common.restore_all_joining_but(joining)
+        self._common.step_aside_joining(joining)
 
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, where the step is the first after a synchronization."""
         first = {parameter for reducer in self._first for parameter in reducer.parameters}
-        self._restore_common([one for one in self._common if self.steps == 0 or one in first])
+        self._common.restore([one for one in self._common.values if self.steps == 0 or one in first])
 
     @override
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
-        self._fragment_of |= deal_joining(members, self._fragment_of, self._plan.fragments)
+        self._fragments.deal(members)
         super()._open_buckets(members, algorithms)
+        self._common.keep_aside(member.parameter for member in members)
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -269,7 +256,7 @@ class LocalUpdates(Synchronizer):
     def synchronize(self) -> None:
         """Average the ranks' moves since the last synchronization, of all fragments; return at once without moves."""
         self._require_local("synchronize")
-        if self.steps == 0 and not self._in_flight:
+        if self.steps == 0 and not self._fragments.in_flight:
             return
         try:
             for number in range(self._plan.fragments):
@@ -279,34 +266,29 @@ class LocalUpdates(Synchronizer):
 
     def _synchronize_fragment(self, number: int, at_once: bool = False) -> None:
         """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
-        for flight in [one for one in self._in_flight if one.number == number]:
+        for flight in [one for one in self._fragments.in_flight if one.number == number]:
             self._apply(flight)
         if self._plan.is_whole:
             self._average(StepIntent(self._find_refusal()))
             self.synchronizations += 1
             return
-        moved = (one for one in self._reducers_of(number) if one.parameters[0] in self._common)
+        moved = [one for one in self._fragments.of(number, self.reducers) if self._common.has_moved(one)]
+        if not moved:
+            return
         if not self._plan.keeps_local:
-            self._average(StepIntent(), moved)
+            self._average(StepIntent(), self._fragments.of(number, self.reducers))
             self.synchronizations += 1
             return
-        reducers = list(moved)
-        if not reducers:
-            return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, reducers, delay, self.agreement.for_another_call())
-        self._in_flight.append(flight)
+        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call())
+        self._fragments.in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
             self._apply(flight)
 
-    def _reducers_of(self, number: int) -> Iterator[BucketReducer]:
-        """Go through a fragment's reducers, also those that are added meanwhile."""
-        return (one for one in self.reducers if self._fragment_of[one.bucket.names[0]] == number)
-
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""
-        self._in_flight.remove(flight)
+        self._fragments.in_flight.remove(flight)
         flight.settle(self.comm)
         for reducer in flight.ended:
             self._take(reducer)
@@ -320,31 +302,27 @@ class LocalUpdates(Synchronizer):
             failure = None  # its traceback has this frame, and they would keep each other
 
     def _abandon_moves(self) -> None:
-        self._restore_common(tuple(self._common))
+        self._common.restore_all()
         self._masters.publish()
-        self.steps = self._turn = 0
+        self.steps = self._fragments.turn = 0
 
     @override
     @contextmanager
     def common_model(self) -> Iterator[None]:
         """Let the parameters hold the common model for a while."""
         self._require_local("common_model")
-        counts, local = self.gradient_counts, {parameter: parameter.data for parameter in self._common}
-        paused, counts.paused, self._shows_common = counts.paused, True, True
+        counts = self.gradient_counts
+        paused, counts.paused = counts.paused, True
         try:
-            self._show({parameter: self._common[parameter] for parameter in local})
-            yield
+            with self._common.shown():
+                self._masters.publish()
+                yield
         finally:
-            self._show(local)
-            counts.paused, self._shows_common = paused, False
-
-    def _show(self, values: Mapping[Tensor, Tensor]) -> None:
-        for parameter, tensor in values.items():
-            parameter.data = tensor
-        self._masters.publish()
+            self._masters.publish()
+            counts.paused = paused
 
     def _require_local(self, call: str) -> None:
-        if self._shows_common:
+        if self._common.is_shown:
             raise RuntimeError(f"{self.comm.here}: {call}() within common_model(); leave that block first")
 
     @override
@@ -359,24 +337,24 @@ class LocalUpdates(Synchronizer):
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
         if early:
             if self.steps == 0:
-                self._step_aside(reducer)
+                self._common.step_aside(reducer, self.reducers)
             with only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
         if self._plan.keeps_local:
             for parameter, view in zip(reducer.parameters, reducer.vector_views, strict=True):
-                torch.sub(self._common[parameter], parameter.data, out=view)
+                torch.sub(self._common.values[parameter], parameter.data, out=view)
             return True
         local = [parameter.data for parameter in reducer.parameters]
-        self._restore_common(reducer.parameters)
+        self._common.restore(reducer.parameters)
         may_stay_packed = self._outer is None or self._outer.is_plain
         reducer.take_moves([parameter.data for parameter in reducer.parameters], local, may_stay_packed)
         return True
 
     @override
     def _take(self, reducer: BucketReducer) -> None:
-        aside = [parameter for parameter in reducer.parameters if parameter in self._common]
+        aside = [parameter for parameter in reducer.parameters if parameter in self._common.values]
         local = [parameter.data for parameter in aside]
-        self._restore_common(aside)
+        self._common.restore(aside)
         with self._changes.keeping_frozen(reducer.parameters):
             if self._outer is None:
                 reducer.subtract_mean()
@@ -385,37 +363,7 @@ class LocalUpdates(Synchronizer):
         if local and self._plan.blend:
             torch._foreach_mul_(local, self._plan.blend)
             torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=1 - self._plan.blend)
-            for parameter, one in zip(aside, local, strict=True):
-                self._common[parameter], parameter.data = parameter.data, one
-
-    def _step_aside(self, reducer: BucketReducer) -> None:
-        """Give the parameters a copy of themselves in other memory, for the optimizer to move."""
-        self._aside += [self._memory_aside(one) for one in self.reducers[len(self._aside) :]]
-        self._restore_common(
-            one for one in reducer.parameters if one in self._common
-        )  # from a step that failed in backward
-        aside = self._aside[reducer.bucket.index]
-        torch._foreach_copy_(aside, reducer.parameters)
-        for parameter, one in zip(reducer.parameters, aside, strict=True):
-            self._common[parameter], parameter.data = parameter.data, one
-
-    def _step_aside_joining(self, names: Iterable[str]) -> None:
-        """Let parameters that join, and have no bucket yet, step aside, in whichever local step they come."""
-        chosen = set(names)
-        for name, parameter in ((member.name, member.parameter) for member in self._changes.joining):
-            if name in chosen and parameter not in self._common:
-                self._aside_joining.add(parameter)
-                self._common[parameter], parameter.data = parameter.data, parameter.data.clone()
-
-    def _memory_aside(self, reducer: BucketReducer) -> list[Tensor]:
-        """Return the reducer's own vector if no other shares it, and new memory for other orders of elements."""
-        pairs = zip(reducer.parameters, reducer.fresh_vector_views(), strict=True)
-        return [view if self._overlap and one.is_contiguous() else torch.empty_like(one) for one, view in pairs]
-
-    def _restore_common(self, parameters: Iterable[Tensor]) -> None:
-        for parameter in parameters:
-            parameter.data = self._common.pop(parameter)
-            self._aside_joining.discard(parameter)
+            self._common.move_aside(aside, local)
 
     def _gradients(self) -> Iterator[Tensor]:
         parameters = (member.parameter for member in self._members)
@@ -429,44 +377,26 @@ class LocalUpdates(Synchronizer):
     @override
     def check_own(self, own: State) -> None:
         super().check_own(own)
-        saved = own["rounds"].get("fragments", {})
-        numbers = self._fragment_of if self._plan.is_whole else saved.get("numbers", self._fragment_of)
-        check_buckets(own["buckets"], own["rounds"], numbers)
+        self._fragments.check_buckets(own["buckets"], own["rounds"])
 
     @override
     def load_own(self, own: State) -> None:
         self._require_local("load_state_dict")
-        for flight in self._in_flight:
-            flight.settle(self.comm)  # all ranks have begun it
-        self._in_flight.clear()
-        if not self._plan.is_whole:
-            self._fragment_of |= deal_joining(self._changes.joining, self._fragment_of, self._plan.fragments)
-            self._fragment_of |= own["rounds"].get("fragments", {}).get("numbers", {})
+        self._fragments.drop_in_flight()
+        self._fragments.load_numbers(own["rounds"], self._changes.joining)
         super().load_own(own)
 
     @override
     def _save_rounds(self) -> State:
+        common = self._common.named(self._members) if self.steps else {}
         return {
             "rounds": self.synchronizations,
             "steps": self.steps,
             "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
-            "common": {name: view.clone() for name, view in self._named_common().items()} if self.steps else {},
+            "common": {name: one.clone() for name, one in common.items()},
             **({} if self._outer is None else {"outer": self._outer.state()}),
-            **({} if self._plan.is_whole else {"fragments": self._save_fragments()}),
+            **({} if self._plan.is_whole else {"fragments": self._fragments.state()}),
         }
-
-    def _save_fragments(self) -> State:
-        """Return the fragments' turn, and the means of those in flight, which are waited for."""
-        in_flight: list[State] = []
-        for flight in self._in_flight:
-            flight.settle(self.comm)
-            if flight.failed:
-                raise RuntimeError(
-                    f"{self.comm.here}: fragment {flight.number} cannot be saved, since its synchronization has "
-                    "failed; the step that applies it raises the error"
-                )
-            in_flight.append(flight.state())
-        return {"turn": self._turn, "numbers": dict(self._fragment_of), "in_flight": in_flight}
 
     @override
     def _check_rounds(self, rounds: State) -> None:
@@ -478,11 +408,14 @@ class LocalUpdates(Synchronizer):
         common = parameters if rounds["steps"] else {}
         if not self._plan.is_whole:
             common = {name: one for name, one in common.items() if name in rounds["common"]}
-        check_fragments(rounds, self._plan, parameters)
+        if "fragments" in rounds:
+            self._fragments.check(rounds["fragments"], parameters)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
-            with_it, without = ("state", "optimizer") if "outer" in rounds else ("optimizer", "state")
-            raise ValueError(f"the {with_it} has an outer optimizer, and the {without} has none; pass the same outer=")
+            only_one = "state" if "outer" in rounds else "optimizer"
+            raise ValueError(
+                f"only one of state and optimizer has an outer optimizer, the {only_one}; pass the same outer="
+            )
         if self._outer is not None:
             self._outer.check(rounds["outer"], lacking)
 
@@ -491,35 +424,22 @@ class LocalUpdates(Synchronizer):
     def _load_rounds(self, rounds: State) -> None:
         super()._load_rounds(rounds)
         self.steps = rounds["steps"]
-        # a state saved with more local steps is followed by a synchronization in the next step
-        self._turn = min(self.steps, self._plan.local_steps - 1)
         if self._outer is not None:
             self._outer.load(rounds["outer"])
-        for parameter, common in self._common.items():
-            common.copy_(parameter)  # which has been loaded, or is going to be
-        self._restore_common(tuple(self._common))
-        self._aside.clear()
+        self._common.forget_moves()
         for reducer in self.reducers:
             if reducer.bucket.names[0] in rounds["common"]:
-                self._step_aside(reducer)
-        self._step_aside_joining(rounds["common"])
-        fragments = rounds.get("fragments", {"turn": self._turn, "in_flight": []})
-        self._turn = fragments["turn"] % self._plan.local_steps
-        for one in fragments["in_flight"]:
-            reducers = [*self._reducers_of(one["fragment"])]
-            flight = FragmentInFlight(one["fragment"], reducers, one["remaining"], self.agreement)
-            flight.load_means(one["means"])
-            self._in_flight.append(flight)
-        for here, saved in ((self._named_masters(), rounds["masters"]), (self._named_common(), rounds["common"])):
-            for name, one in saved.items():
+                self._common.step_aside(reducer, self.reducers)
+        saved = rounds["common"]
+        self._common.step_aside_joining(one.parameter for one in self._changes.joining if one.name in saved)
+        self._fragments.load(rounds, self.reducers, self.agreement)
+        for here, of_state in ((self._named_masters(), rounds["masters"]), (self._common.named(self._members), saved)):
+            for name, one in of_state.items():
                 here[name].copy_(one)
 
     def _named_masters(self) -> dict[str, Tensor]:
         masters = {id(master) for master in self._masters.masters}
         return {one.name: one.parameter for one in self._members if id(one.parameter) in masters}
-
-    def _named_common(self) -> dict[str, Tensor]:
-        return {one.name: self._common[one.parameter] for one in self._members if one.parameter in self._common}
 
     def _are_all_finite(self, warn: bool = False) -> bool:
         """Return True, on all ranks, if no rank's gradients hold NaN or infinity; else warn the first time."""

@@ -50,8 +50,8 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     Parameters
     ----------
     params : iterable
-        Parameters, named parameters or groups, as of any torch optimizer, on the CPU or a GPU. Those frozen now
-        (``requires_grad=False``) are left out for good.
+        Parameters, named parameters or groups, as of any torch optimizer, on the CPU or a GPU. Frozen ones
+        (``requires_grad=False``) are left out until they are unfrozen.
     lr, betas, eps, weight_decay
         As of ``torch.optim.Adam``.
     decoupled_weight_decay : bool

@@ -60,16 +60,16 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         Raises
         ------
         ValueError
-            A gradient is sparse, a parameter was frozen, unfrozen or changed in form since the optimizer was made
-            (names it), or a group's option is out of range.
+            A gradient is sparse, a parameter was changed in form since the optimizer was made or cannot join (names
+            it), or a group's option is out of range.
         NonFiniteGradient
             A rank has NaN or infinity; names the ranks, and this rank's parameters. The ranks' models are equal.
         RuntimeError
             A gradient was changed after it had been sent, or all were dropped by `zero_grad`. No rank makes the step.
         CollectiveMismatch
             The ranks do not make the same call, another rank raised ValueError or RuntimeError, or the optimizers
-            differ in class or options, or the models in value. No rank makes the step; if it was to synchronize, the
-            model is now the common one.
+            differ in class, options or new parameters, or the models in value. No rank makes the step; if it was to
+            synchronize, the model is now the common one.
         CollectiveError
             A rank does not answer.
         """
@@ -133,7 +133,8 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
     def load_state_dict(self, state_dict: State) -> None:
         """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
-        Load the model before or after.
+        Load the model before or after. Parameters that the state has are added or unfrozen before, if they were after
+        the optimizer was made.
 
         Parameters
         ----------

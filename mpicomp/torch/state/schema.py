@@ -140,11 +140,13 @@ def members_by_name(
         raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
     by_name = {member.name: member for member in (*members, *optional)}
     saved = [name for bucket in buckets for name in bucket]
+    foreign = set(saved) - set(by_name)
+    wanted = set(by_name) if foreign else {member.name for member in members}
     problems = [
         f"{which} has {_some(more)}, which {other} lacks"
         for which, more, other in (
-            ("the state", set(saved) - set(by_name), here),
-            (here, {member.name for member in members} - set(saved), "the state"),
+            ("the state", foreign, here),
+            (here, wanted - set(saved), "the state"),
         )
         if more and saved
     ]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -231,6 +237,67 @@ def test_ranks_without_shared_memory_send_messages_and_say_so_once(
     assert "local='ring'" in texts[0]
 
 
+def test_ranks_that_start_methods_at_different_times_send_messages_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank finds out that it shares no memory before it starts the next method, and another one later."""
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("No space left on device")
+
+    monkeypatch.setattr("mpicomp.nodes.local_sum.share_memory", fail)
+
+    def work(comm: Communicator) -> Any:
+        first = PerNode(LocalTopK(50)).start(comm, N)
+        if comm.rank % 2:
+            time.sleep(0.2)
+        handle = first.begin(vector(comm.rank, 0))
+        until = time.monotonic() + 0.5 * (comm.rank % 2)
+        while time.monotonic() < until:
+            handle.poll()
+        second = PerNode(LocalTopK(50), "ring").start(comm, N)
+        return handle.wait(), second.aggregate(vector(comm.rank, 0))
+
+    for first, second in run_local(4, work, ranks_per_node=2, timeout=10):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_ranks_make_first_steps_on_several_communicators_in_any_order() -> None:
+    def work(comm: Communicator) -> None:
+        comms, order = [comm, *(comm.split(0) for _ in range(3))], random.Random(comm.rank)
+        for _ in range(10):
+            methods = dict(enumerate(PerNode(LocalTopK(50)).start(one, 500) for one in comms))
+            handles = dict[int, Any]()
+            for number in order.sample(range(4), 4):
+                handles[number] = methods[number].begin(np.full(500, comm.rank, np.float32))
+                time.sleep(order.random() * 0.002)
+            for number in order.sample(range(4), 4):
+                handles[number].wait()
+        for one in comms[1:]:
+            one.close()
+
+    run_local(4, work, ranks_per_node=2, timeout=6)
+
+
+def test_methods_that_are_dropped_leave_neither_memory_nor_requests() -> None:
+    made = list[Any]()
+
+    def work(comm: Communicator) -> Any:
+        counts = []
+        for _ in range(3):
+            aggregator = PerNode(LocalTopK(50)).start(comm, N)
+            aggregator.aggregate(vector(comm.rank, 0))
+            made.append(ref(aggregator.driver))
+            del aggregator
+            gc.collect()
+            comm.barrier()
+            counts.append([len(one._users._requests) for one in (comm.nodes.local, comm.nodes.across)])
+        return counts
+
+    for counts in run_local(4, work, ranks_per_node=2):
+        assert counts == [[0, 0]] * 3
+    assert not any(one() for one in made)
+    assert "mpicomp-" not in Path("/proc/self/maps").read_text()
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -343,6 +410,64 @@ def test_a_state_of_another_shard_is_refused_with_the_cure() -> None:
     run_local(4, work, ranks_per_node=2)
     with pytest.raises(ValueError, match="do not make up their"):
         redistribute(states[:1], 2, per_node(LocalTopK(50), 4, 2, steps=1)[0][2])
+
+
+@pytest.mark.parametrize("bounds", [[5, 3], [0.0, 9.0], [0], 7, [[0, 9]], "ab", None], ids=str)
+def test_damaged_bounds_of_a_state_are_refused(bounds: Any) -> None:
+    def work(comm: Communicator) -> None:
+        aggregator = PerNode(LocalTopK(50)).start(comm, N)
+        state = {**aggregator.state_dict(), "shard": bounds if isinstance(bounds, str) else np.array(bounds)}
+        with pytest.raises(ValueError, match=r"this state's shard is .*, not bounds: take an earlier one"):
+            aggregator.load_state_dict(state)
+
+    run_local(2, work, ranks_per_node=2)
+
+
+def test_a_damaged_residual_of_all_shards_is_refused() -> None:
+    found = per_node(LocalTopK(50), 4, 2, steps=1)
+    moved = redistribute([one[1] for one in found], 6, found[0][2])
+    moved = [{**state, "residual": state["residual"][:-1]} for state in moved]
+
+    def work(comm: Communicator) -> None:
+        aggregator = PerNode(LocalTopK(50)).start(comm, N, tensor_lengths=LENGTHS, vector_id=3)
+        with pytest.raises(ValueError, match="this state's residual has shape"):
+            aggregator.load_state_dict(moved[comm.rank])
+
+    run_local(6, work, ranks_per_node=2)
+
+
+def test_states_of_empty_vectors_move_to_other_nodes() -> None:
+    def work(comm: Communicator, states: Any = None) -> Any:
+        aggregator = PerNode(LocalTopK(50)).start(comm, 0)
+        if states is not None:
+            aggregator.load_state_dict(states[comm.rank])
+        assert not aggregator.aggregate(np.empty(0, np.float32)).size
+        return aggregator.state_dict(), aggregator.state_kinds
+
+    states, kinds = zip(*run_local(4, work, ranks_per_node=2), strict=True)
+    moved = redistribute(states, 3, kinds[0])
+    assert run_local(3, lambda comm: work(comm, moved), ranks_per_node=2)[0][0]["step"] == 2
+
+
+@pytest.mark.parametrize("method", [Marsit(None, nonfinite="skip"), LocalTopK(50)], ids=str)
+def test_a_single_node_keeps_pending_errors_over_steps_that_are_skipped_or_fail(method: Any) -> None:
+    found = per_node(method, 4, 2, steps=2)
+    states = [one[1] for one in found]
+    moved = redistribute(states, 2, found[0][2])
+
+    def work(comm: Communicator) -> Any:
+        aggregator = PerNode(method).start(comm, N, tensor_lengths=LENGTHS, vector_id=3)
+        aggregator.load_state_dict(moved[comm.rank])
+        with suppress(NonFiniteGradient):
+            aggregator.aggregate(np.full(N, np.nan, np.float32))
+        mean = aggregator.aggregate(np.zeros(N, np.float32))
+        assert not aggregator.can_undo  # as the errors are gone from the state
+        aggregator.aggregate(np.zeros(N, np.float32))
+        assert aggregator.can_undo
+        return mean
+
+    for mean in run_local(2, work, ranks_per_node=2):
+        np.testing.assert_allclose(mean, pending(states), atol=1e-6)
 
 
 def test_owners_of_a_shard_that_load_different_scales_are_told() -> None:

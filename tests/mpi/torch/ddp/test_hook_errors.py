@@ -272,12 +272,59 @@ def test_a_state_with_parameters_that_ddp_does_not_bring_is_refused_in_backward(
     net = make_model()
     net[0].requires_grad_(False)
     model = DistributedDataParallel(net)
-    net[0].requires_grad_(True)  # which DDP does not notice
+    net[0].requires_grad_(True)  # which DDP does not notice, nor a hook that is made afterwards
     fresh, hook = ddp_hook(Dense(), comm, model)
     model.register_comm_hook(fresh, hook)
     fresh.load_state_dict(state.state_dict())
     with pytest.raises(RuntimeError, match="DDP has not brought the gradients of all parameters that the state has"):
         train(model, sgd(model), comm, range(1))
+
+
+@needs_group
+def test_a_parameter_that_ddp_does_not_average_is_named_in_backward(comm: Communicator) -> None:
+    net = make_model()
+    net[0].requires_grad_(False)
+    model, _ = hooked(net, Dense(), comm)
+    train(model, sgd(model), comm, range(3))
+    net[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"rank \d.*: parameter '0\.weight' was frozen when .* wrap the module again"):
+        train(model, sgd(model), comm, range(3, 4))
+
+
+@needs_group
+def test_a_model_that_is_wrapped_again_goes_on_with_the_residuals_of_before(comm: Communicator) -> None:
+    """The old model goes the way that it goes where the new one stays frozen."""
+    nets = [nn.ModuleDict({"old": make_model(), "new": make_model(1)}) for _ in range(2)]
+    states = []
+    for net, unfreezes in zip(nets, (True, False), strict=True):
+        net.requires_grad_(False)["old"].requires_grad_(True)
+        model, state = hooked(_Added(net), DoubleSqueeze(), comm)
+        optimizer = sgd(model)
+        train(model, optimizer, comm, range(5))
+        net["new"].requires_grad_(unfreezes)
+        model, again = hooked(model.module, DoubleSqueeze(), comm)
+        again.load_state_dict(state.state_dict())
+        train(model, optimizer, comm, range(5, 9))
+        states.append(again)
+    assert torch.equal(parameters_of(nets[0]["old"]), parameters_of(nets[1]["old"]))
+    assert not torch.equal(parameters_of(nets[0]["new"]), parameters_of(nets[1]["new"]))
+    assert same_on_all_ranks(nets[0], comm)
+    assert [one.step for one in states[0].aggregators] == [8, 4]
+    fresh = hooked(_Added(nets[0]), DoubleSqueeze(), comm)[1]
+    fresh.load_state_dict(states[0].state_dict())
+    assert fresh.buckets == states[0].buckets
+
+
+class _Added(nn.Module):
+    """The old model's results, to which the new one's are added and subtracted: both have gradients of their own."""
+
+    def __init__(self, net: nn.ModuleDict) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        results = [one(inputs) for one in self.net.values()]
+        return results[0] + (results[1] - results[1].detach())
 
 
 @needs_group

@@ -1,4 +1,4 @@
-"""HSDP with our hook equals DDP with PerNode to the bit, where both cut a vector alike or cuts make no difference.
+"""HSDP with our hook equals DDP with PerNode to the bit, where both cut vectors at equal places or cuts do not matter.
 
 Two ranks of a node: the sum of two numbers has no order, and its half is exact, so both have the same node means.
 """

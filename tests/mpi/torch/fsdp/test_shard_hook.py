@@ -1,4 +1,4 @@
-"""The hook for FSDP2: its gradients, and what FSDP does with them."""
+"""The hook for FSDP2: its gradients, and their accumulation."""
 
 from __future__ import annotations
 

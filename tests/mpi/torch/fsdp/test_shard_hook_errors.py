@@ -141,6 +141,16 @@ def test_a_parameter_that_is_frozen_afterwards_is_an_error(nodes: Cluster) -> No
     assert "head.weight" not in hook.buckets[0]
 
 
+def test_a_parameter_that_one_node_freezes_is_an_error_on_all(nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    fsdp_hook(Dense(), nodes.across, model)
+    mine = nodes.nodes.node == 1
+    if mine:
+        model.head.weight.requires_grad_(False)  # type: ignore[union-attr]
+    with pytest.raises(ValueError if mine else CollectiveMismatch, match=r"FSDP brought .* gradients of torch.float32"):
+        loss_of(model, 0, 0).backward()
+
+
 @pytest.mark.parametrize("form", [Dense(), EFSignSGD()], ids=str)
 def test_training_goes_on_after_nan_on_one_rank(form: Any, nodes: Cluster) -> None:
     model, other = (shard(Transformer(), nodes.shards) for _ in range(2))

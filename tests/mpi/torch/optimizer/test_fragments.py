@@ -398,5 +398,5 @@ def test_parameters_do_not_join_where_means_come_late(comm: Communicator) -> Non
     optimizer = updates(model, comm, local_steps=4, delay=1)
     train(model, optimizer, comm, range(1))
     model[0].requires_grad_(True)
-    with pytest.raises(ValueError, match=r"'0.weight' was added or unfrozen, which cannot be combined with delay"):
+    with pytest.raises(ValueError, match=r"'0.weight' was added or unfrozen, which delay= and blend= do not"):
         train(model, optimizer, comm, range(1, 4))

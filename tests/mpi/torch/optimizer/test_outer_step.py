@@ -215,7 +215,7 @@ def test_a_state_without_or_of_another_outer_optimizer_is_refused(comm: Communic
         states[name] = optimizer.state_dict()
     optimizer = updates(model, comm, outer=(0.7, 0.9))
     for name, message in (
-        ("none", "the optimizer has an outer optimizer, and the state has none"),
+        ("none", "only one of state and optimizer has an outer optimizer, the optimizer"),
         ("adam", "outer optimizer is 'Adam' over"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -227,7 +227,7 @@ def test_a_state_without_or_of_another_outer_optimizer_is_refused(comm: Communic
     damaged["mpicomp"]["rounds"]["outer"]["state"] = {"0.weight": 3}
     with pytest.raises(ValueError, match="the outer SGD cannot load its part of the state"):
         optimizer.load_state_dict(damaged)
-    with pytest.raises(ValueError, match="the state has an outer optimizer, and the optimizer has none"):
+    with pytest.raises(ValueError, match="only one of state and optimizer has an outer optimizer, the state"):
         updates(model, comm).load_state_dict(states["pair"])
     optimizer.load_state_dict(states["pair"])
 

@@ -18,7 +18,7 @@ def verdicts(*, flat: float, nodes: float) -> list[Claim]:
 
     points = dict.fromkeys(METHODS, 0.0) | dict.fromkeys(PAIRS, flat) | dict.fromkeys(PAIRS.values(), nodes)
     found: Runs = {(*rate, method): runs(points[method]) for rate in RATES for method in METHODS}
-    return judge(found)
+    return judge(found, PAIRS)
 
 
 def test_half_of_the_loss_is_the_most() -> None:

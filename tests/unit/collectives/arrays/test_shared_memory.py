@@ -1,0 +1,138 @@
+"""Memory that ranks share: threads that exchange texts stand for the ranks of a node."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives.arrays import shared_memory
+from collectives.arrays.shared_memory import SharedMemory, share_memory
+
+RANKS = 3
+
+
+def on_ranks(work: Callable[[int, Any], Any]) -> list[Any]:
+    """Return the results of ``work(rank, gather)`` of all ranks."""
+    barrier, texts = threading.Barrier(RANKS, timeout=20), [""] * RANKS
+
+    def gather_of(rank: int) -> Any:
+        def gather(text: str) -> Generator[bool, None, Sequence[str]]:
+            yield True
+            texts[rank] = text
+            barrier.wait()
+            found = list(texts)
+            barrier.wait()
+            return found
+
+        return gather
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(lambda rank: work(rank, gather_of(rank)), range(RANKS)))
+
+
+def made(nbytes: int, gather: Any) -> SharedMemory:
+    steps = share_memory(nbytes, gather)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            memory: SharedMemory = end.value
+            return memory
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shared_memory, "FOLDERS", (tmp_path,))
+    return tmp_path
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 5000])
+def test_all_ranks_see_what_each_of_them_writes(folder: Path, nbytes: int) -> None:
+    everyones = on_ranks(lambda rank, gather: made(nbytes, gather))
+    for rank, memory in enumerate(everyones):
+        memory.segments[rank][:] = rank + 1
+        memory.fence()
+    for memory in everyones:
+        assert [one.size for one in memory.segments] == [nbytes] * RANKS
+        for rank, segment in enumerate(memory.segments):
+            assert (segment == rank + 1).all()
+    assert not any(folder.iterdir())
+
+
+def test_files_take_memory_only_once_they_have_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, taking = list[bool](), os.posix_fallocate
+
+    def take(file: int, start: int, nbytes: int) -> None:
+        taken.append(os.fstat(file).st_nlink == 0)
+        taking(file, start, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", take)
+    on_ranks(lambda rank, gather: made(10_000, gather))
+    assert taken == [True] * RANKS
+
+
+def test_others_cannot_look_into_a_segment(folder: Path) -> None:
+    modes = list[int]()
+
+    def work(rank: int, gather: Any) -> None:
+        def looking(text: str) -> Generator[bool, None, Sequence[str]]:
+            modes.extend(one.stat().st_mode & 0o077 for one in folder.iterdir())
+            return (yield from gather(text))
+
+        made(100, looking)
+
+    on_ranks(work)
+    assert modes
+    assert not any(modes)
+
+
+def refuse(*arguments: Any, **options: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("place", ["folder", "map", "pages"])
+def test_a_rank_without_memory_is_an_error_on_all(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    owner, name = {
+        "folder": (shared_memory.tempfile, "TemporaryDirectory"),
+        "map": (shared_memory, "_map"),
+        "pages": (os, "posix_fallocate"),
+    }[place]
+    right, bad = getattr(owner, name), list[int]()
+
+    def on_one_rank(*arguments: Any, **options: Any) -> Any:
+        return (refuse if threading.get_ident() in bad else right)(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, on_one_rank)
+
+    def work(rank: int, gather: Any) -> str:
+        if rank == 1:
+            bad.append(threading.get_ident())
+        with pytest.raises(MemoryError) as caught:
+            made(100, gather)
+        return str(caught.value)
+
+    found = on_ranks(work)
+    assert len(set(found)) == 1
+    assert "No space left on device" in found[0]
+    assert not any(folder.iterdir())
+
+
+def test_memory_is_freed_with_its_arrays(folder: Path) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(folder))
+
+    everyones = on_ranks(lambda rank, gather: made(10_000, gather))
+    part: np.ndarray[Any, Any] | None = everyones[0].segments[0][5:]
+    assert mapped() == RANKS * RANKS
+    del everyones
+    assert mapped() == 1
+    del part
+    assert not mapped()
