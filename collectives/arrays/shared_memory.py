@@ -56,13 +56,13 @@ def share_memory(nbytes: int, gather: Gather) -> Generator[bool, None, SharedMem
         A rank has no memory, or cannot map that of another rank; on every rank.
     """
     size, folder = max(PAGE, nbytes), _folder()
-    problem, segments = "", list[Bytes]()
+    problem, segments, descriptor = "", list[Bytes](), -1
     with ExitStack() as own, ExitStack() as name:
         try:
             path = Path(name.enter_context(tempfile.TemporaryDirectory(prefix="mpicomp-", dir=folder)), "segment")
             file = own.enter_context(path.open("xb"))
             file.truncate(size)
-            text = str(path)
+            text, descriptor = str(path), file.fileno()
         except OSError as error:
             text = f"{_PROBLEM}{error.strerror} (a file in {folder})"
         names = yield from _agreed(gather, text)
@@ -74,7 +74,7 @@ def share_memory(nbytes: int, gather: Gather) -> Generator[bool, None, SharedMem
         name.close()
         try:
             # takes the memory now, on this rank's processor: a page that is missing later would end the process
-            os.posix_fallocate(file.fileno(), 0, size)
+            os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             problem = f"{_PROBLEM}{error.strerror} ({nbytes} bytes in {folder})"
         yield from _agreed(gather, problem)

@@ -9,8 +9,9 @@ The mean over R nodes of s is the mean over M ranks. A single node has no method
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
@@ -56,7 +57,6 @@ class ShardCall(VectorCall):
         Overwritten with the result.
     """
 
-    describe = _of_outer("describe")
     wait_name = _of_outer("wait_name")
     owners = _of_outer("owners")
     arrival = _of_outer("arrival")
@@ -74,6 +74,16 @@ class ShardCall(VectorCall):
         self.thread = outer.thread
         if text.spec.sixteen_bit:
             self.wide = values
+
+    @property
+    def describe(self) -> Callable[[], str]:
+        """Description of the wait. Ranks have their numbers between nodes in it, so this rank's place comes first."""
+        return self.outer.describe
+
+    @describe.setter
+    def describe(self, describe: Callable[[], str]) -> None:
+        is_placed = isinstance(describe, partial) and describe.func is _placed
+        self.outer.describe = describe if is_placed else partial(_placed, self.group.here, describe)
 
     @override
     def moved(self) -> None:
@@ -229,6 +239,11 @@ class PerNodeDriver(Driver):
         self._channel.mine[0] = not (yield from self._local.all_finite(call, call.values))
         yield from self._channel.swap(call, call.traffic)
         raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
+
+
+def _placed(here: str, describe: Callable[[], str]) -> str:
+    text = describe()
+    return text if text.startswith(here) else f"{here}: {text}"
 
 
 def _span(call: VectorCall, kind: str, name: str) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.implementations import MOST_NODES_OF_A_STAR, ONE_BIT, fits
 from apps.performance.cluster.predicted import closeness
 from apps.performance.cluster.prepared import TIMEOUT_S, Prepared
+from apps.performance.cluster.ratios import nominal_rate
 from apps.performance.cluster.rounds import measure
 from apps.performance.cluster.tables import ABSENT, NOTHING, timing
 from apps.performance.cluster.vectors import Vector, filled
@@ -59,7 +60,7 @@ class Measurement:
 
 MEASUREMENTS = (
     Measurement("memory", Cluster(1, "none"), 2),
-    *(Measurement("speed", Cluster(nodes, "1gbit"), 2) for nodes in (2, 4)),
+    *(Measurement("speed", Cluster(*size), 2) for size in ((2, "1gbit"), (4, "1gbit"), (2, "100mbit"))),
     *(Measurement("bytes", Cluster(nodes, "1gbit"), each) for nodes, each in SIZES),
 )
 
@@ -171,7 +172,8 @@ def render(records: Sequence[Record]) -> str:
     if not records:
         return NOTHING
     of_kind = {which: [one for one in records if one["which"] == which] for which in ("speed", "bytes", "memory")}
-    parts = [_speed_table(one) for one in sorted(of_kind["speed"], key=lambda one: int(one["nodes"]))]
+    speeds = sorted(of_kind["speed"], key=lambda one: (-(nominal_rate(one) or 0), one["nodes"]))
+    parts = [_speed_table(one) for one in speeds]
     if of_kind["bytes"]:
         parts.append(_bytes_table(of_kind["bytes"]))
     parts += map(_memory_table, of_kind["memory"])

@@ -10,7 +10,7 @@ local steps of this fragment too, of which a blend of 0 keeps nothing, as x_p re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,10 +97,15 @@ class FragmentInFlight:
     """
 
     def __init__(
-        self, number: int, reducers: Sequence[BucketReducer], remaining: int, agreement: StepAgreement
+        self,
+        number: int,
+        reducers: Sequence[BucketReducer],
+        remaining: int,
+        agreement: StepAgreement,
+        refusal: Exception | None = None,
     ) -> None:
         self.number, self.reducers, self.remaining = number, reducers, remaining
-        self._agreement, self._intent = agreement, StepIntent()
+        self._agreement, self._intent = agreement, StepIntent(refusal)
         self._queue: BucketQueue | None = None
         self._ended: list[BucketReducer] = list(reducers)  # as of a state that was loaded, which has their means
         self._failure: Exception | None = None
@@ -170,9 +175,9 @@ class Fragments:
         self._numbers, self._comm = numbers, comm
 
     @property
-    def act_next(self) -> bool:
-        """Flag: a fragment is sent or applied after the next step."""
-        return any(one.remaining == 1 for one in self.in_flight) or bool(self.plan.due(self.turn + 1))
+    def sends_next(self) -> bool:
+        """Flag: a fragment is sent after the next step."""
+        return bool(self.plan.due(self.turn + 1))
 
     def count_step(self) -> list[FragmentInFlight]:
         """Count a local step, and return the fragments whose means are to be applied after it."""
@@ -217,15 +222,16 @@ class Fragments:
         in_flight = [flight.state() for flight in self.in_flight]
         return {"turn": self.turn, "numbers": dict(self._numbers), "in_flight": in_flight}
 
-    def check(self, state: object, parameters: NamedTensors) -> None:
-        """Raise ValueError unless a state can be loaded."""
+    def check(self, state: object, parameters: NamedTensors, optional: Collection[str]) -> None:
+        """Raise ValueError unless a state can be loaded, which may lack the `optional` ones of the parameters."""
         found = FRAGMENTS.check(state)
         numbers, in_flight = found["numbers"], found["in_flight"]
         if self.plan.is_whole and in_flight:
             raise ValueError(
                 "the state has fragments in flight; build the optimizer with the same fragments= and delay="
             )
-        if set(numbers) != set(parameters) or not all(type(one) is int and one >= 0 for one in numbers.values()):
+        lacking = (parameters.keys() - numbers).difference(optional)
+        if lacking or numbers.keys() - parameters or not all(type(one) is int and one >= 0 for one in numbers.values()):
             raise ValueError("the state's fragments have other parameters than the model; load an earlier one")
         if max(numbers.values()) >= self.plan.fragments and not self.plan.is_whole:
             raise ValueError(
@@ -233,7 +239,7 @@ class Fragments:
             )
         for one in in_flight:
             number = IN_FLIGHT.check(one)["fragment"]
-            members = {name: parameter for name, parameter in parameters.items() if numbers[name] == number}
+            members = {name: parameter for name, parameter in parameters.items() if numbers.get(name) == number}
             IN_FLIGHT.check_tensors(one, {"means": members})
 
     def check_buckets(self, buckets: Sequence[Sequence[str]], rounds: State) -> None:

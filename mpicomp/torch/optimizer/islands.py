@@ -58,7 +58,7 @@ class IslandGradients:
 
     def _lay_out(self, members: tuple[NamedParameter, ...]) -> None:
         """Let buckets of one type and device take turns with one vector."""
-        if [one.parameter for one in members] == [one.parameter for one in self._members]:
+        if [id(one.parameter) for one in members] == [id(one.parameter) for one in self._members]:
             return
         self._members = members
         groups = group_parameters(members, self._bucket_mb)

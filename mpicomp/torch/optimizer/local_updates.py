@@ -18,7 +18,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -75,6 +74,7 @@ class LocalUpdates(Synchronizer):
         self._fragments, self._plan, self._outer, self._island = fragments, fragments.plan, outer, island
         self._masters, self._skip_nonfinite = masters, skip_nonfinite
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
+        self._refusal: Exception | None = None  # travels with the buckets that are sent next
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
         self._common = CommonModel(in_vectors=self._overlap)
@@ -90,7 +90,7 @@ class LocalUpdates(Synchronizer):
     @override
     def can_refuse(self) -> bool:
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
-        return self._fragments.act_next
+        return self._fragments.sends_next
 
     @override
     def gradient_came(self, position: int) -> None:
@@ -115,6 +115,7 @@ class LocalUpdates(Synchronizer):
             self._step_aside_if_first()
             yield
         except BaseException:
+            self._refusal = None
             self._return_to_start()
             raise
         self._restart(Phase.STEPPED)
@@ -229,11 +230,16 @@ class LocalUpdates(Synchronizer):
 
     @override
     @torch.no_grad()
-    def refuse(self, error: Exception) -> NoReturn:
+    def refuse(self, error: Exception) -> None:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; all have the common model then.
 
-        Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize.
+        Local steps are kept where all ranks refuse for the same reason in a step that does not synchronize. Where the
+        others first wait for this rank's gradients in their island, or apply a fragment later, the refusal travels with
+        the buckets, and all ranks raise where these are taken.
         """
+        if self._plan.keeps_local or self._island is not None:
+            self._refusal = error
+            return
         self._restart()
         if self._starts_early:  # on all ranks or on none: it does not depend on the gradients that have come here
             try:
@@ -268,19 +274,20 @@ class LocalUpdates(Synchronizer):
         """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
         for flight in [one for one in self._fragments.in_flight if one.number == number]:
             self._apply(flight)
+        refusal, self._refusal = self._refusal, None
         if self._plan.is_whole:
-            self._average(StepIntent(self._find_refusal()))
+            self._average(StepIntent(refusal or self._find_refusal()))
             self.synchronizations += 1
             return
         moved = [one for one in self._fragments.of(number, self.reducers) if self._common.has_moved(one)]
         if not moved:
             return
         if not self._plan.keeps_local:
-            self._average(StepIntent(), self._fragments.of(number, self.reducers))
+            self._average(StepIntent(refusal), self._fragments.of(number, self.reducers))
             self.synchronizations += 1
             return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call())
+        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), refusal)
         self._fragments.in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
@@ -302,6 +309,7 @@ class LocalUpdates(Synchronizer):
             failure = None  # its traceback has this frame, and they would keep each other
 
     def _abandon_moves(self) -> None:
+        self._refusal = None
         self._common.restore_all()
         self._masters.publish()
         self.steps = self._fragments.turn = 0
@@ -402,14 +410,15 @@ class LocalUpdates(Synchronizer):
     def _check_rounds(self, rounds: State) -> None:
         UPDATE_ROUNDS.check(rounds)
         # a state from before a parameter joined lacks it
-        lacking = {one.name for one in self._changes.joining} - rounds["masters"].keys() - rounds["common"].keys()
+        joining = {one.name for one in self._changes.joining}
+        lacking = joining - rounds["masters"].keys() - rounds["common"].keys()
         masters = {name: one for name, one in self._named_masters().items() if name not in lacking}
         parameters = {one.name: one.parameter for one in self._members if one.name not in lacking}
         common = parameters if rounds["steps"] else {}
         if not self._plan.is_whole:
             common = {name: one for name, one in common.items() if name in rounds["common"]}
         if "fragments" in rounds:
-            self._fragments.check(rounds["fragments"], parameters)
+            self._fragments.check(rounds["fragments"], {one.name: one.parameter for one in self._members}, joining)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
             only_one = "state" if "outer" in rounds else "optimizer"
@@ -417,7 +426,7 @@ class LocalUpdates(Synchronizer):
                 f"only one of state and optimizer has an outer optimizer, the {only_one}; pass the same outer="
             )
         if self._outer is not None:
-            self._outer.check(rounds["outer"], lacking)
+            self._outer.check(rounds["outer"], joining)
 
     @override
     @torch.no_grad()

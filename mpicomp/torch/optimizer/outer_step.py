@@ -173,13 +173,14 @@ class OuterStep:
         by_name = {flat[place]: value for place, value in found["state"].items()}
         return copy.deepcopy({"class": type(self.optimizer).__name__, "groups": groups, "state": by_name})
 
-    def check(self, state: State, lacking: Collection[str] = ()) -> None:
-        """Raise ValueError unless the optimizer can load a state, from which the names in `lacking` are missing."""
+    def check(self, state: State, optional: Collection[str] = ()) -> None:
+        """Raise ValueError unless the optimizer can load a state, which may lack the parameters named in `optional`."""
         OUTER.check(state)
         kind, names = type(self.optimizer).__name__, self._held_names()
-        expected = [sorted(set(of_group) - set(lacking)) for of_group in names]
         found = [group.get("names") if isinstance(group, dict) else None for group in state["groups"]]
         saved = [sorted(map(str, one)) if isinstance(one, list) else None for one in found]
+        lacking = set(optional).difference(*filter(None, saved))
+        expected = [sorted(set(of_group) - lacking) for of_group in names]
         if (state["class"], saved) != (kind, expected):
             raise ValueError(
                 f"the state's outer optimizer is {shown(state['class'])} over {shown(saved)}, and here it is {kind} "

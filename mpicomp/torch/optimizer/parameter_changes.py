@@ -69,9 +69,10 @@ class ParameterChanges:
             A parameter cannot be synchronized, or the optimizer has lost one that is.
         """
         self.joining = []
-        self.frozen = self._held(self._parameters.find_frozen())
-        if self.frozen and self._fixed:
-            raise ValueError(f"parameter {self.frozen[0].name!r} was frozen while the optimizer trains, {self._fixed}")
+        frozen = self._held(self._parameters.find_frozen())
+        if frozen and self._fixed:  # `frozen` stays empty: the other ranks apply means that were sent before
+            raise ValueError(f"parameter {frozen[0].name!r} was frozen while the optimizer trains, {self._fixed}")
+        self.frozen = frozen
         self._own = self._parameters.find_joining()
         if not self._own:
             if self._outer is not None:

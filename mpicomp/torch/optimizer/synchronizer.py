@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, NoReturn, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -274,7 +274,7 @@ class Synchronizer(StateOwner):
         """Forget the gradients of this step; collective if buckets have been sent."""
 
     @abstractmethod
-    def refuse(self, error: Exception) -> NoReturn:
+    def refuse(self, error: Exception) -> None:
         """Raise `error` here, and CollectiveMismatch on the ranks that make the step; no rank makes it."""
 
     def common_model(self) -> AbstractContextManager[None]:
@@ -402,7 +402,9 @@ class Synchronizer(StateOwner):
         for reducer in reducers:  # those of parameters that join are added behind the first
             if is_first:
                 self.agreement.attach(reducer.aggregator, intent)
-            sends = self._fill(reducer, False)
+            if intent.is_silent:
+                reducer.clear()
+            sends = intent.is_silent or self._fill(reducer, False)
             if sends:
                 reducer.aggregate()
                 undoable.append(reducer)

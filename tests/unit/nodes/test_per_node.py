@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import random
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import pytest
@@ -235,67 +230,6 @@ def test_ranks_without_shared_memory_send_messages_and_say_so_once(
     assert len(texts) == 4
     assert "No space left on device" in texts[0]
     assert "local='ring'" in texts[0]
-
-
-def test_ranks_that_start_methods_at_different_times_send_messages_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank finds out that it shares no memory before it starts the next method, and another one later."""
-
-    def fail(*arguments: object) -> None:
-        raise MemoryError("No space left on device")
-
-    monkeypatch.setattr("mpicomp.nodes.local_sum.share_memory", fail)
-
-    def work(comm: Communicator) -> Any:
-        first = PerNode(LocalTopK(50)).start(comm, N)
-        if comm.rank % 2:
-            time.sleep(0.2)
-        handle = first.begin(vector(comm.rank, 0))
-        until = time.monotonic() + 0.5 * (comm.rank % 2)
-        while time.monotonic() < until:
-            handle.poll()
-        second = PerNode(LocalTopK(50), "ring").start(comm, N)
-        return handle.wait(), second.aggregate(vector(comm.rank, 0))
-
-    for first, second in run_local(4, work, ranks_per_node=2, timeout=10):
-        np.testing.assert_array_equal(first, second)
-
-
-def test_ranks_make_first_steps_on_several_communicators_in_any_order() -> None:
-    def work(comm: Communicator) -> None:
-        comms, order = [comm, *(comm.split(0) for _ in range(3))], random.Random(comm.rank)
-        for _ in range(10):
-            methods = dict(enumerate(PerNode(LocalTopK(50)).start(one, 500) for one in comms))
-            handles = dict[int, Any]()
-            for number in order.sample(range(4), 4):
-                handles[number] = methods[number].begin(np.full(500, comm.rank, np.float32))
-                time.sleep(order.random() * 0.002)
-            for number in order.sample(range(4), 4):
-                handles[number].wait()
-        for one in comms[1:]:
-            one.close()
-
-    run_local(4, work, ranks_per_node=2, timeout=6)
-
-
-def test_methods_that_are_dropped_leave_neither_memory_nor_requests() -> None:
-    made = list[Any]()
-
-    def work(comm: Communicator) -> Any:
-        counts = []
-        for _ in range(3):
-            aggregator = PerNode(LocalTopK(50)).start(comm, N)
-            aggregator.aggregate(vector(comm.rank, 0))
-            made.append(ref(aggregator.driver))
-            del aggregator
-            gc.collect()
-            comm.barrier()
-            counts.append([len(one._users._requests) for one in (comm.nodes.local, comm.nodes.across)])
-        return counts
-
-    for counts in run_local(4, work, ranks_per_node=2):
-        assert counts == [[0, 0]] * 3
-    assert not any(one() for one in made)
-    assert "mpicomp-" not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize(

@@ -392,11 +392,87 @@ def test_parameters_that_join_have_momentum_and_fragments(plan: dict[str, Any], 
     assert torch.equal(parameters_of(resumed), parameters_of(model))
 
 
+def test_parameters_that_join_with_another_fragment_keep_their_moves_until_theirs_is_due(comm: Communicator) -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    optimizer = updates(model, comm, local_steps=4, fragments=2)
+    train(model, optimizer, comm, range(6))
+    model[0].requires_grad_(True)  # joins in step 8 with fragment 0, and is of fragment 1
+    start = model[0].weight.detach().clone()
+    train(model, optimizer, comm, range(6, 9))
+    moved = model[0].weight.detach().clone()
+    assert not torch.equal(moved, start)
+    with optimizer.common_model():
+        assert torch.equal(model[0].weight, start)
+    assert torch.equal(model[0].weight, moved)
+    train(model, optimizer, comm, range(9, 10))
+    assert not torch.equal(model[0].weight, start)
+    assert same_on_all_ranks(model[0], comm)
+    train(model, optimizer, comm, range(10, 20))
+    with optimizer.common_model():
+        assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("at", [5, 6, 7, 8, 11, 12])
+@pytest.mark.parametrize("plan", [{"local_steps": 1}, {"local_steps": 3}, PLANS["in turns"]], ids=str)
+def test_an_optimizer_whose_parameters_join_loads_a_state_that_has_or_lacks_them(
+    plan: dict[str, Any], at: int, comm: Communicator
+) -> None:
+    def start() -> tuple[nn.Module, DistributedOptimizer]:
+        model = make_model()
+        model[0].requires_grad_(False)
+        return model, updates(model, comm, outer=(0.7, 0.9), **plan)
+
+    model, optimizer = start()
+    train(model, optimizer, comm, range(5))
+    model[0].requires_grad_(True)
+    train(model, optimizer, comm, range(5, at))
+    parameters, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, comm, range(at, 16))
+    resumed, again = start()
+    resumed[0].requires_grad_(True)
+    resumed.load_state_dict(parameters)
+    again.load_state_dict(state)
+    train(resumed, again, comm, range(at, 16))
+    assert torch.equal(parameters_of(resumed), parameters_of(model))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("first", range(3, 8))
+@pytest.mark.parametrize("plan", ["whole, late", "in turns, late", "two in flight", "blended", "blended at once"])
+def test_a_rank_that_freezes_alone_is_refused_by_all_in_one_step(plan: str, first: int, comm: Communicator) -> None:
+    model = make_model()
+    optimizer = updates(model, comm, **PLANS[plan])
+    train(model, optimizer, comm, range(first))
+    odd = comm.rank == comm.size - 1
+    model[0].weight.requires_grad_(not odd)
+    refused = None
+    for step in range(first, first + 10):
+        try:
+            train(model, optimizer, comm, range(step, step + 1))
+        except (ValueError, CollectiveMismatch) as error:
+            refused, seen = step, error
+            break
+    assert refused is not None
+    assert isinstance(seen, ValueError if odd else CollectiveMismatch)
+    assert "'0.weight' was frozen" in str(seen)
+    assert len(set(comm.mpi_comm.allgather(refused))) == 1
+    assert same_on_all_ranks(model, comm)
+    model[0].weight.requires_grad_(True)
+    for step in range(refused + 1, refused + 4):  # in which a second fragment may have been refused
+        try:
+            train(model, optimizer, comm, range(step, step + 1))
+        except (ValueError, CollectiveMismatch):
+            continue
+    optimizer.synchronize()
+    assert same_on_all_ranks(model, comm)
+
+
 def test_parameters_do_not_join_where_means_come_late(comm: Communicator) -> None:
     model = make_model()
     model[0].requires_grad_(False)
     optimizer = updates(model, comm, local_steps=4, delay=1)
     train(model, optimizer, comm, range(1))
     model[0].requires_grad_(True)
-    with pytest.raises(ValueError, match=r"'0.weight' was added or unfrozen, which delay= and blend= do not"):
-        train(model, optimizer, comm, range(1, 4))
+    with pytest.raises(ValueError, match=r"'0.weight' was added or unfrozen, which delay= and blend= do not allow"):
+        train(model, optimizer, comm, range(1, 5))

@@ -13,6 +13,8 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, SparseLoCo, run_local
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.islands import IslandGradients
 from tests.mpi.lanes import up_to_four_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
 
@@ -235,3 +237,29 @@ def test_a_sparse_gradient_is_refused_within_an_island(comm: Communicator) -> No
     if comm.size > 1:
         with pytest.raises(ValueError, match="is sparse, which islands do not average"):
             optimizer.step()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("plan", [{"local_steps": 3}, {"local_steps": 4, "delay": 1}], ids=str)
+def test_a_rank_that_cannot_make_a_step_is_named_by_all_and_its_island_does_not_wait(
+    plan: dict[str, int], comm: Communicator
+) -> None:
+    model = make_model()
+    with islands_of(comm) as island:
+        optimizer = wrapped(model, comm, island, **plan)
+        train(model, optimizer, comm, range(4))
+        odd = comm.rank == comm.size - 1
+        if odd:
+            optimizer.optimizer.param_groups[0]["params"].pop()
+        with pytest.raises(ValueError if odd else CollectiveMismatch, match=r"no longer holds parameter '2.bias'"):
+            train(model, optimizer, comm, range(4, 10))
+        assert same_on_all_ranks(model, comm)
+
+
+def test_the_mean_goes_to_other_parameters_of_equal_values(comm: Communicator) -> None:
+    averages = IslandGradients(comm, 1.0)
+    for _ in range(2):
+        one = NamedParameter("one", nn.Parameter(torch.zeros(1)))
+        one.parameter.grad = torch.tensor([1.0 + comm.rank])
+        averages.average([one])
+        assert one.parameter.grad.item() == (comm.size + 1) / 2

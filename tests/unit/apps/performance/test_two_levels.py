@@ -59,7 +59,7 @@ def test_sums_of_one_node_are_compared_with_copies() -> None:
 
 
 def test_records_have_names_of_their_own() -> None:
-    assert len({one.name for one in MEASUREMENTS}) == len(MEASUREMENTS) == 8
+    assert len({one.name for one in MEASUREMENTS}) == len(MEASUREMENTS) == 9
     assert render([]) == NOTHING
 
 
