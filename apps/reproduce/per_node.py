@@ -29,7 +29,7 @@ TASK = Task(
     RANKS,
     ranks_per_node=RANKS_PER_NODE,
 )
-RATES = (("momentum", 0.2), ("adam", 0.001), ("adam", 0.003))
+RATES = (("adam", 0.001), ("momentum", 0.2))
 """Optimizers and rates at which Marsit loses most in the learning tables; with --full `EVERY_RATE`."""
 Rates = Sequence[tuple[str, float]]
 PAIRS = {"Marsit, K = 100": "per node, K = 100", "Marsit, K = none": "per node, K = none"}
