@@ -177,7 +177,7 @@ def tune_outer(results: Results, cases: Sequence[Case], steps: int) -> tuple[lis
         differs = (
             f"one seed, which is used for tuning alone, {steps} steps, learning rate {case.lr:g}; Nesterov momentum"
         )
-        claims.append(Claim("Fig. 6", what, "(0.7, 0.9) with H = 500", losses, None, differs))
+        claims.append(Claim("–", what, "(0.7, 0.9) with H = 500", losses, None, differs))
     return best, claims
 
 
@@ -214,7 +214,7 @@ def judge(found: Runs, steps: int, tuning: str) -> list[Claim]:
     def of(method: str, local_steps: int) -> Case:
         return by_title[Case(method, local_steps).title]
 
-    def compare(where: str, what: str, ours: Case, theirs: Case, margin: float | None) -> Claim:
+    def compare(what: str, ours: Case, theirs: Case, margin: float | None) -> Claim:
         gap = paired(*([record["losses"][-1] for record in found[case]] for case in (ours, theirs)))
         words = [
             f"{np.mean([record['losses'][-1] for record in found[case]]):.3f} nats and "
@@ -227,24 +227,24 @@ def judge(found: Runs, steps: int, tuning: str) -> list[Claim]:
         )
         judged = f"; judged: surely less than {margin} nats above" if margin else ""
         holds = None if margin is None else gap.most < margin
-        return Claim(where, what, "–", here, holds, f"{settings}, {tuning}{judged}")
+        return Claim("–", what, "–", here, holds, f"{settings}, {tuning}{judged}")
 
     gradients, dense, marsit = of(GRADIENTS, 1), of(DENSE, 1), of(MARSIT, 1)
     claims = []
     for period, margin in MARGINS.items():
         for method in (MARSIT, WINNERS):
             what = f"H = {period}: {method} ends within {margin} nats of the dense average of the same local steps"
-            claims.append(compare("–", what, of(method, period), of(DENSE, period), margin))
-    claims.append(compare("–", "H = 1: the cost of one bit", marsit, dense, None))
-    claims.append(compare("–", "H = 1: the cost of AdamW on each rank", dense, gradients, None))
+            claims.append(compare(what, of(method, period), of(DENSE, period), margin))
+    claims.append(compare("H = 1: the cost of one bit", marsit, dense, None))
+    claims.append(compare("H = 1: the cost of AdamW on each rank", dense, gradients, None))
     few, many = PERIODS
     what = f"one bit every {few} steps, against the exact mean every {many}"
-    claims.append(compare("–", what, of(MARSIT, few), of(DENSE, many), None))
+    claims.append(compare(what, of(MARSIT, few), of(DENSE, many), None))
     for period in PERIODS:
         what = f"H = {period}: the cost of local steps, averaged in full"
-        claims.append(compare("Sec. 3", what, of(DENSE, period), gradients, None))
+        claims.append(compare(what, of(DENSE, period), gradients, None))
         what = f"H = {period}: the cost of local steps and of one bit together"
-        claims.append(compare("–", what, of(MARSIT, period), gradients, None))
+        claims.append(compare(what, of(MARSIT, period), gradients, None))
     model = (
         f"character model of {found[gradients][0]['elements']:,} elements, {steps} steps of {BATCH} sequences of "
         f"{SHAPE.context} characters a rank, {RANKS} ranks, {len(found[gradients])} seeds, AdamW inside, constant rates"

@@ -1,6 +1,6 @@
 """Methods between nodes against the same among all ranks, and sums within a node against copies of memory.
 
-- *speed*: `PerNode(Marsit)` and Marsit over every topology, with dense sums beside them
+- *speed*: time of `PerNode(Marsit)`, of Marsit over every topology, and of dense sums
 - *bytes*: of a call on the interface of each host, for several numbers of ranks a node
 - *memory*: sums of the ranks of one node, against two copies of the vector by each of them
 """
