@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from collectives import Communicator
 from mpicomp import Dense, DoubleSqueeze, LocalTopK, Marsit
-from mpicomp.torch import DistributedOptimizer
 from tests.mpi.lanes import up_to_four_ranks
 from tests.mpi.torch.optimizer.branches import (
     FUSED,
@@ -134,25 +132,8 @@ def test_parameters_are_added_again_and_again_also_before_the_first_step(
     assert same_on_all_ranks(model, comm)
     assert sorted(name for names in optimizer.buckets for name in names) == sorted(dict(model.named_parameters()))
     assert len({aggregator.step for aggregator in optimizer.aggregators}) == 3
+    assert [aggregator.vector_id for aggregator in optimizer.aggregators] == list(range(len(optimizer.buckets)))
     assert len(optimizer.param_groups) == 4
-
-
-def test_vectors_of_new_parameters_have_random_numbers_of_their_own(comm: Communicator) -> None:
-    """Two bucket of equal values, one added, are encoded differently by a method that draws signs."""
-    same = [nn.Parameter(torch.zeros(64)) for _ in range(2)]
-    inner = torch.optim.SGD(same[:1], lr=1.0)
-    optimizer = DistributedOptimizer(inner, Marsit(), comm)
-    generator = torch.Generator().manual_seed(comm.rank)
-    for step in range(6):
-        if step == 1:
-            optimizer.add_param_group({"params": same[1:]})
-        gradient = torch.randn(64, generator=generator)
-        for one in same:
-            one.grad = gradient.clone()
-        optimizer.step()
-        if step == 0:
-            same[1].data.copy_(same[0].data)
-    assert (torch.equal(*same)) == (comm.size == 1)
 
 
 @pytest.mark.parametrize("options", [GRADIENTS, IN_TURN, UPDATES], ids=["gradients", "in-turn", "updates"])
