@@ -46,7 +46,7 @@ def test_new_parameters_go_the_way_of_an_optimizer_of_their_own(
     first = make(old.old.parameters(), old, comm, **options)
     train(model, optimizer, comm, range(ADDED_AT))
     how(model, optimizer)
-    second = make(new.new.parameters(), new, comm, **options)
+    second = make([*new.new.parameters()][::-1], new, comm, **options)  # the order in vectors that join
     train(old, first, comm, range(END))
     for step in range(ADDED_AT, END):
         train(model, optimizer, comm, range(step, step + 1))
