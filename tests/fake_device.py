@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,10 @@ class Pool:
             memory = memory[start : start + room]
         self.leased[memory.ctypes.data] = memory.ctypes.data + room
         return np.asarray(Lease(self, memory))[:nbytes]
+
+
+class NotReady(Exception):
+    """Raised by work that other ranks have to come to: the device tries it again, and later work waits for it."""
 
 
 class FakeDevice:
@@ -201,15 +206,23 @@ class FakeDevice:
         """Run so many kernels, of all, and make so many copies to the host; nothing else, though it was begun."""
         with _interpreter:
             while self._copied < copies:
-                behind, copy = self._to_host.popleft()
+                behind, copy = self._to_host[0]
                 self._run_kernels(behind)
+                if self._run < behind:
+                    return
+                self._to_host.popleft()
                 copy()
                 self._copied += 1
             self._run_kernels(kernels)
 
     def _run_kernels(self, count: int) -> None:
         while self._run < count:
-            self._kernels.popleft()()
+            work = self._kernels.popleft()
+            try:
+                work()
+            except NotReady:
+                self._kernels.appendleft(work)
+                return
             self._run += 1
 
 
@@ -321,11 +334,12 @@ class Event:
                 return False
             return device._run >= kernels and device._copied >= copies
         device.go_on(kernels, copies)
-        return True
+        return device._run >= kernels and device._copied >= copies
 
     def happen(self) -> None:
         """Do what the event waits for."""
-        self._device.go_on(*self._awaited)
+        while not self.Test():
+            time.sleep(0)
 
 
 class KernelEvent(Event, Queued):

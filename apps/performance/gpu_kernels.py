@@ -2,7 +2,8 @@
 
 ``python -m apps.performance.gpu_kernels``. A kernel's bytes are those that must move: each input read once and each
 result written once. The share of the copy's bandwidth that it reaches with them says how far it is from the best.
-With ``--numba-cuda`` two kernels that numba.cuda compiles stand beside those of the package, to compare compilers.
+``--count N`` times vectors of N elements. With ``--numba-cuda`` two kernels that numba.cuda compiles stand beside those
+of the package, to compare compilers.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ COLUMNS = (
 )
 PART = Part(
     "gpu_kernels",
-    "Kernels of the GPU against a copy on the device. --numba-cuda: pack and merge by numba.cuda too.",
+    "Kernels of the GPU against a copy on the device. --count N: elements. --numba-cuda: pack and merge by numba.cuda "
+    "too.",
     measure,
     COLUMNS,
     quick={"n": 1_000_000, "repeats": 5},
@@ -110,8 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 0 too where there is no GPU."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--numba-cuda", action="store_true")
+    parser.add_argument("--count", type=int)
     options, others = parser.parse_known_args(argv)
-    also = {"numba_cuda": options.numba_cuda}
+    also = {"numba_cuda": options.numba_cuda} | ({"n": options.count} if options.count else {})
     return replace(PART, quick={**PART.quick, **also}, full={**PART.full, **also}).main(others)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -153,6 +153,14 @@ def validate_ranks_per_node(given: int | None) -> int | None:
     return int(given)
 
 
+class Closable(Protocol):
+    """Resource that the communicators of a node keep for their users."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
 class Nodes:
     """Communicators of a two-level exchange, within this rank's node and between nodes. `Communicator.nodes` makes it.
 
@@ -191,13 +199,16 @@ class Nodes:
     def __init__(self, local: Communicator, across: Communicator, layout: NodeLayout) -> None:
         self.local, self.across, self.layout = local, across, layout
         self.sizes, self.node, self.n_shards = layout.sizes, layout.node, layout.n_shards
+        self.groups: dict[str, Closable] = {}  # of other libraries among the ranks of the node, by their names
 
     def __repr__(self) -> str:
         ranks = "1 rank" if self.local.size == 1 else f"{self.local.size} ranks"
         return f"<Nodes: {len(self.sizes)}, this is number {self.node}, with {ranks}>"
 
     def close(self) -> None:
-        """Close both communicators; collective."""
+        """Close both communicators, and groups of other libraries; collective."""
+        while self.groups:
+            self.groups.popitem()[1].close()
         self.across.trace = None  # the whole communicator writes it, and compares the clocks
         self.across.close()
         self.local.close()

@@ -337,7 +337,7 @@ class Handle(Generic[Result]):
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, PeerFailure, CommunicatorClosed, NonFiniteGradient
-            As of `poll`. With a `stream` too: what ranks report is known before the call ends.
+            As of `poll`; with a `stream` too, since the ranks exchange their reports before the call ends.
         RuntimeError
             The call would wait for itself, such as in a callback of the progress thread.
         TypeError, ValueError

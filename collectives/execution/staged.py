@@ -54,7 +54,7 @@ def until_queued(call: Call, last: Testable | None) -> Steps:
 def leave_queued(call: Call, last: Queued) -> None:
     """Note the work of a device that a stream waits for, if the caller has named one."""
     if call.stream is not None:
-        call.queued = last.device.done()  # behind everything that the call has launched, on whatever stream
+        call.queued = last.device.done()  # behind all work of the call, on the streams of copies too
 
 
 def use_in_background(call: Call, device: Device) -> None:

@@ -138,6 +138,11 @@ class Algorithm(ABC):
         """Return True if vectors of this type can be encoded on the GPU that holds them."""
         return False
 
+    @property
+    def needs_devices(self) -> bool:
+        """True if vectors cannot be encoded on the CPU."""
+        return False
+
     def is_dense(self, step: int) -> bool:
         """Return True if a step averages the vectors in full precision, by the reducer ``parts(...).dense``."""
         return False

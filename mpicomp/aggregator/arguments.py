@@ -26,6 +26,11 @@ from mpicomp.aggregator.spec import VectorSpec
 class Encoding(Protocol):
     """Interface of a method that the validation depends on."""
 
+    @property
+    def needs_devices(self) -> bool:
+        """True if vectors cannot be encoded on the CPU."""
+        ...
+
     def encodes_on_devices(self, dtype: str) -> bool:
         """Return True if vectors of this type can be encoded on GPUs."""
         ...
@@ -69,6 +74,11 @@ def vector_spec(
         _check_memory(spec)
         if device != "cpu":
             _check_device(spec, method)
+        elif method.needs_devices:
+            raise ValueError(
+                f"{method} takes vectors on GPUs that their methods encode there, and this one is encoded on the CPU: "
+                "pass device='cuda', or local='auto'"
+            )
         return spec
     except (TypeError, ValueError, ImportError, MemoryError) as error:
         comm.reject(reword(error, f"{comm.here}, start: {error}"), "start")

@@ -10,23 +10,27 @@ and keeps a residual of n/L. Votes and quantization are over R means of nodes in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.communicator.nodes import NodeLayout
+from collectives.arrays import named
+from collectives.communicator.nodes import NodeLayout, Nodes
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
+from mpicomp.nodes import torch_group
 from mpicomp.nodes.driver import PerNodeDriver
-from mpicomp.nodes.local_sum import MessageSum, SharedMemorySum
+from mpicomp.nodes.group_sum import DeviceGroupSum, HostGroupSum
+from mpicomp.nodes.local_sum import LocalSum, MessageSum, SharedMemorySum
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
 
-Local = Literal["auto", "shared", "ring"]
+Local = Literal["auto", "shared", "ring", "gloo", "nccl"]
 LOCALS: tuple[Local, ...] = get_args(Local)
 """Ways of the sums within a node."""
 
@@ -42,15 +46,17 @@ class PerNode(Algorithm):
     ----------
     algorithm : Algorithm or str
         Method between the nodes, or its name, which stands for its defaults.
-    local : "auto", "shared" or "ring"
+    local : "auto", "shared", "ring", "gloo" or "nccl"
         Way of the sums within a node: "shared": through memory that its ranks share; "ring": by messages; "auto":
-        through shared memory, or by messages where there is none to be had, with a warning. Results are the same, to
-        the bit.
+        through shared memory, or by messages where there is none to be had, with a warning; "gloo" or "nccl": by a
+        group of `torch.distributed` that this communicator makes for itself, Gloo's in memory of the host, or NCCL's
+        from GPU to GPU, where vectors are then encoded. Results are the same, to the bit.
 
     Raises
     ------
     ValueError
-        `algorithm` is no method, or one that cannot be used between nodes; `local` has another value.
+        `algorithm` is no method, or one that cannot be used between nodes; `local` has another value. By `start`, and
+        where an optimizer is made, on all ranks: a rank lacks the library or a GPU of its own that `local` needs.
 
     Notes
     -----
@@ -135,10 +141,21 @@ class PerNode(Algorithm):
         return comm.layout
 
     @override
+    def encodes_on_devices(self, dtype: str) -> bool:
+        return self.needs_devices and self.method.encodes_on_devices(dtype)
+
+    @property
+    @override
+    def needs_devices(self) -> bool:
+        return self.local == "nccl"
+
+    @override
     def connect(self, comm: Communicator) -> None:
         layout = self.layout_of(comm)
         if len(layout.sizes) < comm.size:
-            comm.nodes_of(layout)
+            nodes = comm.nodes_of(layout)
+            if self.local in ("gloo", "nccl"):
+                torch_group.connect(comm, nodes, self.local)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Return the parts of the method, for the shard of this rank."""
@@ -159,12 +176,25 @@ class PerNode(Algorithm):
         shards += (range(spec.n, spec.n),) * (nodes.local.size - nodes.n_shards)
         own = shard_spec(spec, shards[rank], rank, nodes.n_shards, keeps_shapes=alignment is None)
         parts, inner = self.method.assemble(across, own)
-        way = MessageSum if self.local == "ring" else SharedMemorySum
-        ranks = nodes.local.size if self.equal_within_nodes else 1
-        local = way(nodes, shards, spec, comm.size / (len(nodes.sizes) * ranks))
+        local = self._local_sum(comm, nodes, shards, spec)
         driver = PerNodeDriver(comm, nodes, spec, local, self.method, own, parts, inner, equal=self.equal_within_nodes)
         feedback = ShardFeedback(parts.feedback, shards[rank], spec, driver)
         return parts._replace(feedback=cast(Feedback, feedback)), driver
+
+    def _local_sum(self, comm: Communicator, nodes: Nodes, shards: Sequence[range], spec: VectorSpec) -> LocalSum:
+        ranks = nodes.local.size if self.equal_within_nodes else 1
+        terms = nodes, shards, spec, comm.size / (len(nodes.sizes) * ranks)
+        if self.local == "gloo":
+            return HostGroupSum(*terms, torch_group.of(nodes, "gloo"))
+        if spec.device != "cpu":
+            group = torch_group.of(nodes, "nccl")
+            if group.device is not named(spec.device):
+                problem = f"vectors are on {spec.device}, and the group of NCCL has {group.device.name}"
+                cure = "call torch.cuda.set_device before the first of them"
+                comm.reject(ValueError(f"{comm.here}, start: {problem}: {cure}"), "start")
+            return DeviceGroupSum(*terms, group)
+        # also for "nccl" on ranks whose device is full, which start again with the tags of the others
+        return (SharedMemorySum if self.local in ("auto", "shared") else MessageSum)(*terms)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -14,11 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
 from collectives.annotations import Array, FloatArray, override
-from collectives.arrays.elements import narrow
+from collectives.arrays import named
 from collectives.communicator.nodes import Nodes
 from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import Steps
@@ -27,7 +25,6 @@ from mpicomp.aggregator.parts import Driver, Parts
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.auto.chosen import Pending
-from mpicomp.feedback import nonfinite
 from mpicomp.feedback.base import bad_ranks
 from mpicomp.nodes.local_sum import BAD, FINE, LocalSum
 
@@ -135,15 +132,15 @@ class PerNodeDriver(Driver):
         inner: Driver,
         equal: bool = False,
     ) -> None:
-        self._local, self._inner, self._spec, self._equal = local, inner, shard, equal
+        self._local, self._inner, self._equal = local, inner, equal
         self._is_open = False
         self._text = CallText(
             nodes.across, method, shard, nodes.across.fixed_tag(), f"aggregate between nodes by {method}"
         )
-        self._between, self._dtype = len(nodes.sizes) > 1, spec.dtype
+        self._between = len(nodes.sizes) > 1
         self._channel = SideChannel(comm, 1)
         self._feedback: Any = parts.feedback
-        self._pending = Pending(parts.feedback, 1)
+        self._pending = Pending(parts.feedback, 1, None if spec.device == "cpu" else named(spec.device))
         self._places, self._shard_number = nodes.layout.places, nodes.local.rank
         self._skips = getattr(method, "nonfinite", "raise") == "skip"
         self.prepares = self._between and inner.prepares
@@ -216,11 +213,10 @@ class PerNodeDriver(Driver):
 
     def _exchange(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
         """Make the method's step of this rank's shard; returns its outcome."""
-        sums = self._local.sums
-        if not finite and sums.size:
+        if not finite:
             # The method's own check then finds it, on the owners of all shards alike: they fail, or skip, together.
-            sums[0] = np.nan
-        inner = ShardCall(call, self._text, sums, self._local.result)
+            self._local.spoil()
+        inner = ShardCall(call, self._text, self._local.sums, self._local.result)
         try:
             yield from self._inner.steps(inner)
         except NonFiniteGradient:
@@ -228,27 +224,19 @@ class PerNodeDriver(Driver):
         return FINE if finite or self._skips else BAD
 
     def _mean_of_node(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
-        yield from ()
         local = self._local
-        sums = local.sums
         self._adds_pending = self.has_pending and (finite or not self._skips)
         if not finite and self._skips:
-            local.result.fill(0)
+            local.clear()
             self._feedback.skipped += 1
             return FINE
-        if self._adds_pending:
-            sums = self._pending.added_to(sums)
-            finite = finite and nonfinite.all_finite(sums)
-        if self._spec.sixteen_bit:
-            narrow(sums, self._dtype, local.result)
-            finite = finite and nonfinite.all_finite_result(local.result, self._dtype)
-        elif sums is not local.result:
-            local.result[:] = sums
-        return FINE if finite else BAD
+        sums = self._pending.added_to(local.sums) if self._adds_pending else local.sums
+        kept = yield from local.keep(call, sums)
+        return FINE if finite and kept else BAD
 
     def _raise(self, call: VectorCall) -> Iterator[bool]:
         """Raise the error that names the ranks with NaN or infinity; all ranks of all nodes come here."""
-        self._channel.mine[0] = not nonfinite.all_finite(call.values)
+        self._channel.mine[0] = not (yield from self._local.all_finite(call, call.values))
         yield from self._channel.swap(call, call.traffic)
         raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
 

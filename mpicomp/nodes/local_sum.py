@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from collectives import Traffic
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
-from collectives.arrays.elements import PAGE, aligned_empty
+from collectives.arrays.elements import PAGE, aligned_empty, narrow
 from collectives.arrays.shared_memory import SharedMemory, share_memory
 from collectives.communicator.nodes import Nodes
 from collectives.execution.handle import Steps
@@ -102,6 +102,29 @@ class LocalSum(ABC):
         worst = yield from self._begin(call, outcome)
         self._add([shard], 0)
         return worst == FINE
+
+    def spoil(self) -> None:
+        """Overwrite a sum with NaN."""
+        self.sums[:1] = np.nan
+
+    def clear(self) -> None:
+        """Overwrite the result with zeros."""
+        self.result.fill(0)
+
+    def keep(self, call: VectorCall, sums: FloatArray) -> Generator[bool, None, bool]:
+        """Round sums to the result, of a single node; returns False if they are not finite with pending errors."""
+        yield from ()
+        if self.spec.sixteen_bit:
+            narrow(sums, self.spec.dtype, self.result)
+            return nonfinite.all_finite_result(self.result, self.spec.dtype)
+        if sums is not self.result:
+            self.result[:] = sums
+        return sums is self.sums or nonfinite.all_finite(sums)
+
+    def all_finite(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
+        """Return True if a vector holds neither NaN nor infinity."""
+        yield from ()
+        return nonfinite.all_finite(values)
 
     @abstractmethod
     def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
@@ -272,7 +295,47 @@ class SharedMemorySum(LocalSum):
         return worst
 
 
-class MessageSum(LocalSum):
+class AgreeingSum(LocalSum):
+    """Base of sums whose ranks agree by messages on the outcome of their parts."""
+
+    def __init__(
+        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, tag: int | None = None
+    ) -> None:
+        super().__init__(nodes, shards, spec, divisor)
+        self._tag, self._members = nodes.local.fixed_tag() if tag is None else tag, nodes.layout.members
+        self._peers = [
+            ((self._rank + turn) % self._size, (self._rank - turn) % self._size) for turn in range(1, self._size)
+        ]
+
+    @override
+    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        return (yield from self._agree(call, outcome))
+
+    def _agree(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
+        """Return the worst outcome of the node's ranks."""
+        outcomes = np.full(self._size, outcome, np.int64)
+        for to, source in self._peers:
+            yield from self._swap(call, to, outcomes[self._rank :][:1], source, outcomes[source:][:1])
+        return int(outcomes.max())
+
+    def _swap(self, call: VectorCall, to: int, leaving: AnyArray, source: int, landing: AnyArray) -> Steps:
+        """Send an array to a local rank, and receive one from another."""
+        comm, tag = self.local.mpi_comm, self._tag
+        sent, received = leaving.view(np.uint8), landing.view(np.uint8)
+        requests = [
+            *(comm.Irecv(_message(one), source, tag) for one in _messages(received)),
+            *(comm.Isend(_message(one), to, tag) for one in _messages(sent)),
+        ]
+        call.owners = (*call.owners, *requests)
+        sender, receiver = self._members[source], self._members[to]
+        call.describe = lambda: f"{self.local.here}: nothing from rank {sender}, or rank {receiver} does not receive"
+        for request in requests:
+            yield from until(request, call)
+        call.traffic.bytes_sent += sent.nbytes
+        call.traffic.messages += len(_messages(sent))
+
+
+class MessageSum(AgreeingSum):
     """Sums by messages round the ring of local ranks: each shard travels straight to its owner, in rotating turns.
 
     Every rank sends (L - 1)/L of the vector each way, as in a ring all-reduce of L ranks.
@@ -281,13 +344,9 @@ class MessageSum(LocalSum):
     def __init__(
         self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, tag: int | None = None
     ) -> None:
-        super().__init__(nodes, shards, spec, divisor)
-        self._tag, self._members = nodes.local.fixed_tag() if tag is None else tag, nodes.layout.members
+        super().__init__(nodes, shards, spec, divisor, tag)
         self.result = np.empty(len(self.own), spec.stored)
         self._landing = [np.empty(len(self.own) * (rank != self._rank), spec.compute) for rank in range(self._size)]
-        self._peers = [
-            ((self._rank + turn) % self._size, (self._rank - turn) % self._size) for turn in range(1, self._size)
-        ]
 
     @override
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
@@ -313,32 +372,6 @@ class MessageSum(LocalSum):
             shard = self.shards[source]
             yield from self._swap(call, to, self.result, source, out[shard.start : shard.stop])
         return worst
-
-    @override
-    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
-        return (yield from self._agree(call, outcome))
-
-    def _agree(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
-        outcomes = np.full(self._size, outcome, np.int64)
-        for to, source in self._peers:
-            yield from self._swap(call, to, outcomes[self._rank :][:1], source, outcomes[source:][:1])
-        return int(outcomes.max())
-
-    def _swap(self, call: VectorCall, to: int, leaving: AnyArray, source: int, landing: AnyArray) -> Steps:
-        """Send an array to a local rank, and receive one from another."""
-        comm, tag = self.local.mpi_comm, self._tag
-        sent, received = leaving.view(np.uint8), landing.view(np.uint8)
-        requests = [
-            *(comm.Irecv(_message(one), source, tag) for one in _messages(received)),
-            *(comm.Isend(_message(one), to, tag) for one in _messages(sent)),
-        ]
-        call.owners = (*call.owners, *requests)
-        sender, receiver = self._members[source], self._members[to]
-        call.describe = lambda: f"{self.local.here}: nothing from rank {sender}, or rank {receiver} does not receive"
-        for request in requests:
-            yield from until(request, call)
-        call.traffic.bytes_sent += sent.nbytes
-        call.traffic.messages += len(_messages(sent))
 
 
 def _messages(memory: Bytes) -> list[Bytes]:

@@ -77,6 +77,7 @@ LAZY = {
         "collectives.arrays.gpu_mpi.child",
         "mpicomp.cli.bench.vectors",
         "mpicomp.cli.doctor.gpu",
+        "mpicomp.nodes.torch_group",
     )
 }
 

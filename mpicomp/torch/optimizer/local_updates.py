@@ -354,7 +354,8 @@ class LocalUpdates(Synchronizer):
             return True
         local = [parameter.data for parameter in reducer.parameters]
         self._common.restore(reducer.parameters)
-        may_stay_packed = self._outer is None or self._outer.is_plain
+        # a bucket that starts during backward is taken later, when a scheduler may have changed the outer optimizer
+        may_stay_packed = self._outer is None or (not early and self._outer.is_plain)
         reducer.take_moves([parameter.data for parameter in reducer.parameters], local, may_stay_packed)
         return True
 
@@ -367,7 +368,7 @@ class LocalUpdates(Synchronizer):
             if self._outer is None:
                 reducer.subtract_mean()
             else:
-                self._outer.move(reducer)
+                self._outer.move(reducer, [member.parameter for member in self._changes.frozen])
         if local and self._plan.blend:
             torch._foreach_mul_(local, self._plan.blend)
             torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=1 - self._plan.blend)

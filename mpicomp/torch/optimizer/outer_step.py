@@ -145,8 +145,11 @@ class OuterStep:
         )
 
     @torch.no_grad()
-    def move(self, reducer: BucketReducer) -> None:
-        """Move a bucket's parameters, which hold the common model, by the reducer's mean."""
+    def move(self, reducer: BucketReducer, frozen: Collection[Tensor] = ()) -> None:
+        """Move a bucket's parameters, which hold the common model, by the reducer's mean.
+
+        The momentum of `frozen` ones rests; their values, which a plain step moves, are the caller's to restore.
+        """
         if self.is_plain:
             reducer.subtract_mean()
             with only(self.optimizer, ()):
@@ -156,7 +159,7 @@ class OuterStep:
         try:
             for parameter, mean in zip(reducer.parameters, reducer.mean_views, strict=True):
                 parameter.grad = mean
-            with only(self.optimizer, reducer.parameters):
+            with only(self.optimizer, set(reducer.parameters).difference(frozen)):
                 self.optimizer.step()
         finally:
             for parameter, gradient in zip(reducer.parameters, gradients, strict=True):

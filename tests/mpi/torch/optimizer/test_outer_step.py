@@ -324,3 +324,30 @@ def test_a_grad_scaler_scales_the_inner_optimizer_alone(comm: Communicator) -> N
             scaler.step(optimizer)
             scaler.update()
     torch.testing.assert_close(*map(parameters_of, models))
+
+
+def test_an_outer_rate_that_changes_behind_backward_takes_the_new_mean(comm: Communicator) -> None:
+    """A bucket that starts during backward must not leave its result packed for a plain step that does not come."""
+    models = []
+    for overlap in (False, True):
+        model = make_model()
+        optimizer = updates(model, comm, Marsit(None), outer=(1, 0), overlap=overlap)
+        for step in range(6):
+            inputs, labels = batch(1000 * comm.rank + step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.outer.param_groups[0]["lr"] = 1 - 0.1 * (step % 2)
+            optimizer.step()
+        models.append(parameters_of(model))
+    assert torch.equal(*models)
+
+
+def test_the_outer_momentum_of_a_frozen_parameter_rests(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = updates(model, comm, Marsit(None), outer=(0.7, 0.6))
+    train(model, optimizer, comm, range(4))
+    frozen = model[0].weight
+    momentum = optimizer.outer.state[frozen]["momentum_buffer"].clone()
+    frozen.requires_grad_(False)
+    train(model, optimizer, comm, range(4, 8))
+    assert torch.equal(optimizer.outer.state[frozen]["momentum_buffer"], momentum)
