@@ -439,11 +439,11 @@ class Synchronizer(StateOwner):
                 sends = self._fill(reducer, False)
             except Exception as error:  # noqa: BLE001 - the other ranks average this bucket
                 self.comm.reject(error, "averaging")
-            if sends:
-                reducer.aggregate()
-                undoable.append(reducer)
-            else:
-                reducer.wait()  # raises the error of values that were taken alone
+            if not sends:
+                reducer.wait()  # raises the error of values that were taken alone, and are their own mean
+                continue
+            reducer.aggregate()
+            undoable.append(reducer)
             self._take(reducer)
             if self.takes_for_good:
                 undoable.clear()
