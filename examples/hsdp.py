@@ -1,8 +1,9 @@
 """FSDP2 inside each node, and one-bit gradients between nodes: hybrid sharding with `fsdp_hook`, and a checkpoint.
 
     source slurm/env.sh
-    mpirun -n 4 python examples/hsdp.py --ranks-per-node 2
+    mpirun -n 2 python examples/hsdp.py
 
+On several nodes add --ranks-per-node 0; on four ranks of one machine, --ranks-per-node 2 makes two nodes of them.
 Comments mark the lines that change in a program of native HSDP over Gloo.
 """
 
@@ -39,12 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a model that is sharded inside each node.")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps")
     parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
-    parser.add_argument(
-        "--ranks-per-node",
-        type=int,
-        default=1,
-        help="neighbours that count as a node, to try it on one machine; 0: as they run (default 1)",
-    )
+    help_text = "neighbours that count as a node, to try it on one machine; 0: as they run (default 1)"
+    parser.add_argument("--ranks-per-node", type=int, default=1, help=help_text)
     options = parser.parse_args()
 
     register_backend()  # added

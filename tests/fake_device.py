@@ -280,7 +280,7 @@ def owner_of(tensor: torch.Tensor) -> FakeDevice | None:
     """Return the device that has handed out the memory of a tensor."""
     address = tensor.data_ptr()
     for device in list(_devices):
-        if any(start <= address < stop for start, stop in list(device._memory.leased.items())):
+        if any(start <= address < stop for start, stop in device._memory.leased.copy().items()):
             return device
     return None
 

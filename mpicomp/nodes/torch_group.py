@@ -158,8 +158,10 @@ def connect(comm: Communicator, nodes: Nodes, kind: str) -> None:
     if gpu is not None:
         _require_own_gpus(comm, nodes, gpu)
     group: TorchGroup | None = None
+    folder: tempfile.TemporaryDirectory[str] | None = None
     try:
-        group = _made(comm, nodes, kind, HOST_DEVICE if gpu is None else named(gpu.name))
+        folder, path = _shared_folder(nodes.local)
+        group = _made(comm, nodes, kind, HOST_DEVICE if gpu is None else named(gpu.name), folder, path)
         here, members = list(nodes.layout.members), _members_of(group, comm, nodes)
         if members != here:
             problem = f"the group joins {list_ranks(members)}, and the node has {list_ranks(here)}"
@@ -168,8 +170,11 @@ def connect(comm: Communicator, nodes: Nodes, kind: str) -> None:
     try:
         _require_none(comm, kind, problem)
     except ValueError:
+        # not before: a rank that has yet to open the store would wait minutes for a folder that is gone
         if group is not None:
             group.close()
+        elif folder is not None:
+            folder.cleanup()
         raise
     assert group is not None
     nodes.groups[kind] = group
@@ -235,28 +240,35 @@ def _require_own_gpus(comm: Communicator, nodes: Nodes, gpu: Gpu) -> None:
             )
 
 
-def _made(comm: Communicator, nodes: Nodes, kind: str, device: Device) -> TorchGroup:
-    local = nodes.local
+def _shared_folder(local: Communicator) -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
+    """Return the path of a folder that the ranks of a node share, and its owner on the rank that has made it."""
     folder, path = None, ""
     if local.rank == 0:
         try:
             folder = tempfile.TemporaryDirectory(prefix="mpicomp-", ignore_cleanup_errors=True)
-            path = f"{folder.name}/{kind}"
+            path = folder.name
         except OSError as error:
             path = f"\0{error}"  # the other ranks wait for it
     path = local.broadcast_object(path)
     if path.startswith("\0"):
         raise OSError(f"the ranks of this node have no folder to share: {path[1:]}")
+    return folder, path
+
+
+def _made(
+    comm: Communicator,
+    nodes: Nodes,
+    kind: str,
+    device: Device,
+    folder: tempfile.TemporaryDirectory[str] | None,
+    path: str,
+) -> TorchGroup:
     from torch._C._distributed_c10d import FileStore
 
-    store = FileStore(path, local.size)
+    local = nodes.local
+    store = FileStore(f"{path}/{kind}", local.size)
     store.set_timeout(timedelta(seconds=comm.timeout))
-    try:
-        return TorchGroup(make_backend(kind, store, local.rank, local.size), device, local.here, folder)
-    except BaseException:
-        if folder is not None:
-            folder.cleanup()
-        raise
+    return TorchGroup(make_backend(kind, store, local.rank, local.size), device, local.here, folder)
 
 
 def _members_of(group: TorchGroup, comm: Communicator, nodes: Nodes) -> list[int]:

@@ -47,8 +47,8 @@ def steps(comm: Communicator, method: Any, dtype: str, streams: bool, background
             assert aggregator.aggregate(x, out, stream) is out
         if stream is not None:
             if step == 2:
-                aggregator.state_dict()  # while the device may still work
-            elif step != 3:  # the next step begins while the device may still work
+                aggregator.state_dict()  # while the device may still work, as it may where nothing is kept
+            if step != 3:  # the next step begins while the device may still work
                 stream.reach()
         if step != 3:
             results.append(bits(out))
