@@ -104,7 +104,7 @@ class FakeNCCL:
         rank = self.here.rank
         return self.gpus.get(rank) or Gpu(f"cuda:{rank}", f"GPU {rank}")
 
-    def _make(self, kind: str, store: Any, rank: int, size: int) -> FakeBackend:
+    def _make(self, kind: str, store: Any, rank: int, size: int, timeout_s: float) -> FakeBackend:
         assert kind == "nccl"
         backend = FakeBackend(self._mail[store.path], rank, size, self.order)
         self.backends.append(backend)

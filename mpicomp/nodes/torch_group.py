@@ -207,8 +207,8 @@ def current_gpu() -> Gpu:
     return Gpu(f"cuda:{index}", str(getattr(torch.cuda.get_device_properties(index), "uuid", "")))
 
 
-def make_backend(kind: str, store: Any, rank: int, size: int) -> Any:
-    """Return a group of torch.distributed; Gloo's ranks find each other on this host."""
+def make_backend(kind: str, store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """Return a group of torch.distributed whose ranks join within the timeout; Gloo's find each other on this host."""
     from torch import distributed
 
     backend: Any = getattr(distributed, BACKENDS[kind])
@@ -217,8 +217,10 @@ def make_backend(kind: str, store: Any, rank: int, size: int) -> Any:
         options._devices = [backend.create_device(hostname="127.0.0.1")]
     else:
         options = backend.Options()
-    options._timeout = timedelta(seconds=LONGEST_S)
-    return backend(store, rank, size, options)
+    options._timeout = timedelta(seconds=timeout_s)
+    made = backend(store, rank, size, options)
+    made._set_default_timeout(timedelta(seconds=LONGEST_S))
+    return made
 
 
 def _require_none(comm: Communicator, kind: str, problem: str) -> None:
@@ -268,7 +270,7 @@ def _made(
     local = nodes.local
     store = FileStore(f"{path}/{kind}", local.size)
     store.set_timeout(timedelta(seconds=comm.timeout))
-    return TorchGroup(make_backend(kind, store, local.rank, local.size), device, local.here, folder)
+    return TorchGroup(make_backend(kind, store, local.rank, local.size, comm.timeout), device, local.here, folder)
 
 
 def _members_of(group: TorchGroup, comm: Communicator, nodes: Nodes) -> list[int]:
