@@ -231,7 +231,7 @@ def test_models_that_differ_are_not_saved(folder: Path, comm: Communicator, monk
     torch.nn.init.constant_(model.weight, comm.rank)
     training = SimpleNamespace(model=model, optimizer=SimpleNamespace(models_differ=False), step=4)
     options = argparse.Namespace(checkpoint=folder / "run", checkpoint_every=(1, "steps"))
-    monkeypatch.setattr(saver_module, "identity", lambda options: {})
+    monkeypatch.setattr(saver_module, "identity", lambda *about: {})
     saver = Saver(options, comm, training)
     monkeypatch.setattr(comm, "stop_requested", lambda: True)
     with pytest.raises(CollectiveMismatch, match=r"the first of which is 'weight'"):
