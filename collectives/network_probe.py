@@ -25,8 +25,8 @@ def measure_network(comm: Communicator) -> LinkModel:
     """Return latency, bandwidth and groups of the ranks' network; collective, a second or two, the same on every rank.
 
     Every rank sends to a neighbour and receives from another at the same time, as in a ring; the slowest one counts.
-    Groups of neighbouring ranks are found by their slower way to each other, such as racks. If there are none, nodes of
-    equally many ranks are the groups.
+    Groups of neighbouring ranks, such as racks, are found by their slower way to each other. Without such groups, nodes
+    of equally many ranks are the groups.
 
     Raises
     ------

@@ -17,11 +17,12 @@ from typing import cast
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
-from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, Driver, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.registry import method
+from mpicomp.algorithms.wrapping import WrappingMethod
 from mpicomp.auto.chosen import Chosen, ChosenFeedback, Pending
 from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
@@ -32,7 +33,7 @@ _MARSIT = Marsit()
 
 
 @dataclass(frozen=True)
-class Auto(Algorithm):
+class Auto(WrappingMethod):
     """Options of the choice between dense and compressed communication, by measured times of training steps.
 
     Parameters
@@ -85,38 +86,11 @@ class Auto(Algorithm):
         integer(self, "retry_every", 1, also=(None,))
 
     @property
+    @override
     def method(self) -> Algorithm:
         """Method that may be chosen."""
         assert isinstance(self.compressing, Algorithm)
         return self.compressing
-
-    @property
-    def rehearsed(self) -> tuple[Algorithm, ...]:
-        """Methods whose kernels the steps call."""
-        return (self.method,)
-
-    @property
-    def synchronize(self) -> Synchronize:  # type: ignore[override]
-        """Best input of the method."""
-        return self.method.synchronize
-
-    @property
-    @override
-    def uses_tensor_lengths(self) -> bool:
-        return self.method.uses_tensor_lengths
-
-    @override
-    def shard_alignment(self, n: int, dtype: str) -> int | None:
-        return self.method.shard_alignment(n, dtype)
-
-    @property
-    def nonfinite(self) -> str:
-        """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
-        return str(getattr(self.method, "nonfinite", "raise"))
-
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return self.method.encodes_on_devices(dtype)
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Return the parts of the method."""
@@ -134,7 +108,3 @@ class Auto(Algorithm):
         name = getattr(self.method, "wire", None) or type(self.method).__name__.lower()
         driver = Chosen(comm, spec, pending, compressing, mean, schedule, name)
         return parts._replace(feedback=cast(Feedback, ChosenFeedback(parts.feedback, driver))), driver
-
-    @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return self.method.message_model(n, dtype, ranks, piece_bytes)

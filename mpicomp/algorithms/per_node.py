@@ -18,9 +18,10 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
 from collectives.communicator.nodes import NodeLayout, Nodes
-from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
+from mpicomp.aggregator.algorithm import Algorithm, Driver, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method
+from mpicomp.algorithms.wrapping import WrappingMethod
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
 from mpicomp.nodes import torch_group
@@ -36,7 +37,7 @@ LOCALS: tuple[Local, ...] = get_args(Local)
 
 
 @dataclass(frozen=True)
-class PerNode(Algorithm):
+class PerNode(WrappingMethod):
     """Exact sums within a node, and a method between the nodes.
 
     Take it where several ranks share a node and the links between nodes limit training. The bytes that leave a node do
@@ -97,44 +98,16 @@ class PerNode(Algorithm):
             raise ValueError(f"{one!r} has rates by position, which shards of a vector do not have: pass one rate")
 
     @property
+    @override
     def method(self) -> Algorithm:
         """Method between the nodes."""
         assert isinstance(self.algorithm, Algorithm)
         return self.algorithm
 
     @property
+    @override
     def rehearsed(self) -> tuple[Algorithm, ...]:
-        """Methods whose kernels the steps call, on ranks of a single node."""
         return self.method, PerNode(Dense())
-
-    @property
-    def synchronize(self) -> Synchronize:  # type: ignore[override]
-        """Best input of the method."""
-        return self.method.synchronize
-
-    @property
-    @override
-    def uses_tensor_lengths(self) -> bool:
-        return self.method.uses_tensor_lengths
-
-    @override
-    def shard_alignment(self, n: int, dtype: str) -> int | None:
-        return self.method.shard_alignment(n, dtype)
-
-    @property
-    @override
-    def estimates_mean(self) -> bool:
-        return self.method.estimates_mean
-
-    @property
-    @override
-    def keeps_scale(self) -> bool:
-        return self.method.keeps_scale
-
-    @property
-    def nonfinite(self) -> str:
-        """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
-        return str(getattr(self.method, "nonfinite", "raise"))
 
     def layout_of(self, comm: Communicator) -> NodeLayout:
         """Return the node of each rank."""
@@ -142,7 +115,7 @@ class PerNode(Algorithm):
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        return self.needs_devices and self.method.encodes_on_devices(dtype)
+        return self.needs_devices and super().encodes_on_devices(dtype)
 
     @property
     @override
@@ -195,10 +168,6 @@ class PerNode(Algorithm):
             return DeviceGroupSum(*terms, group)
         # also for "nccl" on ranks whose device is full, which start again with the tags of the others
         return (SharedMemorySum if self.local in ("auto", "shared") else MessageSum)(*terms)
-
-    @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return self.method.message_model(n, dtype, ranks, piece_bytes)
 
 
 def method_of(algorithm: object) -> Any:
