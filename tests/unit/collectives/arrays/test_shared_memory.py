@@ -84,14 +84,14 @@ def test_others_cannot_look_into_a_segment(folder: Path) -> None:
 
     def work(rank: int, gather: Any) -> None:
         def looking(text: str) -> Generator[bool, None, Sequence[str]]:
-            modes.extend(one.stat().st_mode & 0o077 for one in folder.iterdir())
+            if Path(text).is_absolute():  # this rank's own file: the others' may go away at any time
+                modes.append(Path(text).parent.stat().st_mode & 0o077)
             return (yield from gather(text))
 
         made(100, looking)
 
     on_ranks(work)
-    assert modes
-    assert not any(modes)
+    assert modes == [0] * RANKS
 
 
 def refuse(*arguments: Any, **options: Any) -> Any:
