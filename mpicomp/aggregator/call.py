@@ -124,7 +124,7 @@ class VectorCall(Call):
         ``read(elements)`` returns a piece of the vector, in memory that the next call overwrites, for encoders that
         read each piece once; `values` is the vector as well.
     accepts_packed : bool
-        The result may be left in `packed` in place of `out`.
+        The result may be left in `packed` besides `out`.
     packed : PackedSigns or None
     """
 

@@ -46,7 +46,7 @@ class StepInput(Protocol):
     read : callable or None
         ``read(elements)`` returns a piece of the vector, where `Feedback.reads_pieces`.
     accepts_packed : bool
-        The result may be left in `packed`.
+        The result may be left in `packed` besides `out`.
     """
 
     step: int

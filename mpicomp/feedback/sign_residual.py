@@ -142,8 +142,6 @@ class SignResidual(Feedback):
         if difference is not None and self.in_place is not None:
             self._tensors = difference.flat_tensors()
             self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
-        elif call.accepts_packed:
-            self.packed = not self._has_pairs
         self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
         self._signs.begin(self._out)
         if self._tensors is None and call.read is None:
@@ -226,7 +224,7 @@ class SignResidual(Feedback):
         self.size.adapt()
         if self._difference is not None and self.packed:
             self._difference.keep_packed(self.subtract_result)
-        elif self.packed:
+        if call.accepts_packed and not self._has_pairs:  # besides the result in `out`
             call.packed = PackedSigns(self._bits, self.size.positive, self.size.negative)
 
     def subtract_result(self, tensors: Sequence[FloatArray]) -> None:
