@@ -34,7 +34,8 @@ class Task:
     """A training run except for its method and seed, with `options` of ``python -m apps.train``.
 
     Of the dataset only the first `train_samples` and `test_samples` are used; None: all. With `ranks_per_node` so many
-    neighbouring ranks count as a node; None: the ranks of a host do.
+    neighbouring ranks count as a node; None: the ranks of a host do. With `islands` the ranks of a node average their
+    gradients at every step, and the method runs on the nodes' updates.
     """
 
     options: tuple[str, ...]
@@ -43,6 +44,7 @@ class Task:
     train_samples: int | None = None
     test_samples: int | None = None
     ranks_per_node: int | None = None
+    islands: bool = False
 
 
 def trained(
@@ -59,6 +61,8 @@ def trained(
     }
     if task.ranks_per_node is not None:  # results of other tasks have settings without it
         settings["ranks_per_node"] = task.ranks_per_node
+    if task.islands:
+        settings["islands"] = True
     return results.get(f"{name}-{seed}", settings, lambda: train(task, method, seed, own_options))
 
 
@@ -84,7 +88,8 @@ def train(
 
     def rank(comm: Communicator) -> Record:
         torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
-        training = Training(options, comm, dataset, method)
+        islands = comm.nodes.local if task.islands else None
+        training = Training(options, comm, dataset, method, islands=islands)
 
         def after_step() -> bool:
             if watch is not None:

@@ -41,6 +41,8 @@ class Training:
         What is trained, by whom, on what, and how the ranks synchronize.
     device
         Where this rank has its model and its data.
+    islands
+        Communicator of this rank's island, whose gradients are averaged at every step; None: there are no islands.
 
     Attributes
     ----------
@@ -57,6 +59,7 @@ class Training:
         dataset: Dataset,
         algorithm: Algorithm | None,
         device: torch.device | str = "cpu",
+        islands: Communicator | None = None,
     ) -> None:
         self._seed: int = options.seed
         with _SEEDED:
@@ -65,7 +68,7 @@ class Training:
             self._seed_rank(comm.rank)
         self.model = self.model.to(device)
         broadcast_parameters(self.model, comm)
-        self.optimizer = _optimizer(options, self.model, comm, algorithm)
+        self.optimizer = _optimizer(options, self.model, comm, algorithm, islands)
         self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
         steps_per_epoch = self.sampler.n_steps
         self.n_steps = options.epochs * steps_per_epoch
@@ -287,7 +290,11 @@ def _generator_of(device: torch.device) -> torch.Generator:
 
 
 def _optimizer(
-    options: argparse.Namespace, model: nn.Module, comm: Communicator, algorithm: Algorithm | None
+    options: argparse.Namespace,
+    model: nn.Module,
+    comm: Communicator,
+    algorithm: Algorithm | None,
+    islands: Communicator | None,
 ) -> DistributedOptimizer | OneBitAdam:
     """Make the optimizer that synchronizes the ranks: OneBitAdam, or another optimizer with an algorithm."""
     named, bucket_mb = model.named_parameters(), options.bucket_mb
@@ -303,7 +310,9 @@ def _optimizer(
     else:
         momentum = options.momentum if options.optimizer == "momentum" else 0.0
         inner = torch.optim.SGD(model.parameters(), momentum=momentum, **rates)
-    return DistributedOptimizer(inner, algorithm, comm, named, options.synchronize, options.local_steps, bucket_mb)
+    return DistributedOptimizer(
+        inner, algorithm, comm, named, options.synchronize, options.local_steps, bucket_mb, islands=islands
+    )
 
 
 def _warm_up(algorithm: Algorithm, comm: Communicator) -> None:

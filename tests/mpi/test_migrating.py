@@ -16,6 +16,7 @@ from collectives import Communicator
 from mpicomp.torch import DDPHookState, DistributedOptimizer, OneBitAdam
 from tests.documents import PROJECT
 from tests.mpi.examples import Names, run
+from tests.mpi.lanes import three_ranks
 
 # On eight ranks that share two cores, loading torch's compiler takes most of a minute.
 pytestmark = pytest.mark.timeout(300)
@@ -96,7 +97,7 @@ def try_out(code: str, value: Any, names: Names) -> None:
         assert right, f"{code} gives {value}, and this does not hold: {MEANING[code]}"
 
 
-@pytest.mark.mpi(max_size=4)
+@three_ranks
 def test_every_row_of_the_pages_runs_and_does_what_it_says(mpi_comm: MPI.Intracomm) -> None:
     tried = []
 

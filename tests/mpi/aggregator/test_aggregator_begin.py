@@ -45,36 +45,25 @@ def states(aggregators: list[Aggregator]) -> list[dict[str, Any]]:
     ]
 
 
-@three_ranks
-@pytest.mark.parametrize(
-    ("name", "topology"), [*((name, "ring") for name in FORMS), *((name, "auto") for name in GATHERED)]
+# On any number of ranks one form of each kind of traffic: sums, signs, counts and codes along a plan, and gathered
+# payloads.
+ON_ANY_NUMBER = (
+    *(("dense", "ring"), ("marsit", "ring"), ("marsit", "auto")),
+    *(("ssdm", "ring"), ("qsgd", "ring"), ("scalecom", "auto")),
 )
-def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
-    name: str, topology: str, mpi_comm: MPI.Comm
-) -> None:
-    require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
 
 
 @every_size
 @pytest.mark.parametrize(
     ("name", "topology"),
     [
-        ("dense", "ring"),
-        ("marsit", "ring"),
-        ("marsit", "auto"),
-        ("ssdm", "ring"),
-        ("qsgd", "ring"),
-        ("scalecom", "auto"),
+        pytest.param(*form, marks=() if form in ON_ANY_NUMBER else three_ranks)
+        for form in (*((name, "ring") for name in FORMS), *((name, "auto") for name in GATHERED))
     ],
 )
-def test_calls_in_flight_on_any_number_of_ranks_give_these_bits_too(
+def test_calls_in_flight_give_the_bits_of_calls_one_after_the_other(
     name: str, topology: str, mpi_comm: MPI.Comm
 ) -> None:
-    """One form of each kind of traffic: sums, signs, counts and codes along a plan, and gathered payloads."""
-    require_bits_of_calls_one_after_the_other(name, topology, mpi_comm)
-
-
-def require_bits_of_calls_one_after_the_other(name: str, topology: str, mpi_comm: MPI.Comm) -> None:
     method, rng = FORMS[name], np.random.default_rng(mpi_comm.rank)
     with Communicator(mpi_comm, topology=topology, timeout=TIMEOUT_S) as comm:
         one_by_one, at_once = ([method.start(comm, n, vector_id=n) for n in LENGTHS] for _ in range(2))

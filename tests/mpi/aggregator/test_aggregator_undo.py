@@ -20,6 +20,7 @@ from mpicomp import (
     TopKSGD,
 )
 from tests.exact import gradient
+from tests.mpi.lanes import three_ranks
 
 N = 3000
 
@@ -33,6 +34,7 @@ def test_a_step_that_one_rank_refuses_leaves_nothing_to_take_back_on_any(comm: C
     assert not aggregator.can_undo
 
 
+@three_ranks
 @pytest.mark.parametrize(
     "method",
     [

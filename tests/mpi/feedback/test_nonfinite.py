@@ -15,6 +15,12 @@ from tests.methods import METHODS, must_be_restored
 from tests.mpi.lanes import TIMEOUT_S, few_ranks, same_everywhere, three_ranks, up_to_four_ranks
 
 N = 5003
+# One form of each kind of traffic: sums, signs, counts, codes, codes of both ways, matrices, and shared elements.
+EACH_TRAFFIC = (
+    *("dense", "cascading", "marsit", "marsit, two winners", "majority", "ssdm, momentum", "qsgd, entropy-coded"),
+    *("double-squeeze", "local top-k", "power-sgd", "scalecom", "sparse-loco", "auto"),
+)
+assert set(EACH_TRAFFIC) <= set(METHODS)
 # tests/unit/aggregator/test_nonfinite.py has the same promises on one rank, for more types and places.
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -26,13 +32,15 @@ def spoiled(vector: Any, bad: float, position: int) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
-    ("topology", "way"),
+    ("name", "topology", "way"),
     [
-        pytest.param("auto", "at once", marks=up_to_four_ranks),
-        pytest.param("ring", "in parts", marks=three_ranks),
-        pytest.param("star", "at once", marks=three_ranks),
+        *(
+            pytest.param(name, "auto", "at once", marks=up_to_four_ranks if name in EACH_TRAFFIC else three_ranks)
+            for name in METHODS
+        ),
+        *(pytest.param(name, "ring", "in parts", marks=three_ranks) for name in METHODS),
+        *(pytest.param(name, "star", "at once", marks=three_ranks) for name in EACH_TRAFFIC),
     ],
     indirect=["way"],
 )

@@ -73,7 +73,7 @@ def test_nan_wins_wherever_it_is(comm: Communicator) -> None:
         for owner in range(comm.size):
             mine = math.nan if comm.rank == owner else float(comm.rank)
             assert math.isnan(comm.allreduce(mine, op))
-            for n in (3, 70_000):
+            for n in (3, 70_000) if owner in (0, comm.size - 1) else (3,):
                 x = np.full(n, float(comm.rank), np.float32)
                 x[owner % n] = mine
                 result = comm.allreduce(x, op)
@@ -87,7 +87,7 @@ def test_nan_wins_wherever_it_is(comm: Communicator) -> None:
 @pytest.mark.parametrize("n", [1, 1000, 100_003])
 def test_least_and_largest_elements_are_found(comm: Communicator, n: int) -> None:
     every = np.random.default_rng(n).standard_normal((comm.size, n))
-    for dtype in (np.float16, np.float32, np.float64, np.int32, np.int64):
+    for dtype in (np.float16, np.float32, np.float64, np.int32, np.int64) if n < 100_000 else (np.float32, np.int64):
         drawn = (100 * every).astype(dtype)
         assert (comm.allreduce(drawn[comm.rank], "min") == drawn.min(axis=0)).all()
         assert (comm.iallreduce(drawn[comm.rank], "max").wait() == drawn.max(axis=0)).all()

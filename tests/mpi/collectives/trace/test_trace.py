@@ -18,14 +18,13 @@ from collectives.trace.recorder import PROGRAMS_OF_PARTS, compare_clocks, offset
 from mpicomp import QSGD, CascadingSSDM, Marsit, PerNode, ScaleCom
 from mpicomp.cli.trace import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, spans, vector
-from tests.mpi.lanes import TIMEOUT_S, every_size
+from tests.mpi.lanes import TIMEOUT_S
 
 N = 40_000
 MESSAGE = "call", "peer", "message", "piece", "chunk"
 COMPUTING = {"encode": "seconds_encoding", "decode": "seconds_decoding", "merge": "seconds_merging"}
 
 
-@every_size
 @pytest.mark.parametrize("topology", ["ring", "tree", "halving-doubling", "torus"])
 @pytest.mark.parametrize("piece_bytes", [None, 512], ids=["walked", "executed"])
 def test_every_piece_and_every_message_is_there(

@@ -38,9 +38,8 @@ ELEMENTWISE: dict[str, Any] = {
     "double squeeze": DoubleSqueeze("clip:bits=12"),
     "mem-sgd": MemSGD("clip:bits=12"),
 }
-# Also scales of tensors and buckets, choices within chunks, random words of an element's place.
-ALL: dict[str, Any] = {
-    **ELEMENTWISE,
+# Scales of tensors and buckets, choices within chunks, random words of an element's place.
+BY_PLACES: dict[str, Any] = {
     "marsit": Marsit(3),
     "majority vote": MajorityVote(),
     "ef-signsgd": EFSignSGD(),
@@ -101,11 +100,11 @@ def test_a_transformer_has_the_bits_of_ddp_where_places_make_no_difference(form:
     compare(Transformer, ELEMENTWISE[form], nodes, exactly=True)
 
 
-@pytest.mark.parametrize("form", ALL)
-def test_layers_of_one_weight_have_the_bits_of_ddp_by_every_method(form: str, nodes: Cluster) -> None:
-    compare(Stack, ALL[form], nodes, exactly=True)
+@pytest.mark.parametrize("form", BY_PLACES)
+def test_layers_of_one_weight_have_the_bits_of_ddp_where_places_matter(form: str, nodes: Cluster) -> None:
+    compare(Stack, BY_PLACES[form], nodes, exactly=True)
 
 
-@pytest.mark.parametrize("algorithm", [Marsit(3), EFSignSGD(), QSGD(levels=7), PowerSGD(2, start_step=1)], ids=str)
+@pytest.mark.parametrize("algorithm", [EFSignSGD(), PowerSGD(2, start_step=1)], ids=str)
 def test_a_transformer_is_close_to_that_of_ddp_where_cuts_differ(algorithm: Any, nodes: Cluster) -> None:
     compare(Transformer, algorithm, nodes, exactly=False)

@@ -106,7 +106,9 @@ def test_rounded_gradients_are_added_in_float32_in_the_order_of_ranks(op: str, d
     assert torch.equal(found, expected / size if op == "avg" else expected)
 
 
-@pytest.mark.parametrize("form", WEIGHTS)
+@pytest.mark.parametrize(
+    ("mesh", "form"), [*(("mpicomp", form) for form in WEIGHTS), ("gloo", "quantizer")], indirect=["mesh"]
+)
 def test_training_is_close_to_that_in_full_precision(form: str, mesh: DeviceMesh) -> None:
     exact, model = shard(Transformer(), mesh), shard(Transformer(), mesh)
     fsdp_wire(model, weights=WEIGHTS[form], gradients="bfloat16", seed=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,8 +83,12 @@ def started(
 ways = pytest.mark.parametrize("how", [add, unfreeze])
 
 
-def in_order(state: object) -> str:
-    """Return a state as text, with the entries of its dicts in alphabetical order."""
+def in_order(state: object) -> object:
+    """Return a state as lists in the alphabetical order of its keys, and tensors as types, shapes and bytes."""
     if isinstance(state, dict):
-        return str({key: in_order(state[key]) for key in sorted(state, key=str)})
-    return str([in_order(one) for one in state] if isinstance(state, list) else state)
+        return [(str(key), in_order(state[key])) for key in sorted(state, key=str)]
+    if isinstance(state, list):
+        return [in_order(one) for one in state]
+    if isinstance(state, Tensor):
+        return state.dtype, state.shape, state.detach().double().numpy().tobytes()
+    return (state.dtype, state.shape, state.tobytes()) if isinstance(state, np.ndarray) else state

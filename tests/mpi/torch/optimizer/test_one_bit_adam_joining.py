@@ -122,13 +122,24 @@ def test_frozen_parameters_rest_with_their_moments(frozen_at: int, comm: Communi
     assert same_on_all_ranks(model, comm)
 
 
-@schedules
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("saved_at", [4, 6, 12])
-@ways
+@pytest.mark.parametrize(
+    ("saved_at", "options", "how", "dtype"),
+    [
+        (4, {"warmup_steps": 3}, add, torch.float32),
+        (4, {"warmup_steps": 8}, unfreeze, torch.float32),
+        (4, AUTO, unfreeze, torch.bfloat16),
+        (6, {"warmup_steps": 3}, unfreeze, torch.bfloat16),
+        (6, {"warmup_steps": 8}, add, torch.bfloat16),
+        (6, AUTO, add, torch.float32),
+        (12, {"warmup_steps": 3}, unfreeze, torch.float32),
+        (12, {"warmup_steps": 8}, unfreeze, torch.float32),
+        (12, AUTO, add, torch.bfloat16),
+    ],
+)
 def test_training_is_resumed_to_the_bit(
-    saved_at: int, dtype: torch.dtype, how: Callable[..., None], options: dict[str, Any], comm: Communicator
+    saved_at: int, options: dict[str, Any], how: Callable[..., None], dtype: torch.dtype, comm: Communicator
 ) -> None:
+    """Any two of place, schedule, way and type meet in a case."""
     model, optimizer = begin(how, comm, dtype, **options)
 
     def go_on(model: Branches, optimizer: OneBitAdam, steps: range) -> None:

@@ -34,11 +34,23 @@ pytestmark = up_to_four_ranks
 ADDED_AT, END = 3, 7
 
 
-@modes
-@ways
-@pytest.mark.parametrize("algorithm", [Dense(), LocalTopK(4), Marsit(3)], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "options", "how"),
+    [
+        (Dense(), GRADIENTS, add),
+        (Dense(), IN_TURN, unfreeze),
+        (Dense(), UPDATES, add),
+        (Dense(), FUSED, unfreeze),
+        (LocalTopK(4), GRADIENTS, unfreeze),
+        (LocalTopK(4), IN_TURN, add),
+        (LocalTopK(4), UPDATES, unfreeze),
+        (LocalTopK(4), FUSED, add),
+        (Marsit(3), GRADIENTS, add),
+        (Marsit(3), FUSED, unfreeze),
+    ],
+)
 def test_old_parameters_go_the_way_that_they_go_without_new_ones(
-    algorithm: Any, how: Callable[..., None], options: dict[str, Any], comm: Communicator
+    algorithm: Any, options: dict[str, Any], how: Callable[..., None], comm: Communicator
 ) -> None:
     model, optimizer = started(how, algorithm, comm, **options)
     alone = Branches()

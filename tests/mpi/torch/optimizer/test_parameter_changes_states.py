@@ -29,16 +29,34 @@ from tests.mpi.torch.optimizer.branches import (
 from tests.mpi.torch.training import same_on_all_ranks
 
 pytestmark = up_to_four_ranks
+LOCAL: dict[str, Any] = {**UPDATES, "local_steps": 2}
+OUTER: dict[str, Any] = {**UPDATES, "outer": (1, 0.5)}
 
 
-@pytest.mark.parametrize("options", [GRADIENTS, UPDATES, {**UPDATES, "local_steps": 2}, {**UPDATES, "outer": (1, 0.5)}])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("saved_at", [2, 5, 8])
-@ways
+@pytest.mark.parametrize(
+    ("saved_at", "options", "how", "dtype"),
+    [
+        (2, GRADIENTS, add, torch.float32),
+        (2, UPDATES, unfreeze, torch.float32),
+        (2, LOCAL, unfreeze, torch.bfloat16),
+        (2, OUTER, add, torch.bfloat16),
+        (5, GRADIENTS, unfreeze, torch.bfloat16),
+        (5, UPDATES, add, torch.bfloat16),
+        (5, LOCAL, add, torch.float32),
+        (5, OUTER, unfreeze, torch.float32),
+        (8, GRADIENTS, unfreeze, torch.float32),
+        (8, UPDATES, add, torch.float32),
+        (8, LOCAL, unfreeze, torch.bfloat16),
+        (8, OUTER, add, torch.bfloat16),
+    ],
+)
 def test_gradual_unfreezing_is_resumed_to_the_bit(
-    saved_at: int, dtype: torch.dtype, how: Callable[..., None], options: dict[str, Any], comm: Communicator
+    saved_at: int, options: dict[str, Any], how: Callable[..., None], dtype: torch.dtype, comm: Communicator
 ) -> None:
-    """States of before, between and after two additions: before one is loaded, the parameters that it has are added."""
+    """States of before, between and after two additions: before one is loaded, the parameters that it has are added.
+
+    Any two of place, mode, way and type meet in a case.
+    """
     parts = ("new.2", "new.0")
 
     def grow(model: Branches, optimizer: DistributedOptimizer, part: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.faults.jobs import JOB_S, Job, Jobs, jobs
+from tests.unit.faults.jobs import JOB_S, Jobs, jobs
 
 __all__ = ["jobs"]
 
@@ -55,11 +55,9 @@ def test_an_error_is_told_once_and_names_the_cure(jobs: Jobs, tmp_path: Path) ->
 def test_a_killed_run_with_files_of_messages_is_resumed(jobs: Jobs, tmp_path: Path) -> None:
     checkpoints, record = tmp_path / "checkpoints", tmp_path / "run.json"
 
-    def started(*argv: str) -> Job:
-        common = ["--store", "disk", "--checkpoint", str(checkpoints), "--epochs", "500"]
-        return jobs.start(RANKS, ["-m", "apps.pipeline", *SMALL, *common, *argv])
+    common = ["--store", "disk", "--checkpoint", str(checkpoints), "--epochs", "500"]
 
-    job = started()
+    job = jobs.start(RANKS, ["-m", "apps.pipeline", *SMALL, *common])
     job.wait_for(lambda: len(list(checkpoints.glob("step-*"))) > 1, "saved two epochs")
     os.kill(job.ranks()[-1], signal.SIGKILL)
     ended, output = job.finish()
@@ -67,15 +65,12 @@ def test_a_killed_run_with_files_of_messages_is_resumed(jobs: Jobs, tmp_path: Pa
     (newest,) = (sorted(checkpoints.glob("step-*"))[-1:],)
     epoch = int(newest[0].name.removeprefix("step-"))
 
-    job = started("--resume", "--stop-after", str(epoch + 2), "--json", str(record))
-    ended, output = job.finish()
-    assert ended == 0, output
+    resumed = [*SMALL, *common, "--resume", "--stop-after", str(epoch + 2), "--json", str(record)]
+    job = jobs.run(RANKS, ALL_ERRORS, CASES=[resumed, [*SMALL, *common, "--stop-after", "1"]])
+    _, output = job.finish()
+    assert [job.told(f"statuses-{rank}") for rank in range(RANKS)] == ["[0, 1]"] * RANKS, output
     assert f"resumed from {newest[0]}" in output
     found = json.loads(record.read_text())
     assert [each["epoch"] for each in found["epochs"]] == list(range(1, epoch + 3))
     assert found["cuts_alike"]
-
-    job = started("--stop-after", "1")
-    ended, output = job.finish()
-    assert ended == 1
     assert "holds checkpoints of an earlier run; add --resume" in output

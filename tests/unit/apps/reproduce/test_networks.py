@@ -70,3 +70,20 @@ def test_nodes_have_as_many_ranks_as_the_task_names(tmp_path: Path) -> None:
         trained(Results(tmp_path), "of-a-task", task, method, 0, short)
         settings = json.loads((tmp_path / "of-a-task-0.json").read_text())["settings"]
         assert ("ranks_per_node" in settings) == (task.ranks_per_node is not None)
+
+
+def test_islands_average_gradients_within_a_node(tmp_path: Path) -> None:
+    adam = ("--epochs", "1", "--optimizer", "adam")
+    everyone = replace(DIGITS, ranks_per_node=DIGITS.ranks)
+    dense, islands, apart = (
+        train(task, method, 0, adam)["epochs"][0]["test_loss"]
+        for task, method in (
+            (everyone, Dense()), (replace(everyone, islands=True), Marsit(1)), (everyone, Marsit(1)),
+        )
+    )  # fmt: skip
+    assert islands == pytest.approx(dense, rel=1e-4)  # one island of all ranks: the mean gradient in one optimizer
+    assert abs(apart - dense) > 0.001 * dense
+    for task in (everyone, replace(everyone, islands=True)):
+        trained(Results(tmp_path), "of-a-task", task, Marsit(1), 0, adam)
+        settings = json.loads((tmp_path / "of-a-task-0.json").read_text())["settings"]
+        assert settings.get("islands", False) is task.islands

@@ -29,9 +29,14 @@ def aware(monkeypatch: pytest.MonkeyPatch, made: dict[int, FakeDevice]) -> None:
     monkeypatch.setattr(sign_merge, "DIRECT_BYTES", 0)
 
 
-@pytest.mark.parametrize("stepwise", [False, True], ids=["in pieces", "stepwise"])
 @pytest.mark.parametrize(
-    ("topology", "ranks"), [(Ring(), 3), (Torus(2, 2), 4), (Tree(), 3), (HalvingDoubling(), 4)], ids=str
+    ("topology", "ranks", "stepwise"),
+    [
+        *((Ring(), 3, stepwise) for stepwise in (False, True)),
+        *((Tree(), 3, stepwise) for stepwise in (False, True)),
+        *((Torus(2, 2), 4, False), (HalvingDoubling(), 4, True)),
+    ],
+    ids=str,
 )
 def test_bits_are_those_of_the_host_whatever_the_topology(
     topology: Topology, ranks: int, stepwise: bool, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch

@@ -49,15 +49,15 @@ def begun(nccl: FakeNCCL, comm: Communicator, method: Any, dtype: str = "float32
     return PerNode(method, local="nccl").start(comm, N, dtype=dtype, vector_id=number, device=f"cuda:{comm.rank}")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("method", "dtype"),
+    ("method", "dtype", "layout"),
     [
-        (Marsit(full_precision_every=2), "float32"),
-        (Marsit(full_precision_every=None, residual="paper"), "bfloat16"),
-        (EFSignSGD(), "float16"),
-        (QSGD(), "float32"),
-        (LocalTopK(rate=10), "float64"),
+        *((Marsit(full_precision_every=2), "float32", layout) for layout in LAYOUTS),
+        (Marsit(full_precision_every=None, residual="paper"), "bfloat16", "2x2"),
+        (EFSignSGD(), "float16", "2+1"),
+        (EFSignSGD(), "float16", "1x3"),
+        (QSGD(), "float32", "2+1"),
+        (LocalTopK(rate=10), "float64", "2x2"),
     ],
     ids=str,
 )

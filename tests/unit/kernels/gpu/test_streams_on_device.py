@@ -56,8 +56,13 @@ def steps(comm: Communicator, method: Any, dtype: str, streams: bool, background
     return [*results, *(np.asarray(state[key]) for key in sorted(state) if key != "method")]
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
-@pytest.mark.parametrize("name", METHODS)
+# One method of each reducer.
+IN_PIECES = ("marsit", "marsit paper", "marsit winners", "majority vote", "scalecom", "local top-k", "dense")
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"), [*((name, False) for name in METHODS), *((name, True) for name in IN_PIECES)]
+)
 def test_bits_are_those_of_a_host_that_waits(name: str, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if pieces:
         for module in ("sign_merge", "shared_selection", "piece_lengths", "choosers", "all_gather", "shared_indices"):
