@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Protocol
 from weakref import ref
@@ -16,6 +16,7 @@ from collectives.progress.polling import Backoff
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
+from mpicomp.feedback.packed_signs import PackedSigns
 
 
 class User(Protocol):
@@ -119,11 +120,20 @@ class VectorCall(Call):
         Counts the messages and times of the call.
     compare : Compare or None
         Comparison of the call, while the ranks have yet to compare it.
+    read : callable or None
+        ``read(elements)`` returns a piece of the vector, in memory that the next call overwrites, for encoders that
+        read each piece once; `values` is the vector as well.
+    accepts_packed : bool
+        The result may be left in `packed` besides `out`.
+    packed : PackedSigns or None
     """
 
     group: Communicator
     wide: FloatArray | None = None
     compare: Compare | None = None
+    read: Callable[[range], FloatArray] | None = None
+    accepts_packed = False
+    packed: PackedSigns | None = None
 
     def __init__(
         self,
@@ -151,6 +161,8 @@ class VectorCall(Call):
     @property
     def values(self) -> FloatArray:
         """See the attributes."""
+        if self._vector is None and self.read is not None:
+            self._vector = self.read(range(self.spec.n)).copy()
         if self._vector is None:
             assert self.difference is not None
             self._vector = self.difference.take()

@@ -133,6 +133,10 @@ class Driver(Protocol):
         """
         return False
 
+    def reads_pieces(self, step: int) -> bool:
+        """Return True if a step gets its vector from ``call.read``, where the call has it."""
+        return False
+
     def steps(self, call: VectorCall) -> Iterator[bool]:
         """Write the result of a step to ``call.out``.
 

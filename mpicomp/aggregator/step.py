@@ -83,6 +83,10 @@ class StepDriver(Driver):
         return self.can_compare and (self.at_once or self.feedback.reports_first(step)) and not self.is_dense(step)
 
     @override
+    def reads_pieces(self, step: int) -> bool:
+        return self.feedback.reads_pieces(step) and not self.is_dense(step)
+
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
         return self.in_full_precision(call) if self.is_dense(call.step) else self.compressed(call)
 

@@ -195,6 +195,10 @@ class MarsitDriver(StepDriver):
         self.can_compare = self.can_compare and self._flag is None and elements <= MOST_COPIED
 
     @override
+    def reads_pieces(self, step: int) -> bool:
+        return self._flag is None and super().reads_pieces(step)
+
+    @override
     def steps(self, call: VectorCall) -> Iterator[bool]:
         return super().steps(call) if self._flag is None else self._skipping(call)
 

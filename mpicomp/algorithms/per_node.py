@@ -27,9 +27,10 @@ from mpicomp.feedback.base import Feedback
 from mpicomp.nodes import torch_group
 from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.group_sum import DeviceGroupSum, HostGroupSum
-from mpicomp.nodes.local_sum import LocalSum, MessageSum, SharedMemorySum
+from mpicomp.nodes.local_sum import LocalSum, MessageSum
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
+from mpicomp.nodes.shared_memory_sum import SharedMemorySum
 
 Local = Literal["auto", "shared", "ring", "gloo", "nccl"]
 LOCALS: tuple[Local, ...] = get_args(Local)

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from collectives.annotations import AnyArray, Array, Bytes, Doubles, Testable, override
+from collectives.annotations import AnyArray, Array, Bytes, Doubles, FloatArray, Testable, override
 from collectives.arrays import HOST_DEVICE, Device, wait
 from collectives.arrays.elements import PAGE
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.packed_signs import PackedSigns
 
 State = dict[str, AnyArray]
 StateKind = Literal["mean", "owner", "owned", "shared", "shard"]
@@ -42,6 +43,10 @@ class StepInput(Protocol):
         The vector has been computed; the tensors of `difference` may be gone.
     compare : object or None
         Not None as long as the ranks have yet to compare the call.
+    read : callable or None
+        ``read(elements)`` returns a piece of the vector, where `Feedback.reads_pieces`.
+    accepts_packed : bool
+        The result may be left in `packed` besides `out`.
     """
 
     step: int
@@ -49,6 +54,9 @@ class StepInput(Protocol):
     wide: Array | None
     difference: Any
     compare: Any
+    read: Callable[[range], FloatArray] | None
+    accepts_packed: bool
+    packed: PackedSigns | None
 
     @property
     def is_taken(self) -> bool:
@@ -195,6 +203,10 @@ class Feedback(ABC):
         self._begun = self._committed = False
 
     # One step --------------------------------------------------------------------------------------------------------
+
+    def reads_pieces(self, step: int) -> bool:
+        """Return True if a step reads each piece of the vector once, and in no order, by ``call.read``."""
+        return False
 
     def begin(self, call: StepInput) -> None:
         """Take the vector and the result of another step."""

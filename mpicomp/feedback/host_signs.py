@@ -85,13 +85,16 @@ class HostSigns:
     def send_scales(self) -> None:
         """Do nothing: kernels of the host read the scales where they are."""
 
-    def encode(self, piece: int, vector: Array, odd_positive: bool, tensors: Tensors | None) -> None:
-        """Encode a piece of a vector, or of the pairs of `tensors`, and write its residual."""
+    def encode(self, piece: int, vector: Array, odd_positive: bool, tensors: Tensors | None, *, first: int = 0) -> None:
+        """Encode a piece, and write its residual.
+
+        The values are those of a vector that begins with element `first`, or of the pairs of `tensors`.
+        """
         (zero, tiny), encode, size, whole = self._constants, self._sign.encode, self._size, None
         for run in self._runs[piece]:
             tensor = run.tensor
             if tensors is None:
-                u = vector[run.elements]
+                u = vector[run.elements.start - first : run.elements.stop - first]
             else:
                 before, after = tensors[tensor]
                 whole, u = before[run.within], after[run.within]

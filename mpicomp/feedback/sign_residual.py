@@ -29,6 +29,7 @@ from mpicomp.feedback.base import (
 )
 from mpicomp.feedback.host_signs import HostSigns, Tensors
 from mpicomp.feedback.in_place_residual import InPlaceResidual
+from mpicomp.feedback.packed_signs import PackedSigns
 from mpicomp.feedback.scale_groups import ScaleGroups, why
 from mpicomp.feedback.sign_blocks import SignBlocks
 from mpicomp.feedback.step_size import SignRule, StepSize
@@ -90,7 +91,7 @@ class SignResidual(Feedback):
     ) -> None:
         super().__init__(device, {})
         self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
-        self._kind, self._lengths, self._bits = compute_type(dtype), lengths, bits
+        self._kind, self._lengths, self._bits, self._pieces = compute_type(dtype), lengths, bits, pieces
         self.in_place = residual = (
             None
             if rule.residual is None
@@ -129,6 +130,10 @@ class SignResidual(Feedback):
             )
 
     @override
+    def reads_pieces(self, step: int) -> bool:
+        return self.on_host and not self.reports_first(step)
+
+    @override
     def begin(self, call: StepInput) -> None:
         self._source, self._odd_positive = call, call.step % 2 == 0
         difference = self._difference = None if call.is_taken else call.difference
@@ -139,12 +144,14 @@ class SignResidual(Feedback):
             self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
         self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
         self._signs.begin(self._out)
-        if self._tensors is None:
+        if self._tensors is None and call.read is None:
             self._vector()  # before several threads need it
         self._kept = None  # before another copy is made
         if self.rule.transactional or call.compare is not None:
             kept = None if self.in_place is None else self.in_place.kept(self._signs.subtract_pending)
             self._before = Snapshot(kept, self.size.magnitudes.copy(), self.size.gamma)
+        elif call.read is not None:
+            self._before = Snapshot(None, self.size.magnitudes.copy(), self.size.gamma)
 
     @override
     def end(self) -> None:
@@ -169,8 +176,12 @@ class SignResidual(Feedback):
         compares = self._source is not None and self._source.compare is not None
         if self._before is not None and (self.rule.transactional or compares):
             self._restore(self._before)
-        elif self._encoding and self.in_place is not None:
-            self.in_place.spoiled = True
+        else:
+            if self._before is not None and self._source is not None and self._source.read is not None:
+                # another shard of the vector may have failed after this one has adopted its reports
+                self._restore(self._before)
+            if self._encoding and self.in_place is not None:
+                self.in_place.spoiled = True
         self.end()
 
     def _restore(self, before: Snapshot) -> None:
@@ -192,6 +203,11 @@ class SignResidual(Feedback):
     @override
     def encode(self, piece: int) -> Testable | None:
         self._encoding, tensors = True, self._tensors
+        if self._source is not None and self._source.read is not None:
+            assert isinstance(self._signs, HostSigns)
+            elements = self._pieces[piece]
+            self._signs.encode(piece, self._source.read(elements), self._odd_positive, None, first=elements.start)
+            return None
         vector = self._vector() if tensors is None else self._nothing
         return self._signs.encode(piece, vector, self._odd_positive, tensors)
 
@@ -208,6 +224,8 @@ class SignResidual(Feedback):
         self.size.adapt()
         if self._difference is not None and self.packed:
             self._difference.keep_packed(self.subtract_result)
+        if call.accepts_packed and not self._has_pairs:  # besides the result in `out`
+            call.packed = PackedSigns(self._bits, self.size.positive, self.size.negative)
 
     def subtract_result(self, tensors: Sequence[FloatArray]) -> None:
         """Subtract the last result, which was left packed, from flat tensors."""

@@ -51,10 +51,12 @@ class ShardCall(VectorCall):
     outer : VectorCall
     text : CallText
         Its `group` are the owners of the shard.
-    values : FloatArray
-        Sum of the node.
+    values : FloatArray or None
+        Sum of the node; None: `read` computes it.
     out : array
         Overwritten with the result.
+    read : callable or None
+        See `VectorCall`.
     """
 
     wait_name = _of_outer("wait_name")
@@ -65,15 +67,24 @@ class ShardCall(VectorCall):
     waited_s = _of_outer("waited_s")
     background = _of_outer("background")
 
-    def __init__(self, outer: VectorCall, text: CallText, values: FloatArray, out: Array) -> None:
+    def __init__(
+        self,
+        outer: VectorCall,
+        text: CallText,
+        values: FloatArray | None,
+        out: Array,
+        read: Callable[[range], FloatArray] | None = None,
+    ) -> None:
         self.outer = outer
         describe = outer.describe
         super().__init__(text, outer.step, outer.user, values, None, out, outer.traffic)
+        self.read = read
         self.tag = text.tag
         outer.describe = describe
         self.thread = outer.thread
         if text.spec.sixteen_bit:
             self.wide = values
+        self.accepts_packed = read is not None
 
     @property
     def describe(self) -> Callable[[], str]:
@@ -184,15 +195,30 @@ class PerNodeDriver(Driver):
             self._is_open = True
         if self.restored:
             yield from self._compare_restored(call)
-        local = self._local
-        with _span(call, "local", "local sum"):
-            finite = yield from (local.take if self._equal else local.reduce)(call, call.values)
-        with _span(call, "node", "between nodes"):
-            outcome = yield from (self._exchange(call, finite) if self._between else self._mean_of_node(call, finite))
-        with _span(call, "local", "local gather"):
-            worst = yield from local.gather(call, call.out, outcome)
+        local, values = self._local, call.values
+        local.begin(call.out, values)
+        try:
+            with _span(call, "local", "local sum"):
+                finite = yield from self._sum(call, values)
+            with _span(call, "node", "between nodes"):
+                exchange = self._exchange if self._between else self._mean_of_node
+                outcome = yield from exchange(call, finite)
+            with _span(call, "local", "local gather"):
+                worst = yield from local.gather(call, call.out, outcome)
+        finally:
+            local.end()
         if worst == BAD:
             yield from self._raise(call)
+
+    def _sum(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool | None]:
+        """Sum the shard; returns whether the node's sums are finite, or None if the method reads them by pieces."""
+        local = self._local
+        if self._equal:
+            return (yield from local.take(call, values))
+        if self._between and local.reads_pieces and self._inner.reads_pieces(call.step) and call.group.workers is None:
+            yield from local.share(call, values)
+            return None
+        return (yield from local.reduce(call, values))
 
     def _compare_restored(self, call: VectorCall) -> Iterator[bool]:
         """Raise CollectiveMismatch on all ranks if owners of one shard have loaded states that differ."""
@@ -211,19 +237,24 @@ class PerNodeDriver(Driver):
                 )
         self.restored = ""
 
-    def _exchange(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
+    def _exchange(self, call: VectorCall, finite: bool | None) -> Generator[bool, None, int]:
         """Make the method's step of this rank's shard; returns its outcome."""
-        if not finite:
+        local = self._local
+        if finite is False:
             # The method's own check then finds it, on the owners of all shards alike: they fail, or skip, together.
-            self._local.spoil()
-        inner = ShardCall(call, self._text, self._local.sums, self._local.result)
+            local.spoil()
+        if finite is None:
+            inner = ShardCall(call, self._text, None, local.result, local.read)
+        else:
+            inner = ShardCall(call, self._text, local.sums, local.result)
         try:
             yield from self._inner.steps(inner)
         except NonFiniteGradient:
             return BAD
-        return FINE if finite or self._skips else BAD
+        local.packed = inner.packed
+        return FINE if finite is not False or self._skips else BAD
 
-    def _mean_of_node(self, call: VectorCall, finite: bool) -> Generator[bool, None, int]:
+    def _mean_of_node(self, call: VectorCall, finite: bool | None) -> Generator[bool, None, int]:
         local = self._local
         self._adds_pending = self.has_pending and (finite or not self._skips)
         if not finite and self._skips:

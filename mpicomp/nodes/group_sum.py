@@ -49,7 +49,8 @@ class HostGroupSum(AgreeingSum):
         parts, finite = self._landing.reshape(self._size, -1), True
         step = LONGEST_COPY_BYTES // self.sums.itemsize
         for start in range(0, len(self.own), step):
-            finite &= self._add([part[start : start + step] for part in parts], start)
+            cut = slice(start, start + step)
+            finite &= self._add([part[cut] for part in parts], self.sums[cut])
             yield True
         return (yield from self._agree(call, FINE if finite else BAD)) == FINE
 

@@ -5,44 +5,30 @@ Sums are taken in float32 or float64, in the order of local ranks, so all ways h
 
 from __future__ import annotations
 
-import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Traffic
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
-from collectives.arrays.elements import PAGE, aligned_empty, narrow
-from collectives.arrays.shared_memory import SharedMemory, share_memory
+from collectives.arrays.elements import aligned_empty, narrow
 from collectives.communicator.nodes import Nodes
 from collectives.execution.handle import Steps
 from collectives.progress.polling import until
-from collectives.quoting import list_ranks
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
+from mpicomp.feedback.packed_signs import PackedSigns
 from mpicomp.kernels import of
 
 TILE = 32_768  # elements that stay in cache while several vectors are added
-PIECE_BYTES = 1 << 18  # copied, or summed, between two looks at other ranks and calls
 LONGEST_COPY_BYTES = 1 << 20  # between two looks at other calls
-SLOTS = 2  # pieces of each shard that a rank shares at a time: few, so that they stay in the caches
 STREAMING_ELEMENTS = 1 << 18  # of a vector that is longer than the caches of a core
 LONGEST_MESSAGE_BYTES = 1 << 30
-TEXT_BYTES = 1 << 12  # name of a file, or the reason why there is none
 FINE, BAD = 1, 2
 """Outcome of a rank's part of a step; BAD: not a finite number, or an error that all owners of the shard raise."""
-_SPACING = 16  # int64 words between two counters, which then lie in different lines of the cache
-# Counters of a rank: pieces that it has shared, pieces of its shard that it has added, steps whose sums or results are
-# complete. The outcomes of the last two lie `_OUTCOMES` behind them.
-_SHARED, _ADDED, _SUMMED, _DONE, _OUTCOMES = range(5)
-
-_log = logging.getLogger("mpicomp")
 
 
 class LocalSum(ABC):
@@ -69,6 +55,10 @@ class LocalSum(ABC):
     """
 
     result: AnyArray
+    reads_pieces: ClassVar[bool] = False
+    """Flag: `share` and `read` may take the place of `reduce`."""
+    packed: PackedSigns | None = None
+    """The result of the shard where it was left packed, which only sums with `reads_pieces` accept."""
 
     def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
         self.is_mean = len(nodes.sizes) == 1
@@ -83,6 +73,22 @@ class LocalSum(ABC):
         """Return the way that the steps take, once its memory is allocated; collective among the ranks of the node."""
         yield from ()
         return self
+
+    def begin(self, out: AnyArray, values: FloatArray) -> None:
+        """Begin a step of a vector, whose result is written to `out`."""
+        return
+
+    def end(self) -> None:
+        """End a step: no reference to the caller's arrays is left."""
+        return
+
+    def share(self, call: VectorCall, values: FloatArray) -> Steps:
+        """Have all ranks of the node share their vectors; then `read` returns sums until `gather`."""
+        raise NotImplementedError
+
+    def read(self, elements: range) -> FloatArray:
+        """Return the sum of a piece of the shard, divided, in memory that the next call overwrites."""
+        raise NotImplementedError
 
     @abstractmethod
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
@@ -100,7 +106,7 @@ class LocalSum(ABC):
         outcome = FINE if nonfinite.all_finite(shard) else BAD
         # before the sums are written, which other ranks may still read as the last result
         worst = yield from self._begin(call, outcome)
-        self._add([shard], 0)
+        self._add([shard], self.sums)
         return worst == FINE
 
     def spoil(self) -> None:
@@ -140,15 +146,15 @@ class LocalSum(ABC):
             The worst outcome of the node's ranks; equal on all of them.
         """
 
-    def _add(self, parts: Sequence[FloatArray], start: int) -> bool:
-        """Write a sum of the shard, divided, to `sums` from `start` on; returns False if it is not finite."""
+    def _add(self, parts: Sequence[FloatArray], total: FloatArray, *, streaming: bool | None = None) -> bool:
+        """Write the sum of parts, divided, to `total`; returns False if it is not finite. None: past caches if long."""
         add, divisor, length = of("cpu").node_sum.add, self._divisor, len(parts[0])
-        total = self.sums[start : start + length]
         if len(parts) == 1:
             np.divide(parts[0], divisor, out=total)
             return nonfinite.all_finite(total)
         if len(parts) == 2:
-            return bool(add(*parts, divisor, self._streams and total.ctypes.data % 32 == 0, total))
+            streams = self._streams if streaming is None else streaming
+            return bool(add(*parts, divisor, streams and total.ctypes.data % 32 == 0, total))
         finite = True
         for at in range(0, length, TILE):
             tile = slice(at, at + TILE)
@@ -158,141 +164,6 @@ class LocalSum(ABC):
                 add(sums, part[tile], None, False, sums)
             finite &= bool(add(sums, parts[-1][tile], divisor, False, sums))
         return finite
-
-
-class SharedMemorySum(LocalSum):
-    """Sums read in place from memory that the ranks of a node share.
-
-    A rank copies the shards of the others into its segment, piece by piece, and adds the pieces of its own shard
-    meanwhile. The pieces take few places in turn, which stay in the caches. Counters in the segments take the place of
-    messages.
-    """
-
-    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
-        super().__init__(nodes, shards, spec, divisor)
-        self._nodes = nodes
-        # taken now: later some ranks may have started another method, and others not
-        self._tag, self._channel = nodes.local.fixed_tag(), SideChannel(nodes.local, 0, TEXT_BYTES)
-        self._piece = PIECE_BYTES // spec.compute.itemsize
-        self._rounds = -(-max(map(len, self.shards)) // self._piece)
-        self._memory: SharedMemory | None = None
-        self._shared: list[AnyArray] = []  # of each rank: pieces [SLOTS, shards, piece]
-        self._results: list[AnyArray] = []
-        self._counters: list[AnyArray] = []
-        self._turn = 0
-
-    @override
-    def opened(self, call: VectorCall) -> Generator[bool, None, LocalSum]:
-        try:
-            yield from self._allocate(call)
-        except MemoryError as error:
-            _log.warning(
-                "%s: the ranks of this node share no memory for a vector of %d elements (%s), and send messages: make "
-                "room in /dev/shm, which containers often limit, or pass local='ring'",
-                self.local.here, self.spec.n, error,
-            )  # fmt: skip
-            return MessageSum(self._nodes, self.shards, self.spec, float(self._divisor), self._tag)
-        finally:
-            del self._channel
-        return self
-
-    def _allocate(self, call: VectorCall) -> Steps:
-        compute, stored = self.spec.compute, self.spec.stored
-        lengths = [len(shard) for shard in self.shards]
-        shape = SLOTS, len(lengths), min(self._piece, max(lengths))
-        results = PAGE + -(-math.prod(shape) * compute.itemsize // PAGE) * PAGE
-        nbytes = results + max(lengths) * stored.itemsize
-        memory = yield from share_memory(nbytes, partial(self._gather, call))
-        for segment, length in zip(memory.segments, lengths, strict=True):
-            self._counters.append(segment[:PAGE].view(np.int64)[::_SPACING])
-            pieces = segment[PAGE : PAGE + math.prod(shape) * compute.itemsize]
-            self._shared.append(pieces.view(compute).reshape(shape))
-            self._results.append(segment[results : results + length * stored.itemsize].view(stored))
-        self._memory, self.result = memory, self._results[self._rank]
-        if self.is_mean and stored == compute:
-            self.sums = self.result
-
-    def _gather(self, call: VectorCall, text: str) -> Generator[bool, None, list[str]]:
-        """Return the texts of the node's ranks."""
-        tail, written = self._channel.tail, text.encode()[:TEXT_BYTES]
-        tail[: len(written)] = np.frombuffer(written, np.uint8)
-        tail[len(written) :] = 0
-        yield from self._channel.swap(call, Traffic())
-        return [bytes(one).rstrip(b"\0").decode(errors="replace") for one in self._channel.tails]
-
-    def _count(self, kind: int, count: int) -> None:
-        """Set a counter of this rank, behind all that it has read and written before."""
-        assert self._memory is not None
-        self._memory.fence()
-        self._counters[self._rank][kind] = count
-
-    def _await(self, call: VectorCall, kind: int, count: int) -> Steps:
-        """Wait until this counter of all ranks has come so far."""
-        assert self._memory is not None
-        counters = self._counters
-        if any(one[kind] < count for one in counters):
-            call.describe = partial(self._describe_behind, kind, count)
-            while any(one[kind] < count for one in counters):
-                yield False
-            if call.idle_turns:
-                call.moved()
-        self._memory.fence()
-
-    def _describe_behind(self, kind: int, count: int) -> str:
-        members, counters = self._nodes.layout.members, self._counters
-        behind = list_ranks([rank for rank, one in zip(members, counters, strict=True) if one[kind] < count])
-        return f"{self.local.here}: {behind} did not come to this step"
-
-    @override
-    def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
-        piece, mine, copy = self._piece, self._shared[self._rank], of("cpu").node_sum.copy
-        first = self._turn * self._rounds
-        self._turn += 1
-        finite = True
-        for number in range(self._rounds):
-            slot, turn = number % SLOTS, first + number + 1
-            yield from self._await(call, _ADDED, turn - SLOTS)
-            parts = [shard[number * piece : (number + 1) * piece] for shard in self.shards]
-            for rank, part in enumerate(parts):
-                if part and rank != self._rank:
-                    copy(values[part.start : part.stop], False, mine[slot, rank, : len(part)])
-            self._count(_SHARED, turn)
-            yield True
-            yield from self._await(call, _SHARED, turn)
-            if own := parts[self._rank]:
-                pieces = [one[slot, self._rank, : len(own)] for one in self._shared]
-                pieces[self._rank] = values[own.start : own.stop]
-                finite &= self._add(pieces, own.start - self.own.start)
-            self._count(_ADDED, turn)
-        return (yield from self._agree(call, _SUMMED, FINE if finite else BAD)) == FINE
-
-    @override
-    def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
-        self._turn += 1
-        return (yield from self._agree(call, _SUMMED, outcome))
-
-    def _agree(self, call: VectorCall, kind: int, outcome: int) -> Generator[bool, None, int]:
-        """Return the worst outcome of the node's ranks."""
-        self._counters[self._rank][kind + _OUTCOMES] = outcome
-        self._count(kind, self._turn)
-        yield from self._await(call, kind, self._turn)
-        return max(int(one[kind + _OUTCOMES]) for one in self._counters)
-
-    @override
-    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
-        worst = yield from self._agree(call, _DONE, outcome)
-        if worst == BAD:
-            return worst
-        copy, piece = of("cpu").node_sum.copy, LONGEST_COPY_BYTES // out.itemsize
-        for shard, result in zip(self.shards, self._results, strict=True):
-            for part in (shard[at : at + piece] for at in range(0, len(shard), piece)):
-                source, target = result[part.start - shard.start :][: len(part)], out[part.start : part.stop]
-                if out.itemsize == 2:
-                    target[:] = source
-                else:
-                    copy(source, self._streams and target.ctypes.data % 32 == 0, target)
-                yield True
-        return worst
 
 
 class AgreeingSum(LocalSum):
@@ -358,7 +229,8 @@ class MessageSum(AgreeingSum):
         parts[self._rank] = values[own.start : own.stop]
         finite, step = True, LONGEST_COPY_BYTES // self.sums.itemsize
         for start in range(0, len(own), step):
-            finite &= self._add([part[start : start + step] for part in parts], start)
+            cut = slice(start, start + step)
+            finite &= self._add([part[cut] for part in parts], self.sums[cut])
             yield True
         return (yield from self._agree(call, FINE if finite else BAD)) == FINE
 

@@ -222,7 +222,7 @@ def test_ranks_without_shared_memory_send_messages_and_say_so_once(
     def fail(*arguments: object) -> None:
         raise MemoryError("No space left on device")
 
-    monkeypatch.setattr("mpicomp.nodes.local_sum.share_memory", fail)
+    monkeypatch.setattr("mpicomp.nodes.shared_memory_sum.share_memory", fail)
     with caplog.at_level(logging.WARNING, "mpicomp"):
         found = per_node(LocalTopK(50), 4, 2)
     np.testing.assert_array_equal(found[3][0], expected)

@@ -16,7 +16,8 @@ import pytest
 from collectives import CollectiveTimeout
 from mpicomp import Communicator, LocalTopK, PerNode, run_local
 from mpicomp.nodes.driver import PerNodeDriver
-from mpicomp.nodes.local_sum import MessageSum, SharedMemorySum
+from mpicomp.nodes.local_sum import MessageSum
+from mpicomp.nodes.shared_memory_sum import SharedMemorySum
 from tests.exact import gradient
 
 N = 3 * 32_768 + 900
@@ -32,7 +33,7 @@ def test_ranks_that_start_methods_at_different_times_send_messages_alike(monkeyp
     def fail(*arguments: object) -> None:
         raise MemoryError("No space left on device")
 
-    monkeypatch.setattr("mpicomp.nodes.local_sum.share_memory", fail)
+    monkeypatch.setattr("mpicomp.nodes.shared_memory_sum.share_memory", fail)
 
     def work(comm: Communicator) -> Any:
         first = PerNode(LocalTopK(50)).start(comm, N)
