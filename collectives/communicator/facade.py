@@ -31,7 +31,7 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process
+from collectives.process_end import end_with_process, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
@@ -229,7 +229,7 @@ class Communicator(metaclass=_Listed):
         self.calls = Calls(self._users)
         self.piece_bytes = piece_bytes
         self._open(mpi_comm, layout, hosts)
-        self.regroup = Regroup(self) if on_failure == "regroup" and self.size > 1 else None
+        self.regroup = Regroup(self, leave_without_finalizing) if on_failure == "regroup" and self.size > 1 else None
         self.calls.regroup = self.regroup
         try:
             self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)

@@ -27,7 +27,6 @@ from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
 from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailure, RanksLost
 from collectives.execution.handle import Call, Steps
-from collectives.process_end import leave_without_finalizing
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import reports_death, shrink
@@ -57,6 +56,8 @@ class Regroup:
     Parameters
     ----------
     comm : Communicator
+    on_death : callable
+        Called before the survivors regroup.
 
     Attributes
     ----------
@@ -66,8 +67,9 @@ class Regroup:
         How often the survivors have regrouped.
     """
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm, self.members, self.count = comm, tuple(range(comm.size)), 0
+    def __init__(self, comm: Communicator, on_death: Callable[[], None]) -> None:
+        self._comm, self._on_death = comm, on_death
+        self.members, self.count = tuple(range(comm.size)), 0
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
         self._joined = self._begun = 0  # users; calls in the order of all ranks
         self._active = False
@@ -178,7 +180,7 @@ class Regroup:
 
     def _regroup(self, start: float) -> None:
         comm = self._comm
-        leave_without_finalizing()
+        self._on_death()
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts, missing = (comm.layout, comm.hosts), f"{here}: a rank has died, and not all survivors come to regroup"
         saved: list[tuple[Any, Any]] | None = None
