@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collectives.errors import NonFiniteGradient as NonFiniteGradient
     from collectives.errors import NotARank as NotARank
     from collectives.errors import PeerFailure as PeerFailure
+    from collectives.errors import RanksLost as RanksLost
     from collectives.execution.handle import Handle as Handle
     from collectives.execution.handle import Traffic as Traffic
     from collectives.execution.handle import TrafficLog as TrafficLog
@@ -53,6 +54,7 @@ _HOMES = {
         "NonFiniteGradient",
         "NotARank",
         "PeerFailure",
+        "RanksLost",
     ),
     "execution.handle": ("Handle", "Traffic", "TrafficLog"),
     "schedules.halving_doubling": ("HalvingDoubling",),

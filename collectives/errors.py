@@ -122,6 +122,36 @@ class PeerFailure(CollectiveError):
     """
 
 
+class RanksLost(PeerFailure):
+    """Ranks died during a call that the survivors do not repeat by themselves; raised on all of them.
+
+    The communicator goes on with the survivors, see ``Communicator(on_failure="regroup")``.
+
+    Attributes
+    ----------
+    members : tuple of int
+        Rank that each survivor had when the communicator was made.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from collectives import Communicator, RanksLost
+    >>> def broadcast_weights(comm, weights):
+    ...     try:
+    ...         return comm.broadcast(weights, root=comm.size - 1)
+    ...     except RanksLost as error:
+    ...         print("ranks of the start that are left:", error.members)
+    ...         return comm.broadcast(weights, root=0)
+    >>> with Communicator() as comm:
+    ...     broadcast_weights(comm, np.ones(2))
+    array([1., 1.])
+    """
+
+    def __init__(self, message: str, members: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.members = members
+
+
 class CommunicatorClosed(CollectiveError):
     """The communicator was closed, or an earlier error left messages in flight.
 

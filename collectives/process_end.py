@@ -236,6 +236,19 @@ def _leave_all() -> None:
                 ending.leave()
 
 
+def leave_without_finalizing() -> None:
+    """End this process without MPI_Finalize, which may wait for a rank that has died."""
+    atexit.unregister(_leave_without_finalizing)
+    watch_exit_status()
+    atexit.register(_leave_without_finalizing)
+
+
+def _leave_without_finalizing() -> None:
+    atexit.unregister(_leave_without_finalizing)
+    atexit._run_exitfuncs()  # those that were registered before
+    _leave_child()
+
+
 def _mark_rank() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
         mark(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")

@@ -34,6 +34,7 @@ ROLES = {
     "collectives.dense": "sums, gathered rows",
     "collectives.execution": "calls, executors",
     "collectives.progress": "waiting, limits",
+    "collectives.recovery": "survivors regroup",
     "collectives.schedules": "plans: ring, torus, ...",
     "collectives.threads": "run_local",
     "collectives.trace": "events, clocks",

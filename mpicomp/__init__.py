@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         TrueTopK,
         algorithm,
     )
-    from mpicomp.checkpoint.redistribute import redistribute
     from mpicomp.checkpoint.state import load_state, save_state
+    from mpicomp.feedback.redistribute import redistribute
 
 __version__ = "0.1.0"
 
@@ -55,7 +55,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "install_abort_hook": "collectives.process_end",
     "load_state": "mpicomp.checkpoint.state",
-    "redistribute": "mpicomp.checkpoint.redistribute",
+    "redistribute": "mpicomp.feedback.redistribute",
     "run_local": "collectives.threads.run_local",
     "save_state": "mpicomp.checkpoint.state",
 }

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from collectives import launcher
 from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
-from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layout, validate_ranks_per_node
+from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layouts, validate_ranks_per_node
 from collectives.communicator.slow_link import link_of, linked_node, validate_link
 from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
@@ -27,6 +27,7 @@ from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.process_end import install_unless_attended
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks, one_line
+from collectives.recovery.fault_tolerance import CURE, is_tolerant
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from collectives.schedules.registry import topology as topology_of
@@ -69,6 +70,7 @@ def validate_arguments(
     abort_hook: bool,
     link: EmulatedLink | str | None = None,
     ranks_per_node: int | None = None,
+    on_failure: str = "raise",
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -101,6 +103,7 @@ def validate_arguments(
         emulated = validate_link(link)
         if emulated is not None and link_of(parent) is not None:
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
+        _validate_on_failure(on_failure, parent)
         workers = Workers(int(threads)) if threads > 1 else None
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
@@ -110,6 +113,13 @@ def validate_arguments(
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
+
+
+def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
+    if on_failure not in ("raise", "regroup"):
+        raise ValueError(f"on_failure is {on_failure!r}: choose 'raise' or 'regroup'")
+    if on_failure == "regroup" and parent.size > 1 and not is_tolerant(parent):
+        raise ValueError(f"on_failure='regroup' needs an MPI whose ranks outlive others: {CURE}")
 
 
 def require_rank(alone: bool = False) -> None:
@@ -173,16 +183,15 @@ def _error(kind: type[Exception], source: str, value: object) -> Exception:
 
 
 class Duplicate(NamedTuple):
-    """Duplicate of a communicator, and the hosts and nodes of its ranks."""
+    """Duplicate of a communicator, and the nodes and hosts of its ranks."""
 
     mpi_comm: MPI.Comm
-    local_rank: int
-    local_size: int
     layout: NodeLayout
+    hosts: NodeLayout
 
 
 def duplicate(parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float) -> Duplicate:
-    """Return a duplicate of a communicator, with this rank's number among the ranks of its host, and their number.
+    """Return a duplicate of a communicator, with the layouts of its nodes and hosts.
 
     Raises
     ------
@@ -195,15 +204,13 @@ def duplicate(parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | No
     mpi_comm = parent.Dup()
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
-    host_rank, host_size = host.rank, host.size
     try:
-        layout = find_layout(mpi_comm, host, ranks_per_node, timeout)
+        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout))
     except ValueError:
         mpi_comm.Free()
         raise
     finally:
         host.Free()
-    return Duplicate(mpi_comm, host_rank, host_size, layout)
 
 
 def assemble(parent: MPI.Comm, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from weakref import ref
 
 from mpi4py import MPI
@@ -16,9 +16,12 @@ from collectives.annotations import AnyArray, Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed, NonFiniteGradient
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.pipelined import Cache, free_all
-from collectives.progress.polling import until
+from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
 from collectives.trace.recorder import Trace
+
+if TYPE_CHECKING:
+    from collectives.recovery.regroup import Regroup
 
 FIXED_TAGS = 16_000  # long-lived users have the tags below, and single calls as many from there on
 
@@ -66,8 +69,27 @@ class Users:
     def free_unused(self) -> None:
         """Free the requests of users that are gone."""
         while self.gone:
-            _, cache = self._requests.pop(id(self.gone.pop()))
+            _, cache = self._requests.pop(id(self.gone.pop()), (None, {}))  # nothing of a user from before `renew`
             free_all(cache)
+
+    def renew(self) -> None:
+        """Forget what users share and keep for a group of ranks that is no more; MPI may still write to it."""
+        keep_alive(self._requests, self._common)
+        self._requests, self._common = {}, {}
+
+    @contextmanager
+    def tags_from(self, tag: int) -> Iterator[None]:
+        """Give out the tags behind this one once more in this block, to the user that had them."""
+        before, self._fixed_tag = self._fixed_tag, tag
+        try:
+            yield
+        finally:
+            self._fixed_tag = before
+
+    @property
+    def last_tag(self) -> int:
+        """The last tag given out; 0 before the first."""
+        return self._fixed_tag
 
     def free_all(self) -> None:
         """Free the requests of all users."""
@@ -79,8 +101,11 @@ class Users:
 class Calls:
     """Calls of one communicator, in the order in which all ranks begin them."""
 
-    def __init__(self, mpi_comm: MPI.Comm, here: str, users: Users) -> None:
-        self._mpi_comm, self.here, self._users = mpi_comm, here, users
+    here: str
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self.regroup: Regroup | None = None
         self.ordered: list[Call] = []  # calls in flight, in the order in which all ranks begin them
         self.pairwise: list[Call] = []  # calls in flight that only two ranks make, outside that order
         self.dropped: Call | None = None  # the last call whose handle was dropped before the call ended
@@ -90,7 +115,10 @@ class Calls:
         self.unseen_mismatch: Call | None = None  # ended in the background, perhaps unseen by its caller
         self._failure_was_raised = False
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
-        self._tag = 0
+
+    def renew(self, mpi_comm: MPI.Comm, here: str) -> None:
+        """Make calls over this communicator from now on, with tags from the first one on."""
+        self._mpi_comm, self.here, self._tag = mpi_comm, here, 0
 
     def in_flight(self) -> tuple[Call, ...]:
         """Return all calls in flight."""
@@ -124,6 +152,9 @@ class Calls:
         else:
             call.tag = self.next_tag()
             ordered.append(call)
+            if self.regroup is not None:
+                self.regroup.number(call)
+                call.steps = self.regroup.steps(call, steps)
 
     def _raise_unseen_mismatch(self) -> None:
         """Raise the mismatch of a call in the background unless its caller has seen it.

@@ -18,7 +18,7 @@ from collectives.communicator.calls import Calls
 from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure, RanksLost
 from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
@@ -51,6 +51,8 @@ class Ending:
             return error  # the communicator was given up before, and the missing ranks were found then
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners = ()  # nothing of the call is in flight
+            return error
+        if isinstance(error, RanksLost):  # on all survivors, who go on
             return error
         if isinstance(error, CollectiveMismatch) and call.is_pairwise:
             return error

@@ -218,8 +218,10 @@ def allgather(comm: Communicator, x: Kept) -> Kept:
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
     call = Call(comm, lambda: text)
     with comm.span("allgather", bytes=rows.values.nbytes):
-        steps = all_gather_rows(call, comm.check(call, fingerprint(text)), x, rows)
-        gathered: Kept = comm.run(call, stage(call, steps, rows.staging, None))
+        call.remake = lambda: stage(
+            call, all_gather_rows(call, comm.check(call, fingerprint(text)), x, rows), rows.staging, None
+        )
+        gathered: Kept = comm.run(call, call.remake())
     return gathered
 
 
@@ -244,8 +246,9 @@ def barrier(comm: Communicator) -> None:
     ['data', 'data', 'data']
     """
     call = Call(comm, lambda: "barrier()")
+    call.remake = lambda: _barrier(comm, call, comm.check(call, fingerprint("barrier")))
     with comm.span("barrier"):
-        comm.run(call, _barrier(comm, call, comm.check(call, fingerprint("barrier"))))
+        comm.run(call, call.remake())
 
 
 def _barrier(comm: Communicator, call: Call, check: Steps) -> Steps:
@@ -330,8 +333,8 @@ def allgather_object(comm: Communicator, obj: _Object) -> list[_Object]:
     with comm.span("allgather_object"):
         payload = _pickle(comm, obj, name)
         call = Call(comm, lambda: name)
-        steps = _all_gather(call, comm.check(call, fingerprint(name)), payload)
-        return _unpickle(comm, comm.run(call, steps), name)
+        call.remake = lambda: _all_gather(call, comm.check(call, fingerprint(name)), payload)
+        return _unpickle(comm, comm.run(call, call.remake()), name)
 
 
 def _broadcast(call: Call, check: Steps, payload: Bytes, root: int) -> Steps:
@@ -386,12 +389,19 @@ def allreduce_number(comm: Communicator, number: object, op: str, out: object, t
     given: Any = number
     text = f"{name} of a number of type {kind.__name__}"
     values = np.array([float(given)]) if kind is float else _pack_integer(comm, int(given), op, name)
-    call, result = Call(comm, lambda: text, traffic.clock), values.copy()
+    call, result, ranks = Call(comm, lambda: text, traffic.clock), values.copy(), 0
+
+    def steps() -> Steps:
+        nonlocal ranks
+        ranks = comm.size  # which may be smaller at the end of the call
+        return comm.check(call, fingerprint(text), traffic, values, result, combine=COMBINE[op])
+
+    call.remake = steps
     with comm.span("allreduce", op=op):
-        comm.run(call, comm.check(call, fingerprint(text), traffic, values, result, combine=COMBINE[op]))
+        comm.run(call, steps())
     traffic.calls += 1
     if op == "mean":
-        return float(result.item() / comm.size)
+        return float(result.item() / ranks)
     return int(result.item()) if op == "sum" and kind is bool else kind(result.item())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Array, Bytes, Kept
 from collectives.arrays.elements import Combine, add
+from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
@@ -30,8 +31,9 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process
+from collectives.process_end import end_with_process, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
+from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
 from collectives.trace.recorder import Trace
@@ -53,6 +55,7 @@ _NAMES = (
         "split",
         "grid",
         "nodes",
+        "members",
         "select",
         "stop_requested",
         "start_progress_thread",
@@ -116,6 +119,10 @@ class Communicator(metaclass=_Listed):
         Let groups of so many neighbouring ranks of a host count as a node, such as those of a socket, or to try
         `PerNode` on one machine. None: the ranks of a host are a node, and over an emulated link each rank is one.
         Equal on all ranks.
+    on_failure : "raise" or "regroup"
+        After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
+        calls in flight are made again; see docs/faults.md. The launcher must let ranks outlive others. Equal on all
+        ranks.
 
     Attributes
     ----------
@@ -130,8 +137,8 @@ class Communicator(metaclass=_Listed):
         The link that messages are held back by.
     one_node : bool
         All ranks are on one node; False over an emulated link.
-    layout : NodeLayout
-        Node of each rank.
+    layout, hosts : NodeLayout
+        Node and host of each rank.
     swapped_bytes : int
         Longest vector that can be summed in the messages of a call's check.
     calls : Calls
@@ -203,45 +210,90 @@ class Communicator(metaclass=_Listed):
         alone: bool = False,
         abort_hook: bool = True,
         ranks_per_node: int | None = None,
+        on_failure: Literal["raise", "regroup"] = "raise",
     ) -> None:
         given = arguments.validate_arguments(
-            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node
-        )
+            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
+            on_failure,
+        )  # fmt: skip
         parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated, self.ranks_per_node = given
-        self.rank, self.size, self.here = parent.rank, parent.size, f"rank {parent.rank} of {parent.size}"
-        self.mpi_comm, self.local_rank, self.local_size, self.layout = arguments.duplicate(
-            parent, self.arrival_timeout, self.ranks_per_node, self.timeout
-        )
-        self._nodes: dict[NodeLayout, Nodes] = {}
+        mpi_comm, layout, hosts = arguments.duplicate(parent, self.arrival_timeout, self.ranks_per_node, self.timeout)
         if emulated is not None:
-            self.mpi_comm = slow_down(self.mpi_comm, emulated, self.layout.node_of)
-        self.link = link_of(self.mpi_comm)
-        self.one_node = len(self.layout.sizes) == 1 and self.link is None
+            mpi_comm = slow_down(mpi_comm, emulated, layout.node_of)
+        self.link = link_of(mpi_comm)
+        self._nodes: dict[NodeLayout, Nodes] = {}
         self.threads = 1 if self.workers is None else self.workers.threads
-        self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.trace: Trace | None = None
-        self.missing = MissingRanks(self.mpi_comm, self.timeout)
         self.verifies = verify
         self._users = Users()
-        self.dense_buffers: list[Bytes] = []
-        self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes)
-        self.calls = Calls(self.mpi_comm, self.here, self._users)
-        self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
-        end_with_process(self.ending)
+        self.calls = Calls(self._users)
         self.piece_bytes = piece_bytes
+        self._open(mpi_comm, layout, hosts)
+        self.regroup = Regroup(self, leave_without_finalizing) if on_failure == "regroup" and self.size > 1 else None
+        self.calls.regroup = self.regroup
         try:
             self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
         except ValueError:
             self.close()
             raise
-        eager_bytes = SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
-        self._routes = Routes(self.rank, self.size, self.topology, self.network, piece_bytes, eager_bytes, self.link)
-        self.route, self.route_parts = str(self._routes), self._routes.parts
+        self._eager_bytes = (
+            SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
+        )
+        self._set_routes()
         self.traffic = Traffic()
         if trace is not None:
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
             self.trace.link = "" if self.link is None else str(self.link)
             self.ending.trace = self.trace
+
+    def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
+        """Make all that depends on the group of ranks, except for the routes of messages."""
+        self.mpi_comm, self.layout, self.hosts = mpi_comm, layout, hosts
+        self.rank, self.size, self.here = layout.rank, mpi_comm.size, f"rank {layout.rank} of {mpi_comm.size}"
+        self.local_rank, self.local_size = hosts.local_rank, hosts.sizes[hosts.node]
+        self.one_node = len(layout.sizes) == 1 and self.link is None
+        self.swapped_bytes = most_bytes(self.size, self.one_node)
+        self.missing = MissingRanks(mpi_comm, self.timeout)
+        self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes)
+        self.dense_buffers: list[Bytes] = []
+        self.calls.renew(mpi_comm, self.here)
+        self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
+        self.ending.trace = self.trace
+        end_with_process(self.ending)
+
+    def _set_routes(self) -> None:
+        self._routes = Routes(
+            self.rank, self.size, self.topology, self.network, self.piece_bytes, self._eager_bytes, self.link
+        )
+        self.route, self.route_parts = str(self._routes), self._routes.parts
+
+    def renew(self, mpi_comm: MPI.Comm, survivors: Sequence[int], layouts: Sequence[NodeLayout]) -> None:
+        """Go on with the ranks that had these numbers in the layouts of nodes and hosts; `mpi_comm` is theirs.
+
+        Raises
+        ------
+        TopologyError
+            The topology does not fit their number.
+        """
+        keep_alive(
+            self.ending, self._call_check, self.dense_buffers, *self._nodes.values()
+        )  # MPI may still write there
+        self._nodes.clear()
+        self._users.renew()
+        self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
+        if not isinstance(self.topology, str):
+            self.topology.plan(self.rank, self.size)
+        self._set_routes()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Rank that each rank had when the communicator was made; other numbers only after ranks have died."""
+        return tuple(range(self.size)) if self.regroup is None else self.regroup.members
+
+    @property
+    def parts(self) -> tuple[Communicator, ...]:
+        """Communicators of `nodes`, which this one has made."""
+        return tuple(part for nodes in self._nodes.values() for part in (nodes.local, nodes.across))
 
     def __dir__(self) -> list[str]:
         """Return the names that programs use, for completion. The others are for methods, executors and tests."""
@@ -470,6 +522,15 @@ class Communicator(metaclass=_Listed):
         """Return the program of this rank's part of an all-reduce of `n` elements, compiled once."""
         return self._routes.program(topology, n, alignment, piece_elements)
 
+    @property
+    def last_tag(self) -> int:
+        """The last tag of a long-lived user; 0 before the first."""
+        return self._users.last_tag
+
+    def tags_from(self, tag: int) -> AbstractContextManager[None]:
+        """Give out the tags behind this one once more in this block, to the user that had them."""
+        return self._users.tags_from(tag)
+
     def fixed_tag(self) -> int:
         """Return a tag for one long-lived user of this communicator; all ranks take theirs in the same order."""
         return self._users.fixed_tag()
@@ -484,10 +545,9 @@ class Communicator(metaclass=_Listed):
 
     @contextmanager
     def _tags_unused_of_all(self, unless_made: bool) -> Iterator[None]:
-        parts = [part for nodes in self._nodes.values() for part in (nodes.local, nodes.across)]
         with ExitStack() as stack:
             stack.enter_context(self._users.tags_unused(unless_made))
-            for part in parts:
+            for part in self.parts:
                 stack.enter_context(part.tags_unused(unless_made))
             yield
 
@@ -554,10 +614,8 @@ class Communicator(metaclass=_Listed):
         if isinstance(x, NUMBERS):
             return exchanges.allreduce_number(self, x, name, out, self.traffic)
         source, target, result = validate_sum(self, x, name, out)
-        mark, describe = self._routes.all_reduce(source, name, "allreduce")
-        call = Call(self, describe, self.traffic.clock)
-        call.is_compared = dense.is_small(self, source.values, source.dtype)
-        steps = dense.sum_arrays(self, call, source, target, name, self.traffic, mark)
+        call = Call(self, self._routes.all_reduce(source, name, "allreduce")[1], self.traffic.clock)
+        steps = self._sum_steps(call, source, target, name, "allreduce", self.traffic)
         if self.trace is None:
             self.run(call, steps)
         else:
@@ -598,13 +656,25 @@ class Communicator(metaclass=_Listed):
         """
         name = validate_operation(self, op)
         source, target, result = validate_sum(self, x, name, out)
-        mark, describe = self._routes.all_reduce(source, name, "iallreduce")
-        call = Call(self, describe)
+        call = Call(self, self._routes.all_reduce(source, name, "iallreduce")[1])
         call.result = result
-        call.is_compared = dense.is_small(self, source.values, source.dtype)
-        steps = dense.sum_arrays(self, call, source, target, name, Traffic(), mark, background=True)
+        steps = self._sum_steps(call, source, target, name, "iallreduce", Traffic(), background=True)
         with self.span("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
+
+    def _sum_steps(
+        self, call: Call, source: Flat, target: Flat, op: str, name: str, traffic: Traffic, background: bool = False
+    ) -> Steps:
+        """Return the steps of a sum, which can be made again from a copy where the result replaces the array."""
+
+        def steps() -> Steps:
+            call.is_compared = dense.is_small(self, source.values, source.dtype)
+            mark = self._routes.all_reduce(source, op, name)[0]
+            return dense.sum_arrays(self, call, source, target, op, traffic, mark, background=background)
+
+        if self.regroup is not None:
+            call.remake = self.regroup.from_copy(source, target, steps)
+        return steps()
 
     dense_steps, mean_of_arrays = dense.dense_steps, dense.mean_of_arrays
 

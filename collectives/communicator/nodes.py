@@ -65,6 +65,10 @@ class NodeLayout:
                 )
         return layout
 
+    def of_survivors(self, survivors: Sequence[int], rank: int) -> NodeLayout:
+        """Return the layout of the ranks that had these numbers; `rank` is this rank's number among them."""
+        return NodeLayout.of_keys([self.node_of[one] for one in survivors], rank)
+
     @cached_property
     def members(self) -> tuple[int, ...]:
         """Ranks of this rank's node, in order."""
@@ -109,8 +113,12 @@ class NodeLayout:
         return min(self.sizes)
 
 
-def find_layout(mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float) -> NodeLayout:
-    """Return the layout of a communicator, whose ranks on this host are `host`; collective, all ranks are there.
+def find_layouts(
+    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float
+) -> tuple[NodeLayout, NodeLayout]:
+    """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
+
+    All ranks are there.
 
     Raises
     ------
@@ -133,7 +141,8 @@ def find_layout(mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, 
         raise ValueError(
             f"ranks_per_node is {here} on rank 0 and {there} on {list_ranks(others)}: pass the same on all ranks"
         )
-    return NodeLayout.of_keys([tuple(row) for row in everyones[:, :2].tolist()], mpi_comm.rank)
+    nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
+    return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank)
 
 
 def validate_ranks_per_node(given: int | None) -> int | None:

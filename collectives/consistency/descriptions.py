@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -79,14 +81,29 @@ def _listed(texts: Mapping[int, str]) -> str:
 
 def gather_texts(comm: MPI.Comm, text: str, timeout_s: float) -> list[str]:
     """Return every rank's text, in rank order; collective, with no call of `comm` in flight."""
+    return [one.decode() for one in gather_bytes(comm, text.encode(), timeout_s)]
+
+
+def gather_objects(comm: MPI.Comm, obj: object, timeout_s: float) -> list[Any]:
+    """Like `gather_texts`, of objects that can be pickled."""
+    return [pickle.loads(one) for one in gather_bytes(comm, pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), timeout_s)]
+
+
+def gather_bytes(comm: MPI.Comm, content: bytes, timeout_s: float) -> list[bytes]:
+    """Like `gather_texts`, of bytes.
+
+    Raises
+    ------
+    CollectiveTimeout, PeerFailure
+    """
 
     def waiting() -> str:
-        return f"rank {comm.rank} of {comm.size}: not all ranks report their errors (look for one that stopped)"
+        return f"rank {comm.rank} of {comm.size}: not all ranks report (look for one that stopped)"
 
-    mine = np.frombuffer(text.encode(), np.uint8)
+    mine = np.frombuffer(content, np.uint8)
     lengths = np.zeros(comm.size, np.int64)
     wait(comm.Iallgather(np.array([mine.size], np.int64), lengths), timeout_s, waiting)
     everything = np.empty(int(lengths.sum()), np.uint8)
     wait(comm.Iallgatherv(mine, [everything, lengths]), timeout_s, waiting)
     ends = np.cumsum(lengths)
-    return [bytes(everything[end - length : end]).decode() for end, length in zip(ends, lengths, strict=True)]
+    return [bytes(everything[end - length : end]) for end, length in zip(ends, lengths, strict=True)]

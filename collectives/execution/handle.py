@@ -56,6 +56,11 @@ class Call(Backoff):
     is_pairwise = False
     background = False  # the caller has a handle, and `wait` may not have been called yet
     is_compared = False  # also by a communicator that does not verify calls, since the same messages sum
+    # Where ranks outlive others, see `collectives.recovery.regroup`.
+    remake: Callable[[], Steps] | None = None  # returns the steps once more, among the survivors
+    sequence = 0  # place in the order in which all ranks begin their calls
+    is_settled = False  # all ranks have done their part of the call, which ends without fail
+    lost_by: BaseException | None = None  # MPI's error, by which a call that is prepared cannot go on
     busy = False  # the call is being driven further up the stack
     done = False  # the call has ended, with a result or by an error
     seen = False  # the caller has seen that the call ended
@@ -85,11 +90,13 @@ class Call(Backoff):
                 self.moved()
                 return True
             self.idle(rest=False)
+            if self.lost_by is not None:
+                raise self.lost_by
         except StopIteration:
             self.owners = ()
             self._release()
         except Exception as error:  # noqa: BLE001 - raised where the call is waited for
-            self._fail(error)
+            self._regroup_or_fail(error)
         except BaseException as error:
             self._fail(error)
             raise
@@ -115,17 +122,11 @@ class Call(Backoff):
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
             self.busy = True
-            group = self.group
             if not self.thread.in_flight:
                 self.polls = POLLS
             try:
-                for moved in self.steps:
-                    if moved:
-                        self.moved()
-                    else:
-                        self.idle()
-                        if group.failure is not None:
-                            raise group.calls.failure_of_another()
+                while not self._run_through(self.steps):
+                    pass
                 self.owners = ()
                 self._release()
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -141,6 +142,34 @@ class Call(Backoff):
                 if not self.background:
                     self.error = None
         return self.result
+
+    def _run_through(self, steps: Steps) -> bool:
+        """Drive the call by these steps; returns False if others have taken their place, after the death of a rank."""
+        group = self.group
+        try:
+            for moved in steps:
+                if moved:
+                    self.moved()
+                else:
+                    self.idle()
+                    if group.failure is not None:
+                        raise group.calls.failure_of_another()
+                    if self.lost_by is not None:
+                        raise self.lost_by
+        except Exception as error:
+            if group.regroup is None or not group.regroup.recover(error):
+                raise
+            return False
+        return steps is self.steps
+
+    def _regroup_or_fail(self, error: BaseException) -> None:
+        group = self.group
+        try:
+            if group.regroup is not None and group.regroup.recover(error):
+                return
+        except BaseException as worse:  # noqa: BLE001 - raised where the call is waited for
+            error = worse
+        self._fail(error)
 
     def turn(self) -> Steps:
         """Wait until all calls of the communicator that were begun before have ended."""
@@ -194,7 +223,7 @@ class Call(Backoff):
             self.moved()
         self.done = True
         self.group.calls.end(self)
-        self.steps, self.describe = _ENDED, _nothing
+        self.steps, self.describe, self.remake = _ENDED, _nothing, None
         if self.completion is not None:
             self.completion.finish()
 

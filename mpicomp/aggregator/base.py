@@ -17,6 +17,7 @@ from collectives.arrays import Stream, named, require_stream
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.routes import VERSION
+from collectives.consistency.descriptions import gather_objects
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
@@ -28,6 +29,7 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
+from mpicomp.feedback.redistribute import among_survivors
 
 _NO_NUMBERS = None, None
 
@@ -84,11 +86,9 @@ class Aggregator:
         self.algorithm, self.comm, self.spec = algorithm, comm, spec
         self.traffic = TrafficLog()
         self.step = 0
-        self._tag = comm.fixed_tag()
-        parts, self.driver = algorithm.assemble(comm, spec)
-        self.feedback: Any = parts.feedback
-        self.codec, self.reducer = parts.codec, parts.reducer
+        self._first_tag = comm.last_tag
         self._device = None if spec.device == "cpu" else named(spec.device)
+        self._assemble()
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
         # of arrays that need no view; none where a device encodes, and in bfloat16, as uint16 may be anything
         self._plain = spec.stored if self._device is None and spec.dtype != "bfloat16" else None
@@ -98,6 +98,16 @@ class Aggregator:
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
+        if comm.regroup is not None:
+            comm.regroup.join(self)
+
+    def _assemble(self) -> None:
+        """Make the parts, for the ranks that there are."""
+        algorithm, comm, spec = self.algorithm, self.comm, self.spec
+        self._tag = comm.fixed_tag()
+        parts, self.driver = algorithm.assemble(comm, spec)
+        self.feedback: Any = parts.feedback
+        self.codec, self.reducer = parts.codec, parts.reducer
         lengths = spec.tensor_lengths
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
@@ -285,15 +295,30 @@ class Aggregator:
         values: Any = vector if source is None else source.values if difference is None else None
         written: Any = out if target is None else target.values
         call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
-        call.result, call.is_compared = result, numbers is not None
-        mark, driver = self._fingerprint + step, self.driver
+        call.result = result
+        if comm.regroup is not None:
+            call.remake = partial(self._begin_steps, call, source, target, numbers, sums)
+        return call, self._begin_steps(call, source, target, numbers, sums)
+
+    def _begin_steps(
+        self,
+        call: VectorCall,
+        source: Flat | None,
+        target: Flat | None,
+        numbers: AnyArray | None,
+        sums: AnyArray | None,
+    ) -> Iterator[bool]:
+        """Return the steps of a call; also where the survivors make it again."""
+        comm, step, traffic, driver = self.comm, call.step, call.traffic, self.driver
+        mark = self._fingerprint + step
         prepare = partial(driver.prepare, step) if driver.prepares else None
         if numbers is None and self.spec.n and driver.compares(step):
             # the mark differs from that of a call whose comparison has no reports in its messages
             call.compare, call.is_compared = partial(comm.check, call, ~mark, traffic, meanwhile=prepare), True
-            return call, self._steps(call, None, source, target)
+            return self._steps(call, None, source, target)
+        call.is_compared = numbers is not None
         check = comm.check(call, mark, traffic, numbers, sums, prepare)
-        return call, self._steps(call, check, source, target)
+        return self._steps(call, check, source, target)
 
     def _are_plain(self, vector: Array, out: Array) -> bool:
         """Return True for two NumPy arrays that need no view: the common case, in a tenth of the time."""
@@ -327,9 +352,10 @@ class Aggregator:
     def _steps(
         self, call: VectorCall, check: Iterator[bool] | None, source: Flat | None, target: Flat | None
     ) -> Iterator[bool]:
-        self._call, self._can_undo = call, False
+        self._call, self._can_undo, comm = call, False, self.comm
         here: Staging | None = None
         there: Staging | None = None
+        given: Any = None
         of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
         if source is not None and target is not None:
             here, there = source.staging, target.staging
@@ -352,7 +378,8 @@ class Aggregator:
             else:
                 yield from check
             if self._widening is not None and of_arrays is None:
-                call.values = call.wide = self._widening.of(call.values)
+                given = call.values
+                call.values = call.wide = self._widening.of(given)
             try:
                 if of_arrays is not None:
                     yield from of_arrays(call, source, target)
@@ -360,8 +387,12 @@ class Aggregator:
                     yield from self.driver.steps(call)
                     if there is not None:
                         yield from deliver(call, there)
+                if comm.regroup is not None:
+                    yield from comm.regroup.settled(call)
             except BaseException:
                 self.driver.roll_back()
+                if call.wide is not None:  # it may have been overwritten; a repetition begins from the vector
+                    call.values, call.wide = given, None
                 raise
             self.driver.commit()
             self.step += 1
@@ -441,6 +472,27 @@ class Aggregator:
         if (n := math.prod(vector.shape)) != self.n:
             raise ValueError(f"the vector has {n} elements, the aggregator was started for {self.n}")
         return vector
+
+    # After the death of ranks ----------------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, Any]:
+        """Return the state to go on from once the survivors have regrouped."""
+        self.feedback.check_ready()
+        return self._state(self.feedback.state())
+
+    def renew(self, saved: dict[str, Any], survivors: tuple[int, ...]) -> None:
+        """Go on among the survivors, each from its own residual; collective.
+
+        What the dead ranks had yet to contribute is lost, and errors of elements that they owned.
+        """
+        comm, kinds = self.comm, self.state_kinds
+        with comm.tags_from(self._first_tag):
+            self._assemble()
+        if not {kinds[key] for key in saved} <= {"mean", "shared"}:
+            saved = among_survivors(gather_objects(comm.mpi_comm, saved, comm.timeout), kinds)
+        taken = self._checked_state(saved)
+        self.feedback.load(taken)
+        self.step, self._can_undo = taken["step"], False
 
     # State -----------------------------------------------------------------------------------------------------------
 

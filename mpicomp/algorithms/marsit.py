@@ -150,7 +150,9 @@ class Marsit(Algorithm):
         """Sign residual x signs x merging on every hop; every K steps the exact mean."""
         lengths, padded = padded_lengths(spec.tensor_lengths, spec.n)
         kept = self.residual if self.compensation else None
-        rule = SignRule(self.global_step, kept, self.clip, self.gamma, self.transactional)
+        # a step that is made again among survivors begins from the residual of before
+        keeps = self.transactional or comm.regroup is not None
+        rule = SignRule(self.global_step, kept, self.clip, self.gamma, keeps)
         device, reports = named(spec.device), 1 + lengths.size
         reducer: OneBitReducer
         if self.winners is None:

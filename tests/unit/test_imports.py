@@ -41,6 +41,9 @@ LAYERS = {
     "collectives.trace": Layer(("collectives.progress",), ARRAYS),
     "collectives.execution": Layer(("collectives.schedules", *WAITING), ARRAYS),
     "collectives.consistency": Layer(("collectives.execution", *WAITING), ARRAYS),
+    "collectives.recovery": Layer(
+        ("collectives.consistency", "collectives.execution", "collectives.schedules", *WAITING), ARRAYS
+    ),
     "collectives.dense": Layer(("collectives.execution", "collectives.schedules", *WAITING), ARRAYS),
     "collectives.cost": Layer(("collectives.schedules", "collectives.execution"), ("numpy",)),
     "collectives": Layer((), ARRAYS),

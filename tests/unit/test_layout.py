@@ -15,6 +15,7 @@ TOGETHER = {
     "collectives/network_probe.py": "mpi/cli/test_advise.py",
     "collectives/progress": "mpi/collectives/progress/test_thread.py",
     "collectives/quoting.py": "mpi/collectives/consistency/test_call_check.py",
+    "collectives/recovery": "unit/faults/test_regroup.py",
     "collectives/threads": "unit/collectives/threads/test_run_local.py",
     "mpicomp/algorithms": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/checkpoint": "unit/checkpoint/test_state.py",

@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from collectives.quoting import one_line, shown
-from mpicomp.checkpoint.redistribute import redistribute
+from mpicomp.feedback.redistribute import redistribute
 from mpicomp.torch.fsdp.parameter_groups import ShardedParameter
 
 if TYPE_CHECKING:

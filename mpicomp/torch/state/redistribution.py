@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from collectives.quoting import one_line, shown
-from mpicomp.checkpoint.redistribute import CURE, redistribute, require_same_keys
 from mpicomp.feedback.base import StateKind
+from mpicomp.feedback.redistribute import CURE, redistribute, require_same_keys
 from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
 
 _COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats

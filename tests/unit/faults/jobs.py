@@ -134,16 +134,31 @@ class Jobs:
 
     def run(self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any) -> Job:
         """Start `program` on all ranks, after the imports and functions of PRELUDE and the given constants."""
+        return self._run([], n_ranks, program, env, constants)
+
+    def run_tolerant(self, n_ranks: int, program: str, **constants: Any) -> Job:
+        """Like `run`, with ranks that outlive others."""
+        return self._run(["--with-ft", "ulfm"], n_ranks, program, {}, constants)
+
+    def _run(
+        self, options: Sequence[str], n_ranks: int, program: str, env: Mapping[str, str], constants: Mapping[str, Any]
+    ) -> Job:
         script = self._folder / "program.py"
         assigned = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
         script.write_text(PRELUDE + assigned + textwrap.dedent(program))
-        return self.start(n_ranks, [str(script), str(self._folder)], env)
+        return self.start(n_ranks, [str(script), str(self._folder)], env, options)
 
-    def start(self, n_ranks: int, arguments: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Job:
-        """Start Python with `arguments` on all ranks."""
+    def start(
+        self,
+        n_ranks: int,
+        arguments: Sequence[str],
+        env: Mapping[str, str] = MappingProxyType({}),
+        options: Sequence[str] = (),
+    ) -> Job:
+        """Start Python with `arguments` on all ranks; `options` are the launcher's."""
         # A job that is ended by force cleans nothing up: it must not fill the machine's shared memory.
         private = {"OMPI_MCA_btl_sm_backing_directory": self._segments}
-        command = ["mpirun", "-n", str(n_ranks), sys.executable, *arguments]
+        command = ["mpirun", *options, "-n", str(n_ranks), sys.executable, *arguments]
         self._started.append(Job(command, self._folder, _environment() | private | dict(env)))
         return self._started[-1]
 

@@ -17,7 +17,7 @@ from collectives.annotations import AnyArray
 from collectives.quoting import listed, one_line, shown
 
 if TYPE_CHECKING:
-    from mpicomp.aggregator.algorithm import StateKind
+    from mpicomp.feedback.base import StateKind
 
 State = dict[str, Any]
 Range = tuple[int, ...]
@@ -78,6 +78,28 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
     # an empty range: the state holds the elements of all owners; states of earlier versions do not have the key
     merged |= {key: np.zeros(0, np.int64) for key, kind in kinds.items() if kind == "owned"}
     return [dict(merged) for _ in range(ranks)]
+
+
+def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind]) -> State:
+    """Return the state from which each survivor goes on, of the states of all survivors, after the same step.
+
+    Like `redistribute`, but elements that only dead ranks owned have no pending error.
+
+    Raises
+    ------
+    ValueError
+        No survivor has a shard of a `PerNode`.
+    """
+    owned = next((key for key, kind in kinds.items() if kind == "owned" and key in states[0]), None)
+    everyones = [*states]
+    if owned is not None:
+        ranges = sorted(tuple(np.asarray(state[owned]).tolist()) for state in states)
+        starts = [0, *(end for _, end in (one for one in ranges if one))]
+        ends = [start for start, _ in (one for one in ranges if one)] + [int(states[0]["n"])]
+        nobody = {key: np.zeros_like(value) if kinds[key] == "owner" else value for key, value in states[0].items()}
+        gaps = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+        everyones += [{**nobody, owned: np.array(gap, np.int64)} for gap in gaps if any(ranges)]
+    return redistribute(everyones, 1, kinds)[0]
 
 
 def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: str) -> State:

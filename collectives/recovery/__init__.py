@@ -1,0 +1,1 @@
+"""Going on after ranks have died: the survivors regroup, and make their calls again."""

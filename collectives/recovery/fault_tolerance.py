@@ -1,0 +1,71 @@
+"""Fault tolerance of the MPI library: whether a rank can outlive others, and which errors report a death."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+
+from mpi4py import MPI
+
+from collectives.progress.polling import SLEEP_S, Backoff, Limits
+
+ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher with `--with-ft ulfm`
+CURE = "start the job by `mpirun --with-ft ulfm` of Open MPI 5 or later"
+_DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
+
+
+def is_tolerant(comm: MPI.Comm) -> bool:
+    """Return True if ranks of this communicator outlive others."""
+    if not isinstance(comm, MPI.Comm) or os.environ.get(ENABLED) != "1":
+        return False
+    with suppress(MPI.Exception, NotImplementedError, AttributeError):
+        comm.Is_revoked()
+        return True
+    return False
+
+
+def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
+    """Return True if an error of MPI, or its cause, is due to the death of a rank or to the revocation after it."""
+    while error is not None and not isinstance(error, MPI.Exception):
+        error = error.__cause__
+    if error is None:
+        return False
+    if error.Get_error_class() in _DEATH:
+        return True
+    try:  # a collective of MPI reports an internal error in place of the death
+        return bool(comm.Is_revoked() or comm.Get_failed().size)
+    except (NotImplementedError, MPI.Exception):
+        return False
+
+
+def shrink(comm: MPI.Comm, timeout_s: float, describe: Callable[[], str]) -> MPI.Comm:
+    """Return a communicator of the survivors of a revoked one; collective among them.
+
+    MPI's call blocks until the last survivor has come, so a thread makes it: this one can give up.
+
+    Raises
+    ------
+    CollectiveTimeout
+        A survivor has not come for the timeout. The thread stays in MPI, so the program must end.
+    """
+    made: list[MPI.Comm] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(comm.Shrink())
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            failed.append(error)
+
+    thread = Thread(target=run, name="mpicomp: shrink", daemon=True)
+    thread.start()
+    backoff = Backoff(Limits(timeout_s), describe)
+    while thread.is_alive():
+        thread.join(SLEEP_S)
+        backoff.idle(rest=False)  # other calls of this thread wait: some are those that the survivors make again
+    if failed:
+        raise failed[0]
+    made[0].Set_errhandler(MPI.ERRORS_RETURN)
+    return made[0]

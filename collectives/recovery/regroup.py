@@ -1,0 +1,287 @@
+"""Regrouping: after the death of a rank the survivors make a new group, and end or repeat the calls in flight.
+
+**The commit rule.** A call ends on all survivors or on none. When its work is complete on a rank, the rank does not end
+it yet: the ranks first pass a barrier of empty messages (`settled`), and residuals change after it alone. If any
+survivor has passed that barrier, all ranks had completed the work, so all survivors end the call. If none has, all
+survivors drop what they have done, and make the call again among themselves from the same input.
+
+**Regrouping.** An error of MPI on one rank reaches all: it revokes the communicator, whose requests then fail on all
+ranks. MPI makes a communicator of the survivors (`shrink`). They exchange which calls they have begun and ended, decide
+by the rule above, and renew all that depends on the group: ranks, nodes, routes, tags, and the parts of aggregators.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.arrays.vectors import Flat
+from collectives.consistency.call_check import rounds_of
+from collectives.consistency.descriptions import gather_objects
+from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailure, RanksLost
+from collectives.execution.handle import Call, Steps
+from collectives.progress.polling import keep_alive, until
+from collectives.quoting import list_ranks
+from collectives.recovery.fault_tolerance import reports_death, shrink
+from collectives.schedules.plan import TopologyError
+
+if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
+
+_log = logging.getLogger("collectives")
+
+
+class Survivor(Protocol):
+    """Long-lived user of a communicator that goes on with the ranks that are left, such as an aggregator."""
+
+    def save(self) -> Any:
+        """Return all that the next step depends on; called once the calls in flight have been rolled back."""
+        ...
+
+    def renew(self, saved: Any, survivors: tuple[int, ...]) -> None:
+        """Continue from `save` on the communicator as it is now, whose ranks were `survivors` before; collective."""
+        ...
+
+
+class Regroup:
+    """Calls and users of one communicator that go on after ranks have died.
+
+    Parameters
+    ----------
+    comm : Communicator
+    on_death : callable
+        Called before the survivors regroup.
+
+    Attributes
+    ----------
+    members : tuple of int
+        Rank that each rank had when the communicator was made.
+    count : int
+        How often the survivors have regrouped.
+    """
+
+    def __init__(self, comm: Communicator, on_death: Callable[[], None]) -> None:
+        self._comm, self._on_death = comm, on_death
+        self.members, self.count = tuple(range(comm.size)), 0
+        self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
+        self._joined = self._begun = 0  # users; calls in the order of all ranks
+        self._active = False
+
+    # The commit rule -------------------------------------------------------------------------------------------------
+
+    def number(self, call: Call) -> None:
+        """Give a call its place in the order in which all ranks begin their calls."""
+        self._begun += 1
+        call.sequence = self._begun
+
+    def steps(self, call: Call, steps: Steps) -> Steps:
+        """Return the steps of a call that settles before it ends, also where it ends by an error of all ranks."""
+        try:
+            yield from steps
+        except Exception as error:
+            if not _ends_alike(error):
+                raise
+            yield from self.settled(call)
+            raise
+        yield from self.settled(call)
+
+    def settled(self, call: Call) -> Steps:
+        """Return steps that end once all ranks have done their part of a call; at most once for each call."""
+        if call.is_settled:
+            return
+        steps = self._barrier(call)
+        while not call.is_settled:
+            try:
+                moved = next(steps)
+            except StopIteration:
+                call.is_settled = True
+                return
+            except MPI.Exception as error:
+                if not reports_death(error, self._comm.mpi_comm):
+                    raise
+                call.lost_by = error
+                # the thread that drives the call regroups, and either settles it or throws an error in here
+                while not call.is_settled:
+                    yield False
+                return
+            yield moved
+
+    def _barrier(self, call: Call) -> Steps:
+        """Pass a barrier by recursive doubling, with the tag of the call: all its other messages have arrived."""
+        comm, here = self._comm.mpi_comm, self._comm.here
+        call.describe = lambda: f"{here}: not all ranks have ended {call.name()}"
+        landing = np.empty(0, np.uint8)
+        for one in rounds_of(comm.rank, comm.size):
+            requests = []
+            if one.receives:
+                requests.append(comm.Irecv([landing, 0, MPI.BYTE], one.peer, call.tag))
+            if one.sends:
+                requests.append(comm.Isend([landing, 0, MPI.BYTE], one.peer, call.tag))
+            call.owners = (*call.owners, *requests)
+            for request in requests:
+                yield from until(request, call)
+
+    def from_copy(self, source: Flat, target: Flat, steps: Callable[[], Steps]) -> Callable[[], Steps]:
+        """Return `steps` for repetition: from a copy of the array if the result takes its memory."""
+        if not source.overlaps(target):
+            return steps
+        values = source.values
+        copy = values.copy() if isinstance(values, np.ndarray) else values.clone()
+
+        def again() -> Steps:
+            values[:] = copy
+            return steps()
+
+        return again
+
+    # Regrouping ------------------------------------------------------------------------------------------------------
+
+    def join(self, survivor: Survivor) -> None:
+        """Renew a long-lived user whenever the survivors regroup. Ranks make theirs in one order."""
+        self._joined += 1
+        self._users[survivor] = self._joined
+
+    def recover(self, error: BaseException) -> bool:
+        """Regroup if an error is due to the death of a rank, and settle or begin again the calls in flight.
+
+        Returns
+        -------
+        bool
+            False: the error has another reason.
+
+        Raises
+        ------
+        PeerFailure
+            The survivors cannot go on; on all of them.
+        CollectiveTimeout
+            A survivor does not come.
+        """
+        comm = self._comm
+        if self._active or comm.calls.broken or not reports_death(error, comm.mpi_comm):
+            return False
+        start, idle = time.perf_counter(), [call for call in comm.calls.in_flight() if not call.busy]
+        self._active = True
+        for call in idle:  # waiting here must not advance them
+            call.busy = True
+        try:
+            self._regroup(start)
+        finally:
+            self._active = False
+            for call in idle:
+                call.busy = False
+        return True
+
+    def _regroup(self, start: float) -> None:
+        comm = self._comm
+        self._on_death()
+        before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
+        layouts, missing = (comm.layout, comm.hosts), f"{here}: a rank has died, and not all survivors come to regroup"
+        saved: list[tuple[Any, Any]] | None = None
+        again: list[Call] = []
+        while True:
+            _revoke(old, comm)
+            new = shrink(old, comm.arrival_timeout, lambda: missing)
+            try:
+                self._settle(new)
+                if saved is None:
+                    again = self._drop()
+                    saved = [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
+                survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
+                self.members = tuple(before[rank] for rank in survivors)
+                comm.renew(new, survivors, layouts)
+                for survivor, state in saved:
+                    survivor.renew(state, survivors)
+                break
+            except (MPI.Exception, PeerFailure) as error:
+                if not reports_death(error, new):
+                    raise
+                old = new  # another rank has died meanwhile
+            except TopologyError as error:
+                raise PeerFailure(f"{self._lost(before)}, and the survivors cannot go on: {error}") from error
+        self.count += 1
+        lost = self._lost(before)
+        self._begin_again(again, lost)
+        _log.warning(
+            "%s, %s before: %s; %d of %d ranks go on after %.0f ms, without 1/%d of what each residual had pending",
+            comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start), len(before),
+        )  # fmt: skip
+
+    def _lost(self, before: Iterable[int]) -> str:
+        lost = sorted(set(before) - set(self.members))
+        return f"{list_ranks(lost)} died" if lost else "a rank died"
+
+    def _settle(self, new: MPI.Comm) -> None:
+        """Settle the calls in flight that a survivor has ended."""
+        ordered = self._comm.calls.ordered
+        unsettled = [call.sequence for call in ordered if not call.is_settled]
+        reports = gather_objects(new, (self._begun, unsettled), self._comm.timeout)
+        for call in ordered:
+            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight in reports):
+                call.is_settled = True
+
+    def _drop(self) -> list[Call]:
+        """Roll back the calls in flight that are not settled; return those that can be made again."""
+        again = []
+        for call in self._comm.calls.in_flight():
+            keep_alive(call.owners)  # MPI may still write there
+            call.lost_by = None
+            if call.is_settled:
+                _finish(call)
+            else:
+                if isinstance(call.steps, Generator):
+                    with suppress(BaseException):
+                        call.steps.throw(_Again())
+                again.append(call)
+        return again
+
+    def _begin_again(self, again: Iterable[Call], lost: str) -> None:
+        comm = self._comm
+        for call in again:
+            call.number, call.owners, call.mismatch, call.arrival = 0, (), "", None
+            call.moved()
+            if not call.is_pairwise:
+                call.tag = comm.calls.next_tag()
+            if call.remake is None:
+                text = f"{comm.here}: {lost} during {call.name()}; the survivors can make the call again"
+                call.steps = _raise(RanksLost(text, self.members))
+            else:
+                call.steps = self.steps(call, call.remake())
+                comm.enter(call)
+
+
+class _Again(Exception):
+    """Thrown into the steps of a call that is made again."""
+
+
+def _ends_alike(error: BaseException) -> bool:
+    """Return True for errors by which a call ends on all ranks, with nothing in flight."""
+    return isinstance(error, NonFiniteGradient) or (isinstance(error, CollectiveMismatch) and not error.closes)
+
+
+def _finish(call: Call) -> None:
+    """Run a call to its end, which waits for no rank any more."""
+    try:
+        for _ in call.steps:
+            pass
+    except Exception as error:  # noqa: BLE001 - raised where the call is waited for
+        call.steps = _raise(error)
+
+
+def _raise(error: BaseException) -> Steps:
+    raise error
+    yield False
+
+
+def _revoke(comm: MPI.Comm, group: Communicator) -> None:
+    with suppress(MPI.Exception):
+        comm.Revoke()
+    for one in group.parts:
+        with suppress(MPI.Exception):
+            one.mpi_comm.Revoke()

@@ -1,0 +1,224 @@
+"""Ranks that die: the survivors go on, with equal bits and no lost or doubled step; or all get one error."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpicomp
+from tests.unit.faults.jobs import JOB_S, Jobs
+
+pytestmark = pytest.mark.timeout(2 * JOB_S)
+
+RANKS, STEPS, N = 4, 9, 20_000
+
+TRAINING = """
+import logging
+logging.basicConfig(level=logging.WARNING)
+comm = mpicomp.Communicator(on_failure="regroup", topology=TOPOLOGY, timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+aggregator = mpicomp.algorithm(METHOD, **OPTIONS).start(comm, N)
+results, sizes = [], []
+for step in range(STEPS):
+    gradient = np.random.default_rng([me, step]).standard_normal(N).astype(np.float32)
+    if step == DEATHS.get(me):
+        if POLLS is not None:
+            call = aggregator.begin(gradient)
+            for _ in range(POLLS):
+                call.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+    results.append(aggregator.aggregate(gradient))
+    sizes.append(comm.size)
+assert aggregator.step == STEPS
+np.save(FOLDER / f"results-{me}.npy", results)
+np.save(FOLDER / f"residual-{me}.npy", np.zeros(0) if aggregator.residual is None else aggregator.residual)
+tell(f"members-{me}", comm.members)
+comm.close()
+"""
+
+
+def gradient(rank: int, step: int) -> Any:
+    return np.random.default_rng([rank, step]).standard_normal(N).astype(np.float32)
+
+
+def expected(method: str, options: dict[str, Any], topology: Any, deaths: dict[int, int]) -> tuple[Any, dict[int, Any]]:
+    """Return the results of all steps, and the last residuals, of threads that go on from the survivors' states."""
+    ranks, states = list(range(RANKS)), dict[int, Any]()
+    results = []
+    for first, last in zip(sorted({0, *deaths.values()}), [*sorted(set(deaths.values()) - {0}), STEPS], strict=True):
+        ranks = [rank for rank in ranks if deaths.get(rank, STEPS) > first]
+
+        def train(
+            comm: Any, ranks: list[int] = ranks, states: dict[int, Any] = states, first: int = first, last: int = last
+        ) -> Any:
+            me = ranks[comm.rank]
+            aggregator = mpicomp.algorithm(method, **options).start(comm, N)
+            if me in states:
+                aggregator.load_state_dict(states[me])
+            means = [aggregator.aggregate(gradient(me, step)) for step in range(first, last)]
+            return me, means, aggregator.state_dict(), aggregator.residual
+
+        ended = mpicomp.run_local(len(ranks), train, topology=topology)
+        states = {me: state for me, _, state, _ in ended}
+        results += ended[0][1]
+    return np.array(results), {me: residual for me, _, _, residual in ended}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "topology"),
+    [
+        ("dense", {}, "ring"),
+        ("marsit", {"full_precision_every": 4}, "auto"),
+        ("marsit", {"full_precision_every": None, "residual": "paper"}, "ring"),
+        ("local-top-k", {"rate": 10}, "auto"),
+        ("qsgd", {}, "tree"),
+        ("one-bit-sgd", {}, "auto"),
+    ],
+)
+def test_survivors_go_on_from_their_residuals_to_the_bit(
+    jobs: Jobs, method: str, options: dict[str, Any], topology: str
+) -> None:
+    deaths = {1: 2, 3: 5}
+    job = jobs.run_tolerant(
+        RANKS, TRAINING, METHOD=method, OPTIONS=options, TOPOLOGY=topology, DEATHS=deaths, POLLS=None, N=N, STEPS=STEPS
+    )
+    status, output = job.finish()
+    assert status == 0, output
+    results, residuals = expected(method, options, topology, deaths)
+    for rank in (0, 2):
+        assert job.told(f"members-{rank}") == "(0, 2)"
+        np.testing.assert_array_equal(np.load(job.folder / f"results-{rank}.npy"), results)
+        if residuals[rank] is not None:
+            np.testing.assert_array_equal(np.load(job.folder / f"residual-{rank}.npy"), residuals[rank])
+    assert re.search(r"rank 1 died; 3 of 4 ranks go on after \d+ ms", output)
+
+
+@pytest.mark.parametrize("polls", [0, 1, 3, 10, 40])
+def test_a_step_whose_rank_dies_is_that_of_all_or_of_the_survivors(jobs: Jobs, polls: int) -> None:
+    job = jobs.run_tolerant(
+        RANKS, TRAINING, METHOD="dense", OPTIONS={}, TOPOLOGY="ring", DEATHS={2: 3, 0: 6}, POLLS=polls, N=N, STEPS=STEPS
+    )
+    status, output = job.finish()
+    assert status == 0, output
+    found = [np.load(job.folder / f"results-{rank}.npy") for rank in (1, 3)]
+    np.testing.assert_array_equal(*found)
+    groups: list[list[int]] = [[0, 1, 2, 3]]
+    for step in range(STEPS):
+        if step in (3, 6):
+            groups.append([rank for rank in groups[-1] if rank != {3: 2, 6: 0}[step]])
+        means = [
+            np.mean([gradient(rank, step) for rank in ranks], 0) for ranks in groups[-2 if step in (3, 6) else -1 :]
+        ]
+        assert any(np.allclose(found[0][step], mean, atol=1e-6) for mean in means), step
+
+
+@pytest.mark.parametrize("method", ["double-squeeze", "scalecom"])
+def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method: str) -> None:
+    job = jobs.run_tolerant(
+        RANKS, TRAINING, METHOD=method, OPTIONS={}, TOPOLOGY="auto", DEATHS={1: 4}, POLLS=None, N=N, STEPS=STEPS
+    )
+    status, output = job.finish()
+    assert status == 0, output
+    found = [np.load(job.folder / f"results-{rank}.npy") for rank in (0, 2, 3)]
+    assert np.isfinite(found[0]).all()
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+EXCHANGES = """
+import json
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+x = np.full(100_000, 1.0 + me, np.float32)
+comm.barrier()
+if me == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+handles = [comm.iallreduce(np.full(n, 1.0 + me)) for n in (10, 50_000)]
+total = comm.allreduce(x, "mean", out=x)  # a repetition must not begin from the result
+found = [float(total[0]), *(float(handle.wait()[-1]) for handle in handles)]
+found += [comm.allreduce(me), comm.allreduce(me, "mean")]
+found += [comm.allgather_object(me), comm.allgather(np.array([me])).tolist()]
+tell(f"found-{me}", json.dumps(found))
+comm.close()
+"""
+
+
+def test_sums_in_flight_and_exchanges_are_made_again_among_the_survivors(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(4, EXCHANGES)
+    status, output = job.finish()
+    assert status == 0, output
+    for rank in (0, 1, 3):
+        mean, *others = json.loads(job.told(f"found-{rank}"))
+        assert mean == pytest.approx(7 / 3)
+        assert others == [7.0, 7.0, 4, pytest.approx(4 / 3), [0, 1, 3], [0, 1, 3]]
+
+
+LOST_ROOT = """
+from collectives import RanksLost
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.broadcast(np.ones(1000), root=1)
+except RanksLost as error:
+    tell(f"error-{me}", f"{error} {error.members}")
+tell(f"sum-{me}", comm.allreduce(1))
+comm.close()
+"""
+
+
+def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, LOST_ROOT)
+    status, output = job.finish()
+    assert status == 0, output
+    for rank, now in ((0, 0), (2, 1)):
+        assert re.fullmatch(
+            rf"rank {now} of 2: rank 1 died during broadcast\(root=1\) .*; "
+            r"the survivors can make the call again \(0, 2\)",
+            job.told(f"error-{rank}"),
+        )
+        assert job.told(f"sum-{rank}") == "2"
+
+
+TOO_FEW = (
+    """
+comm = mpicomp.Communicator(on_failure="regroup", topology=mpicomp.collectives_torus, timeout=20)
+""".replace("mpicomp.collectives_torus", "__import__('collectives').Torus(2, 2)")
+    + """
+tell(f"pid-{comm.rank}", os.getpid())
+me = comm.rank
+comm.barrier()
+if me == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.allreduce(np.ones(100_000))
+except PeerFailure as error:
+    tell(f"error-{me}", error)
+"""
+)
+
+
+def test_survivors_too_few_for_the_topology_get_one_error(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(4, TOO_FEW)
+    job.finish()
+    for rank in range(3):
+        assert re.match(r"rank 3 died, and the survivors cannot go on: .*2 x 2.*", job.told(f"error-{rank}")), rank
+
+
+def test_a_launcher_without_fault_tolerance_is_refused_with_the_cure(jobs: Jobs) -> None:
+    job = jobs.run(2, "mpicomp.Communicator(on_failure='regroup')")
+    status, output = job.finish()
+    assert status != 0
+    assert (
+        "on_failure='regroup' needs an MPI whose ranks outlive others: start the job by `mpirun --with-ft ulfm`"
+        in output
+    )
