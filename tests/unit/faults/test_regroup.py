@@ -189,11 +189,9 @@ def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jo
         assert job.told(f"sum-{rank}") == "2"
 
 
-TOO_FEW = (
-    """
-comm = mpicomp.Communicator(on_failure="regroup", topology=mpicomp.collectives_torus, timeout=20)
-""".replace("mpicomp.collectives_torus", "__import__('collectives').Torus(2, 2)")
-    + """
+TOO_FEW = """
+from collectives import PeerFailure, Torus
+comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)
 tell(f"pid-{comm.rank}", os.getpid())
 me = comm.rank
 comm.barrier()
@@ -204,7 +202,6 @@ try:
 except PeerFailure as error:
     tell(f"error-{me}", error)
 """
-)
 
 
 def test_survivors_too_few_for_the_topology_get_one_error(jobs: Jobs) -> None:
