@@ -32,6 +32,7 @@ from collectives.launcher import mark
 if TYPE_CHECKING:
     from collectives.communicator.ending import Ending
 
+READING_S = 0.2  # in which other ranks read the last messages of one that leaves without MPI_Finalize
 GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
 OURS = ("collectives", "mpicomp")
 _installed = False
@@ -246,6 +247,7 @@ def leave_without_finalizing() -> None:
 def _leave_without_finalizing() -> None:
     atexit.unregister(_leave_without_finalizing)
     atexit._run_exitfuncs()  # those that were registered before
+    time.sleep(READING_S)
     _leave_child()
 
 

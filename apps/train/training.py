@@ -38,7 +38,7 @@ class Training:
     Parameters
     ----------
     options, comm, dataset, algorithm
-        What is trained, by whom, on what, and how the ranks synchronize.
+        Options of the job, its ranks, the data, and the method by which the ranks synchronize.
     device
         Where this rank has its model and its data.
     islands

@@ -73,7 +73,7 @@ class Users:
             free_all(cache)
 
     def renew(self) -> None:
-        """Forget what users share and keep for a group of ranks that is no more; MPI may still write to it."""
+        """Forget objects and requests of a group of ranks that is no more; MPI may still write to their memory."""
         keep_alive(self._requests, self._common)
         self._requests, self._common = {}, {}
 

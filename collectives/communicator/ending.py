@@ -154,11 +154,13 @@ class Ending:
         self._calls.driver = None  # it stays with the parent
 
 
-def close(comm: Communicator, ending: Ending, call_check: CallCheck | None, free: Iterable[Callable[[], None]]) -> None:
+def close(
+    comm: Communicator, check: Callable[[], CallCheck | None], free: Callable[[], Iterable[Callable[[], None]]]
+) -> None:
     """Close a communicator; see `Communicator.close`.
 
-    `call_check` is its part by which the ranks compare the call, None if they do not; `free` are functions that free
-    its memory and requests.
+    `check` returns its part by which the ranks compare the call, None if they do not; `free` returns functions that
+    free its memory and requests. Both are of another group of ranks if one dies meanwhile.
     """
     calls = comm.calls
     if calls.broken:
@@ -170,17 +172,18 @@ def close(comm: Communicator, ending: Ending, call_check: CallCheck | None, free
     if comm.size > 1:
         closing = Call(comm, lambda: "close()")
         closing.wait_name = None  # traces are of the caller's own calls
-        comm.run(closing, _agree_on_closing(closing, call_check))
+        closing.remake = lambda: _agree_on_closing(closing, check())
+        comm.run(closing, closing.remake())
     if calls.pairwise:
         # these calls do not concern all ranks, and their requests stay with MPI
-        calls.where_driven(ending.end_by_closing)
+        calls.where_driven(comm.ending.end_by_closing)
         return
     if comm.trace is not None:
         comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
     calls.broken = _CLOSED
     if comm.workers is not None:
         comm.workers.close()
-    for function in free:
+    for function in free():
         function()
     if comm.trace is not None:
         comm.trace.write()

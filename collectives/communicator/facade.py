@@ -353,9 +353,13 @@ class Communicator(metaclass=_Listed):
         >>> with mpicomp.Communicator() as comm:
         ...     comm.barrier()
         """
-        free = self._close_nodes, self.dense_buffers.clear, self._users.free_all, self._call_check.free
+
+        def free() -> tuple[Callable[[], None], ...]:
+            requests = self.dense_buffers.clear, self._users.free_all, self._call_check.free
+            return self._close_nodes, *requests, self.mpi_comm.Free
+
         try:
-            close(self, self.ending, self._call_check if self.verifies else None, (*free, self.mpi_comm.Free))
+            close(self, lambda: self._call_check if self.verifies else None, free)
         finally:
             if self.calls.broken:
                 stopping.STOP.release(self)

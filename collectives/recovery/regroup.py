@@ -2,8 +2,8 @@
 
 **The commit rule.** A call ends on all survivors or on none. When its work is complete on a rank, the rank does not end
 it yet: the ranks first pass a barrier of empty messages (`settled`), and residuals change after it alone. If any
-survivor has passed that barrier, all ranks had completed the work, so all survivors end the call. If none has, all
-survivors drop what they have done, and make the call again among themselves from the same input.
+survivor has passed that barrier, all ranks had completed the work, so all survivors end the call. Otherwise all
+survivors roll the call back, and make it again among themselves from the same input.
 
 **Regrouping.** An error of MPI on one rank reaches all: it revokes the communicator, whose requests then fail on all
 ranks. MPI makes a communicator of the survivors (`shrink`). They exchange which calls they have begun and ended, decide

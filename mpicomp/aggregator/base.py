@@ -483,7 +483,7 @@ class Aggregator:
     def renew(self, saved: dict[str, Any], survivors: tuple[int, ...]) -> None:
         """Go on among the survivors, each from its own residual; collective.
 
-        What the dead ranks had yet to contribute is lost, and errors of elements that they owned.
+        The residuals of dead ranks are lost, and so are errors of elements that they owned.
         """
         comm, kinds = self.comm, self.state_kinds
         with comm.tags_from(self._first_tag):

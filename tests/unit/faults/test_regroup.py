@@ -189,6 +189,21 @@ def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jo
         assert job.told(f"sum-{rank}") == "2"
 
 
+CLOSING = """
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+tell(f"pid-{comm.rank}", os.getpid())
+comm.barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.close()
+"""
+
+
+def test_survivors_close_their_communicator_though_a_rank_dies_meanwhile(jobs: Jobs) -> None:
+    status, output = jobs.run_tolerant(3, CLOSING).finish()
+    assert status == 0, output
+
+
 TOO_FEW = """
 from collectives import PeerFailure, Torus
 comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)
