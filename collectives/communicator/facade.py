@@ -477,7 +477,8 @@ class Communicator(metaclass=_Listed):
     def agree(self, mark: int, describe: Callable[[], str]) -> None:
         """Raise on every rank unless all make this call, which does nothing else."""
         call = Call(self, describe)
-        self.run(call, self.check(call, mark))
+        call.remake = lambda: self.check(call, mark)
+        self.run(call, call.remake())
 
     def reject(self, error: Exception, call: str) -> NoReturn:
         """Raise `error` here, and CollectiveMismatch on the ranks that made the call.
@@ -618,8 +619,9 @@ class Communicator(metaclass=_Listed):
         if isinstance(x, NUMBERS):
             return exchanges.allreduce_number(self, x, name, out, self.traffic)
         source, target, result = validate_sum(self, x, name, out)
-        call = Call(self, self._routes.all_reduce(source, name, "allreduce")[1], self.traffic.clock)
-        steps = self._sum_steps(call, source, target, name, "allreduce", self.traffic)
+        mark, describe = self._routes.all_reduce(source, name, "allreduce")
+        call = Call(self, describe, self.traffic.clock)
+        steps = self._sum_steps(call, source, target, name, mark, self.traffic)
         if self.trace is None:
             self.run(call, steps)
         else:
@@ -660,20 +662,20 @@ class Communicator(metaclass=_Listed):
         """
         name = validate_operation(self, op)
         source, target, result = validate_sum(self, x, name, out)
-        call = Call(self, self._routes.all_reduce(source, name, "iallreduce")[1])
+        mark, describe = self._routes.all_reduce(source, name, "iallreduce")
+        call = Call(self, describe)
         call.result = result
-        steps = self._sum_steps(call, source, target, name, "iallreduce", Traffic(), background=True)
+        steps = self._sum_steps(call, source, target, name, mark, Traffic(), background=True)
         with self.span("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
 
     def _sum_steps(
-        self, call: Call, source: Flat, target: Flat, op: str, name: str, traffic: Traffic, background: bool = False
+        self, call: Call, source: Flat, target: Flat, op: str, mark: int, traffic: Traffic, background: bool = False
     ) -> Steps:
         """Return the steps of a sum, which can be made again from a copy where the result replaces the array."""
 
         def steps() -> Steps:
             call.is_compared = dense.is_small(self, source.values, source.dtype)
-            mark = self._routes.all_reduce(source, op, name)[0]
             return dense.sum_arrays(self, call, source, target, op, traffic, mark, background=background)
 
         if self.regroup is not None:

@@ -204,7 +204,7 @@ class Regroup:
                     raise
                 old = new  # another rank has died meanwhile
             except TopologyError as error:
-                raise PeerFailure(f"{self._lost(before)}, and the survivors cannot go on: {error}") from error
+                raise PeerFailure(f"{here}: {self._lost(before)}, and the survivors cannot go on: {error}") from error
         self.count += 1
         lost = self._lost(before)
         self._begin_again(again, lost)
@@ -236,7 +236,7 @@ class Regroup:
                 _finish(call)
             else:
                 if isinstance(call.steps, Generator):
-                    with suppress(BaseException):
+                    with suppress(Exception):
                         call.steps.throw(_Again())
                 again.append(call)
         return again

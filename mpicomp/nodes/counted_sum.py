@@ -19,7 +19,7 @@ from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.nodes.local_sum import LocalSum
 
-TEXT_BYTES = 1 << 12  # name of a file, or the reason why there is none
+TEXT_BYTES = 1 << 12  # name of a file, or the reason why there is no file
 _SPACING = 16  # int64 words between two counters, which then lie in different lines of the cache
 # Counters of a rank: steps whose sums or results are complete. The outcomes lie `_OUTCOMES` behind them.
 SUMMED, DONE, _OUTCOMES = range(3)

@@ -223,7 +223,9 @@ def test_survivors_too_few_for_the_topology_get_one_error(jobs: Jobs) -> None:
     job = jobs.run_tolerant(4, TOO_FEW)
     job.finish()
     for rank in range(3):
-        assert re.match(r"rank 3 died, and the survivors cannot go on: .*2 x 2.*", job.told(f"error-{rank}")), rank
+        assert re.match(
+            rf"rank {rank} of 4: rank 3 died, and the survivors cannot go on: .*2 x 2.*", job.told(f"error-{rank}")
+        ), rank
 
 
 def test_a_launcher_without_fault_tolerance_is_refused_with_the_cure(jobs: Jobs) -> None:

@@ -1,4 +1,4 @@
-"""Cuts of vectors into shards, and what the method between nodes is started for."""
+"""Cuts of vectors into shards, and the arguments with which the method between nodes is started."""
 
 from __future__ import annotations
 
