@@ -17,7 +17,6 @@ a full-precision round releases it in one jump); s follows the mean magnitude of
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from typing import ClassVar, Literal
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
+from collectives.caller_warning import warn_caller
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, Synchronize, VectorSpec
@@ -190,7 +190,6 @@ class MarsitDriver(StepDriver):
         self._options, self._rank = options, comm.rank
         self._flag = SideChannel(comm, 0, tail_bytes=1) if options.nonfinite == "skip" else None
         self._warned = False
-        self._stacklevel = 9 + (self._flag is not None)  # of the caller of `aggregate`: skipping takes one frame more
         # a residual that is written before the ranks have compared the call must be copied
         pieces = self.reducer.pieces
         elements = pieces[-1].stop if pieces else 0
@@ -241,16 +240,14 @@ class MarsitDriver(StepDriver):
         if self._options.residual == "own":
             if feedback.clipped_fraction > OWN_WARNING and self._rank == 0:
                 self._warned = True
-                warnings.warn(
-                    f"{feedback.clipped_fraction:.0%} of the residual is clipped at step {step}: gamma is too small",
-                    RuntimeWarning, stacklevel=self._stacklevel,
-                )  # fmt: skip
+                warn_caller(
+                    f"{feedback.clipped_fraction:.0%} of the residual is clipped at step {step}: gamma is too small"
+                )
         elif taken % WARN_AFTER == 0:  # the residual is longest just before a full-precision round
             swing = feedback.swing()
             if swing > PAPER_WARNING:
                 self._warned = True
-                warnings.warn(
+                warn_caller(
                     f"rank {self._rank}: the residual is {swing:.1f} times the global step at step {step}: "
-                    "divergence is ahead; use residual='own'",
-                    RuntimeWarning, stacklevel=self._stacklevel,
-                )  # fmt: skip
+                    "divergence is ahead; use residual='own'"
+                )

@@ -17,7 +17,6 @@ import shutil
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from llvmlite import binding
 from numba import config
 
 from collectives.atomic_file import replacing
+from collectives.caller_warning import warn_caller
 
 KEPT_FOLDERS = 8  # of other states of the sources, in one place: about 15 MB each
 LONGEST_WAIT_S = 120.0  # for another process that compiles the same kernel; the longest takes 3 s of an idle processor
@@ -166,11 +166,11 @@ class CacheFolder:
         except OSError as error:
             self._refused.update((*self.places, Path()))
             problem = f"{self.problem}, nor do temporary files ({error.strerror or error})"
-            warnings.warn(f"{problem}: every process compiles them again; {_CURE}", RuntimeWarning, stacklevel=2)
+            warn_caller(f"{problem}: every process compiles them again; {_CURE}")
             self._locks_work = False  # processes would compile one after the other, and all of them
             return None
         if is_new:
-            warnings.warn(f"{self.problem}: they are kept in {place.parent}; {_CURE}", RuntimeWarning, stacklevel=2)
+            warn_caller(f"{self.problem}: they are kept in {place.parent}; {_CURE}")
         self.places.append(place)
         return place
 
@@ -190,7 +190,7 @@ class CacheFolder:
             if not _lock(lock, is_done):
                 self._locks_work = False
                 text = f"another process has compiled a kernel in {place} for {LONGEST_WAIT_S:g} s: this one no longer"
-                warnings.warn(f"{text} waits for it", RuntimeWarning, stacklevel=2)
+                warn_caller(f"{text} waits for it")
             yield
         finally:
             with suppress(OSError):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.annotations import Bytes, override
+from collectives.caller_warning import warn_caller
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.rows import FullRows
@@ -137,10 +137,10 @@ class Deltas(Compression):
             )
         if getattr(self.codec, "rounding", "") == "stochastic" and getattr(self.codec, "bits", 0) == 2:
             # Measured on rows of 256 normal values. Differences shrink from visit to visit only below 0.707.
-            warnings.warn(
+            warn_caller(
                 f"{self.codec!r:.80} errs by 0.84 of a difference's norm, and AQ-SGD is known to converge below 0.707: "
                 "use rounding='nearest', which errs by 0.44, or 3 bits",
-                stacklevel=3,
+                UserWarning,
             )
 
     @override

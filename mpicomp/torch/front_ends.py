@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.caller_warning import warn_caller
 from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense
@@ -278,11 +278,11 @@ def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:
             )
     noisy = next((one for one in algorithms.values() if isinstance(one, SSDM)), None)
     if noisy is not None:
-        warnings.warn(
+        warn_caller(
             f'{noisy} under "updates": with n elements and M ranks the error of a result is about sqrt(n / M) times as '
             "long as the update, and models diverge where the optimizer's rate is not that much lower; Marsit and "
             "EFSignSGD have no such error",
-            stacklevel=4,
+            UserWarning,
         )
 
 

@@ -15,7 +15,6 @@ others.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
+from collectives.caller_warning import warn_caller
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
 from mpicomp.algorithms import Algorithm
@@ -460,9 +460,8 @@ class LocalUpdates(Synchronizer):
         ranks = np.flatnonzero(comm.allreduce(flags))
         if ranks.size and warn and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_caller(
                 f"rank {comm.rank} of {comm.size}: this step and others like it are skipped, as the gradients of "
-                f"{len(ranks)} rank(s), the first of them rank {ranks[0]}, hold NaN or infinity",
-                RuntimeWarning, stacklevel=5,
-            )  # fmt: skip
+                f"{len(ranks)} rank(s), the first of them rank {ranks[0]}, hold NaN or infinity"
+            )
         return not ranks.size

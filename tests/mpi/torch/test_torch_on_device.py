@@ -128,7 +128,8 @@ def test_streams_wait_for_means_in_the_host_s_place(
         bucket_reducers, "current_stream", lambda tensor: None if tensor.is_cpu else FakeStream(eager=True)
     )
     assert torch.equal(trained(comm, NAME, algorithm, **options), waited)
-    assert bool(blocked) != (comm.size == 1 and algorithm == Dense())  # one rank's own values are their mean
+    # whether a rank's messages or its kernels end first is chance; one rank's own values are their mean
+    assert any(comm.allgather_object(bool(blocked))) != (comm.size == 1 and algorithm == Dense())
 
 
 def test_buckets_of_a_device_begin_during_backward(comm: Communicator, device: FakeTorchDevice) -> None:

@@ -66,9 +66,12 @@ def test_processes_of_a_node_share_its_link(mpi_comm: MPI.Intracomm, shared_by: 
 def test_messages_within_a_node_are_not_held_back(mpi_comm: MPI.Intracomm) -> None:
     x = np.zeros(1_000_000, np.uint8)
     with Communicator(mpi_comm, timeout=TIMEOUT_S, link="10mbit", ranks_per_node=4) as comm:
-        start = time.perf_counter()
-        if comm.rank == 0:
-            comm.send(x, 1)
-        elif comm.rank == 1:
-            comm.recv(x, 0)
-        assert time.perf_counter() - start < 0.8
+        found = []
+        while len(found) < 10 and min(found, default=1.0) >= 0.8:  # a rank may get the processor late
+            start = time.perf_counter()
+            if comm.rank == 0:
+                comm.send(x, 1)
+            elif comm.rank == 1:
+                comm.recv(x, 0)
+            found.append(comm.allreduce(time.perf_counter() - start, "max"))
+        assert found[-1] < 0.8

@@ -157,13 +157,21 @@ def test_results_are_the_same_where_nodes_share_links(work: str) -> None:
     np.testing.assert_equal(run_local(3, WORK[work], link="1gbit,10us", ranks_per_node=2), expected)
 
 
+def is_soon(measure: Callable[[], float], limit: float) -> bool:
+    """Return True if one of ten measurements is below a limit: a rank may get the processor late, but not each time."""
+    return any(measure() < limit for _ in range(10))
+
+
 def test_messages_within_a_node_are_not_held_back() -> None:
     def work(comm: Communicator) -> tuple[float, float]:
         return seconds(comm, 0, 1, 125_000), seconds(comm, 1, 2, 125_000)
 
-    within, between = np.max(run_local(3, work, link="10mbit", ranks_per_node=2), axis=0)
-    assert within < 0.05
-    assert between > 0.1
+    def within() -> float:
+        found = run_local(3, work, link="10mbit", ranks_per_node=2)
+        assert max(between for _, between in found) > 0.1
+        return max(within for within, _ in found)
+
+    assert is_soon(within, 0.05)
 
 
 @pytest.mark.parametrize("shared_by", [1, 2])
@@ -175,9 +183,12 @@ def test_ranks_of_a_node_share_its_link(shared_by: int) -> None:
         comm.barrier()
         return seconds(pair, 0, 1, 125_000)
 
-    # the fastest of three: a rank may get the processor late
-    slowest = [max(run_local(4, work, link="10mbit", ranks_per_node=shared_by)) for _ in range(3)]
-    assert 0.1 * shared_by < min(slowest) < 0.1 * shared_by + 0.09
+    def slowest() -> float:
+        found = max(run_local(4, work, link="10mbit", ranks_per_node=shared_by))
+        assert found > 0.1 * shared_by
+        return found
+
+    assert is_soon(slowest, 0.1 * shared_by + 0.09)
 
 
 def test_a_group_within_a_node_does_not_wait_for_collectives_of_mpi() -> None:
@@ -190,8 +201,12 @@ def test_a_group_within_a_node_does_not_wait_for_collectives_of_mpi() -> None:
             times.append(time.perf_counter() - start)
         return times[0], times[1]
 
-    within, between = np.max(run_local(4, work, link="1gbit,100ms", ranks_per_node=2), axis=0)
-    assert within < 0.1 < between
+    def within() -> float:
+        found = run_local(4, work, link="1gbit,100ms", ranks_per_node=2)
+        assert max(between for _, between in found) > 0.1
+        return max(within for within, _ in found)
+
+    assert is_soon(within, 0.1)
 
 
 def test_a_rank_without_a_color_is_in_no_group() -> None:
