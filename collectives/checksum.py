@@ -9,4 +9,4 @@ from collectives.annotations import Bytes
 
 def digest(memory: Bytes) -> int:
     """Return the checksum of contiguous bytes."""
-    return xxh3_64_intdigest(memory)
+    return xxh3_64_intdigest(memory.data)

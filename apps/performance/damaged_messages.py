@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -61,8 +61,8 @@ class Damager:
         if memory.size == 0:
             return
         if self._damage is not None and self.received == self._damage.message:
-            for bit in self._damage.bits:
-                memory[bit // 8 % memory.size] ^= 1 << bit % 8
+            for bit in {bit % (8 * memory.size) for bit in self._damage.bits}:  # a bit flipped twice would be right
+                memory[bit // 8] ^= 1 << bit % 8
             self.hit = True
         self.received += 1
 
@@ -122,7 +122,7 @@ class _Received(Testable):
         self._request.Start()
 
     @override
-    def Test(self) -> bool:
+    def Test(self) -> bool:  # noqa: N802
         if self._waits and self._request.Test(self._status):
             self._waits = False
             length = self._memory.size if self._whole else self._status.Get_count(MPI.BYTE)
@@ -185,12 +185,16 @@ def run(case: Case, checksums: bool, victim: int = 0, damage: Damage | None = No
     def on_rank(outer: mpicomp.Communicator) -> Outcome:
         damager = Damager(None)
         x = np.random.default_rng(outer.rank).standard_normal(case.length, np.float32)
-        result, error, text = b"", "", ""
+        result, error, text, timeout_s = b"", "", "", TIMEOUT_S * (30 if checksums else 1)
         try:
             comm = mpicomp.Communicator(
-                DamagedComm(outer.mpi_comm, damager), case.topology, TIMEOUT_S * (30 if checksums else 1),
-                arrival_timeout=TIMEOUT_S * (30 if checksums else 1), abort_hook=False, checksums=checksums,
-            )  # fmt: skip
+                cast(Any, DamagedComm(outer.mpi_comm, damager)),
+                cast(Any, case.topology),
+                timeout_s,
+                arrival_timeout=timeout_s,
+                abort_hook=False,
+                checksums=checksums,
+            )
             damager.__init__(damage if outer.rank == victim else None)  # type: ignore[misc]
             result = _bytes_of(CALLS[case.call](comm, x))
             received = damager.received
@@ -221,10 +225,9 @@ def undamaged(case: Case, checksums: bool) -> list[Outcome]:
 def draw(generator: np.random.Generator, checksums: bool) -> tuple[Case, int, Damage]:
     """Return a case, the rank that receives the damaged message, and the damage."""
     while True:
-        case = Case(
-            *(str(generator.choice(one)) for one in ([*CALLS], TOPOLOGIES)),
-            *(int(generator.choice(one)) for one in (LENGTHS, RANKS)),
-        )
+        call, topology = (str(generator.choice(one)) for one in ([*CALLS], TOPOLOGIES))
+        length, ranks = (int(generator.choice(one)) for one in (LENGTHS, RANKS))
+        case = Case(call, topology, length, ranks)
         victim = int(generator.integers(case.ranks))
         received = undamaged(case, checksums)[victim].received
         if received:

@@ -201,8 +201,8 @@ class CheckedReceive(Testable):
         if requests:
             return False
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            truncated, self._error = self._error, None
+            raise truncated
         compare_seal(self._memory, self._seal, self._here, self._source)
         return True
 

@@ -145,9 +145,9 @@ def find_layouts(
         )
     others = np.flatnonzero(everyones[:, 3] != everyones[0, 3]).tolist()
     if others:
-        here, there = (SETTINGS[int(everyones[rank, 3])] for rank in (0, others[0]))
+        first_one, other = (SETTINGS[int(everyones[rank, 3])] for rank in (0, others[0]))
         raise ValueError(
-            f"checksums is {here!r} on rank 0 and {there!r} on {list_ranks(others)}: pass the same on all ranks"
+            f"checksums is {first_one!r} on rank 0 and {other!r} on {list_ranks(others)}: pass the same on all ranks"
         )
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
     return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank)
