@@ -17,7 +17,7 @@ from mpi4py import MPI
 from collectives import launcher
 from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
-from collectives.communicator.checked_messages import Checksums, validate_checksums
+from collectives.communicator.checked_messages import validate_checksums
 from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layouts, validate_ranks_per_node
 from collectives.communicator.slow_link import link_of, linked_node, validate_link
 from collectives.consistency.descriptions import gather_texts
@@ -58,7 +58,7 @@ class CommunicatorArguments(NamedTuple):
     workers: Workers | None
     link: EmulatedLink | None
     ranks_per_node: int | None
-    checksums: Checksums
+    checksums: bool
 
 
 def validate_arguments(
@@ -73,7 +73,7 @@ def validate_arguments(
     link: EmulatedLink | str | None = None,
     ranks_per_node: int | None = None,
     on_failure: str = "raise",
-    checksums: object = "auto",
+    checksums: object = False,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -195,7 +195,7 @@ class Duplicate(NamedTuple):
 
 
 def duplicate(
-    parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float, checksums: Checksums
+    parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float, checksums: bool
 ) -> Duplicate:
     """Return a duplicate of a communicator, with the layouts of its nodes and hosts.
 

@@ -17,7 +17,7 @@ and memory of a GPU that MPI reads itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -26,30 +26,26 @@ from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.checksum import digest
 from collectives.errors import DamagedMessage
 
-Checksums: TypeAlias = bool | Literal["auto"]
-"""Argument `checksums` of a communicator."""
-
-SETTINGS: tuple[Checksums, ...] = (False, True, "auto")
 _SEALED = np.dtype(np.uint64)
 _UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # length of a message that this process cannot read
 
 
-def validate_checksums(given: object, topology: object) -> Checksums:
+def validate_checksums(given: object, topology: object) -> bool:
     """Return the argument of `Communicator`.
 
     Raises
     ------
     TypeError, ValueError
-        It is neither a bool nor "auto", or sums by MPI are to be checked.
+        It is no bool, or sums by MPI are to be checked.
     """
     if given is True and topology == "mpi":
         raise ValueError(
             "checksums=True cannot check the messages of topology='mpi', which MPI makes itself: choose another "
             "topology, or leave out checksums"
         )
-    if given == "auto" or isinstance(given, bool):
-        return "auto" if given == "auto" else bool(given)
-    raise TypeError(f"checksums must be True, False or 'auto', not {given!r}")
+    if not isinstance(given, bool):
+        raise TypeError(f"checksums must be True or False, not {given!r}")
+    return given
 
 
 class CheckedComm:

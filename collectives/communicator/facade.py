@@ -16,7 +16,7 @@ from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
-from collectives.communicator.checked_messages import CheckedComm, Checksums
+from collectives.communicator.checked_messages import CheckedComm
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, open_nodes
@@ -124,9 +124,9 @@ class Communicator(metaclass=_Listed):
         After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
         calls in flight are made again; see docs/faults.md. The launcher must let ranks outlive others. Equal on all
         ranks.
-    checksums : bool or "auto"
+    checksums : bool
         Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
-        differs. "auto": between hosts and over emulated links, see docs/checksums.md. Equal on all ranks.
+        differs; see docs/checksums.md. Equal on all ranks.
 
     Attributes
     ----------
@@ -217,7 +217,7 @@ class Communicator(metaclass=_Listed):
         abort_hook: bool = True,
         ranks_per_node: int | None = None,
         on_failure: Literal["raise", "regroup"] = "raise",
-        checksums: Checksums = "auto",
+        checksums: bool = False,
     ) -> None:
         given = arguments.validate_arguments(
             mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
@@ -258,8 +258,7 @@ class Communicator(metaclass=_Listed):
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""
-        far = self.link is not None or len(hosts.sizes) > 1
-        self.checks_messages = mpi_comm.size > 1 and (far if self.checksums == "auto" else self.checksums)
+        self.checks_messages = self.checksums and mpi_comm.size > 1
         self.mpi_comm: Any = CheckedComm(mpi_comm) if self.checks_messages else mpi_comm
         self.layout, self.hosts = layout, hosts
         self.rank, self.size, self.here = layout.rank, mpi_comm.size, f"rank {layout.rank} of {mpi_comm.size}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from collectives.communicator.checked_messages import SETTINGS, Checksums
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks
 
@@ -115,7 +114,7 @@ class NodeLayout:
 
 
 def find_layouts(
-    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float, checksums: Checksums = "auto"
+    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float, checksums: bool = False
 ) -> tuple[NodeLayout, NodeLayout]:
     """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
 
@@ -133,8 +132,7 @@ def find_layouts(
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
-    setting = SETTINGS.index(checksums)
-    mine, everyones = np.array([first[0], part, given, setting], np.int64), np.empty((mpi_comm.size, 4), np.int64)
+    mine, everyones = np.array([first[0], part, given, checksums], np.int64), np.empty((mpi_comm.size, 4), np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
     wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
     others = np.flatnonzero(everyones[:, 2] != everyones[0, 2]).tolist()
@@ -145,9 +143,9 @@ def find_layouts(
         )
     others = np.flatnonzero(everyones[:, 3] != everyones[0, 3]).tolist()
     if others:
-        first_one, other = (SETTINGS[int(everyones[rank, 3])] for rank in (0, others[0]))
+        first_one, other = (bool(everyones[rank, 3]) for rank in (0, others[0]))
         raise ValueError(
-            f"checksums is {first_one!r} on rank 0 and {other!r} on {list_ranks(others)}: pass the same on all ranks"
+            f"checksums is {first_one} on rank 0 and {other} on {list_ranks(others)}: pass the same on all ranks"
         )
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
     return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank)

@@ -91,7 +91,7 @@ class MPIProcessGroup(_Base):
         self._store, self._name, self._description, self._splits = store, name, "", 0
         mpi_comm = communicator_of(store, rank, size, timeout, name)
         seconds = timeout.total_seconds()
-        self.communicator = Communicator(mpi_comm, timeout=seconds, arrival_timeout=seconds, checksums=False)
+        self.communicator = Communicator(mpi_comm, timeout=seconds, arrival_timeout=seconds)
         if not self.communicator.start_progress_thread():
             raise RuntimeError(
                 f"{self.communicator.here}: MPI runs with thread level {MPI.Query_thread()} and needs "

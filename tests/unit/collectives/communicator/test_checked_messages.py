@@ -67,14 +67,14 @@ def test_a_residual_is_that_of_before_the_damaged_step() -> None:
     assert run_local(2, step) == [True, True]
 
 
-def test_checksums_are_on_over_links_and_off_within_a_host() -> None:
-    def checks(comm: Communicator) -> bool:
-        return comm.checks_messages
+def test_groups_have_the_option_of_their_communicator() -> None:
+    def checks(comm: Communicator) -> tuple[bool, bool]:
+        with comm.split(comm.rank // 2) as part:
+            return comm.checks_messages, part.checks_messages
 
-    assert run_local(2, checks) == [False, False]
-    assert run_local(2, checks, link="100mbit") == [True, True]
-    assert run_local(2, checks, link="100mbit", checksums=False) == [False, False]
-    assert run_local(1, checks, checksums=True) == [False]
+    assert run_local(4, checks) == [(False, False)] * 4
+    assert run_local(4, checks, link="100mbit", checksums=True) == [(True, True)] * 4
+    assert run_local(1, lambda comm: comm.checks_messages, checksums=True) == [False]
 
 
 def test_ranks_with_different_checksums_are_refused() -> None:
@@ -86,7 +86,7 @@ def test_ranks_with_different_checksums_are_refused() -> None:
     assert run_local(2, make) == ["checksums is True on rank 0 and False on rank 1: pass the same on all ranks"] * 2
 
 
-@pytest.mark.parametrize(("given", "topology", "text"), [("on", "ring", "True, False or 'auto'"), (True, "mpi", "mpi")])
+@pytest.mark.parametrize(("given", "topology", "text"), [("on", "ring", "True or False"), (True, "mpi", "mpi")])
 def test_an_unusable_argument_is_refused(given: Any, topology: Any, text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         run_local(2, lambda comm: None, topology, checksums=given)
