@@ -18,7 +18,14 @@ from collectives.communicator.calls import Calls
 from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure, RanksLost
+from collectives.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DamagedMessage,
+    NonFiniteGradient,
+    PeerFailure,
+    RanksLost,
+)
 from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
@@ -64,6 +71,8 @@ class Ending:
             # A call that was begun while the ranks exchanged descriptions may wait for ranks that do not make it.
             if not error.closes and self.tolerates_mismatch(call):
                 return error  # raised here and now, with nothing of the call in flight
+        if isinstance(error, DamagedMessage) and not self._missing.damage:  # found here, where the call is not known
+            error = DamagedMessage(f"{call.name()}: {error}")
         return self.abort(error, call)
 
     def tolerates_mismatch(self, call: Call) -> bool:

@@ -16,6 +16,7 @@ from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
+from collectives.communicator.checked_messages import CheckedComm
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, open_nodes
@@ -123,6 +124,9 @@ class Communicator(metaclass=_Listed):
         After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
         calls in flight are made again; see docs/faults.md. The launcher must let ranks outlive others. Equal on all
         ranks.
+    checksums : bool
+        Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
+        differs; see docs/checksums.md. Equal on all ranks.
 
     Attributes
     ----------
@@ -158,6 +162,8 @@ class Communicator(metaclass=_Listed):
         Number of threads that work on pieces.
     verifies : bool
         The ranks compare each collective before they make it.
+    checks_messages : bool
+        Messages have checksums.
     route, route_parts : str, tuple of str
         The routes of messages in words, as a whole and one property each: ranks must agree on them.
 
@@ -211,13 +217,17 @@ class Communicator(metaclass=_Listed):
         abort_hook: bool = True,
         ranks_per_node: int | None = None,
         on_failure: Literal["raise", "regroup"] = "raise",
+        checksums: bool = False,
     ) -> None:
         given = arguments.validate_arguments(
             mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
-            on_failure,
+            on_failure, checksums,
         )  # fmt: skip
-        parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated, self.ranks_per_node = given
-        mpi_comm, layout, hosts = arguments.duplicate(parent, self.arrival_timeout, self.ranks_per_node, self.timeout)
+        self.topology, self.timeout, self.arrival_timeout, self.workers = given.topology, *given[2:5]
+        parent, emulated, self.ranks_per_node, self.checksums = given.parent, *given[5:]
+        mpi_comm, layout, hosts = arguments.duplicate(
+            parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
+        )
         if emulated is not None:
             mpi_comm = slow_down(mpi_comm, emulated, layout.node_of)
         self.link = link_of(mpi_comm)
@@ -248,13 +258,15 @@ class Communicator(metaclass=_Listed):
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""
-        self.mpi_comm, self.layout, self.hosts = mpi_comm, layout, hosts
+        self.checks_messages = self.checksums and mpi_comm.size > 1
+        self.mpi_comm: Any = CheckedComm(mpi_comm) if self.checks_messages else mpi_comm
+        self.layout, self.hosts = layout, hosts
         self.rank, self.size, self.here = layout.rank, mpi_comm.size, f"rank {layout.rank} of {mpi_comm.size}"
         self.local_rank, self.local_size = hosts.local_rank, hosts.sizes[hosts.node]
         self.one_node = len(layout.sizes) == 1 and self.link is None
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.missing = MissingRanks(mpi_comm, self.timeout)
-        self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes)
+        self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
         self.dense_buffers: list[Bytes] = []
         self.calls.renew(mpi_comm, self.here)
         self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
@@ -707,8 +719,8 @@ class Communicator(metaclass=_Listed):
     ) -> Communicator | None:
         """Return a communicator of the ranks that give the same colour; collective.
 
-        It has this one's timeouts, `verify`, `piece_bytes` and `threads`, but neither its network, which other groups
-        may load at the same time, nor its trace. Close it yourself: closing this one does not.
+        It has this one's timeouts, `verify`, `piece_bytes`, `threads` and `checksums`, but neither its network, which
+        other groups may load at the same time, nor its trace. Close it yourself: closing this one does not.
 
         Parameters
         ----------
@@ -755,6 +767,7 @@ class Communicator(metaclass=_Listed):
                 threads=self.threads,
                 abort_hook=False,  # this one has installed it, or must not
                 ranks_per_node=None if self.ranks_per_node is None else NodeLabel(self.layout.node),
+                checksums=self.checksums,
             )
         except TopologyError as error:
             part.Free()

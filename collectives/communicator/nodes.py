@@ -114,7 +114,7 @@ class NodeLayout:
 
 
 def find_layouts(
-    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float
+    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float, checksums: bool = False
 ) -> tuple[NodeLayout, NodeLayout]:
     """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
 
@@ -123,7 +123,7 @@ def find_layouts(
     Raises
     ------
     ValueError
-        The ranks pass different `ranks_per_node`; on every rank.
+        The ranks pass different `ranks_per_node` or `checksums`; on every rank.
     """
     first = np.array([host.rank == 0 and mpi_comm.rank], np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks of this node make a communicator"
@@ -132,7 +132,7 @@ def find_layouts(
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
-    mine, everyones = np.array([first[0], part, given], np.int64), np.empty((mpi_comm.size, 3), np.int64)
+    mine, everyones = np.array([first[0], part, given, checksums], np.int64), np.empty((mpi_comm.size, 4), np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
     wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
     others = np.flatnonzero(everyones[:, 2] != everyones[0, 2]).tolist()
@@ -140,6 +140,12 @@ def find_layouts(
         here, there = (int(everyones[rank, 2]) or None for rank in (0, others[0]))
         raise ValueError(
             f"ranks_per_node is {here} on rank 0 and {there} on {list_ranks(others)}: pass the same on all ranks"
+        )
+    others = np.flatnonzero(everyones[:, 3] != everyones[0, 3]).tolist()
+    if others:
+        first_one, other = (bool(everyones[rank, 3]) for rank in (0, others[0]))
+        raise ValueError(
+            f"checksums is {first_one} on rank 0 and {other} on {list_ranks(others)}: pass the same on all ranks"
         )
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
     return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank)
