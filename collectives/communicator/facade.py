@@ -18,7 +18,7 @@ from collectives.communicator import arguments, exchanges, point_to_point, split
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
-from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, open_nodes
+from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, members_of, open_nodes
 from collectives.communicator.routes import Routes
 from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
@@ -36,6 +36,7 @@ from collectives.progress.polling import keep_alive, wait
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
+from collectives.trace.flight_recorder import RecordedGroup, recorder_here
 from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
@@ -217,7 +218,9 @@ class Communicator(metaclass=_Listed):
             on_failure,
         )  # fmt: skip
         parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated, self.ranks_per_node = given
-        mpi_comm, layout, hosts = arguments.duplicate(parent, self.arrival_timeout, self.ranks_per_node, self.timeout)
+        mpi_comm, layout, hosts, self._key = arguments.duplicate(
+            parent, self.arrival_timeout, self.ranks_per_node, self.timeout
+        )
         if emulated is not None:
             mpi_comm = slow_down(mpi_comm, emulated, layout.node_of)
         self.link = link_of(mpi_comm)
@@ -256,7 +259,9 @@ class Communicator(metaclass=_Listed):
         self.missing = MissingRanks(mpi_comm, self.timeout)
         self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes)
         self.dense_buffers: list[Bytes] = []
-        self.calls.renew(mpi_comm, self.here)
+        members = members_of(mpi_comm)
+        flight = RecordedGroup(recorder_here(), self._key, self.rank, members, self.calls)
+        self.calls.renew(mpi_comm, self.here, flight)
         self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
         self.ending.trace = self.trace
         end_with_process(self.ending)
@@ -280,6 +285,7 @@ class Communicator(metaclass=_Listed):
         )  # MPI may still write there
         self._nodes.clear()
         self._users.renew()
+        self._key = f"{self._key}+"  # the same on all survivors
         self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
         if not isinstance(self.topology, str):
             self.topology.plan(self.rank, self.size)
