@@ -52,8 +52,8 @@ _log = logging.getLogger("collectives")
 _ARRAY = re.compile(r"\b(bool|u?int\d+|b?float\d+|complex\d+)\[([\d, ]*)\]")
 # Variables with the name of a job, by which its ranks on a host find one folder.
 _JOBS = ("PMIX_NAMESPACE", "PALS_APID", "PMI_JOBID", "FLUX_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_RANKS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANK_NAMES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
+_SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class _Call(Protocol):
@@ -134,7 +134,10 @@ class FlightRecorder:
             if MPI.Is_initialized() and not MPI.Is_finalized():
                 self._place = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
             elif parent() is None:  # the launcher's variables of a rank's children are those of the rank
-                rank, size = (next((os.environ[one] for one in names if one in os.environ), "") for names in _NAMES)
+                rank, size = (
+                    next((os.environ[one] for one in names if one in os.environ), "")
+                    for names in (_RANK_NAMES, _SIZE_NAMES)
+                )
                 return (int(rank), int(size) if size.isdecimal() else int(rank) + 1) if rank.isdecimal() else None
         return self._place if os.getpid() == self._process else None
 
@@ -207,16 +210,17 @@ class FlightRecorder:
     def snapshot(self, reason: str, missing: Sequence[int] = ()) -> dict[str, Any]:
         """Return the content of a file."""
         place = self.place or (0, 1)
-        groups = list({id(one): one for one in self._known_groups()}.values())
+        records = _copied(self._records)
+        groups = list({id(one): one for one in self._known_groups(records)}.values())
         numbers = {id(group): number for number, group in enumerate(groups)}
         live = {id(call.record): call for group in groups for call in group.in_flight()}
         texts: dict[str, int] = {}
         calls = []
-        for record in _copied(self._records):
+        for record in records:
             text = _text(record[LABEL])
             found = _ARRAY.search(text)
             one = {
-                "communicator": numbers[id(record[GROUP])] if id(record[GROUP]) in numbers else -1,
+                "communicator": numbers.get(id(record[GROUP]), -1),
                 "call": record[NUMBER],
                 "text": texts.setdefault(text, len(texts)),
                 "step": record[STEP],
@@ -255,16 +259,13 @@ class FlightRecorder:
             "threads": _stacks(),
         }
 
-    def _known_groups(self) -> Iterator[RecordedGroup]:
+    def _known_groups(self, records: list[Record]) -> Iterator[RecordedGroup]:
         for one in self._groups:
             group = one()
             if group is not None:
                 yield group
-        for record in _copied(self._records):
+        for record in records:
             yield record[GROUP]
-
-
-_NAMES = (_RANKS, _SIZES)
 
 
 def _copied(records: deque[Record]) -> list[Record]:

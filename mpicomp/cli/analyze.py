@@ -62,6 +62,7 @@ class RankCall:
     begun: float
     compared: float
     ended: float
+    has_failed: bool
     waits_for: str
 
     @property
@@ -98,6 +99,12 @@ class RankFile:
     def has_failed(self) -> bool:
         """True if an error wrote the file, and no signal."""
         return not self.reason.startswith("SIG")
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if calls are in flight, and a thread is in this library: the rank does not compute meanwhile."""
+        inside = any(part in line for _, stack in self.stacks for line in stack for part in _LIBRARY)
+        return inside and any(self.waiting(key) for key in self.calls)
 
     def waiting(self, key: str) -> list[RankCall]:
         """Return the calls of a communicator that have not ended, in order."""
@@ -192,9 +199,18 @@ def _rank_file(content: Content) -> RankFile:
             continue
         if not 0 <= one["communicator"] < len(keys):
             raise ValueError(f"it has no communicator {one['communicator']}")
-        times = [one[name] + offset if one[name] else 0.0 for name in ("begun", "compared", "ended")]
+        begun, compared, ended = (one[name] + offset if one[name] else 0.0 for name in ("begun", "compared", "ended"))
         described = one_line(content["texts"][one["text"]])
-        call = RankCall(one["call"], described, one["step"], *times, one_line(one.get("waits_for", "")))
+        call = RankCall(
+            one["call"],
+            described,
+            one["step"],
+            begun,
+            compared,
+            ended,
+            "error" in one,
+            one_line(one.get("waits_for", "")),
+        )
         made.calls.setdefault(keys[one["communicator"]], {})[call.number] = call
     return made
 
@@ -247,7 +263,7 @@ class Report:
     Attributes
     ----------
     named : list of int
-        Ranks that the first finding names.
+        Ranks for which the others wait, or whose call differs.
     """
 
     ranks: int
@@ -270,35 +286,39 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     silent: list[Finding] = []
     ahead: list[Finding] = []
     for key in keys:
-        group = _Group(key, [one for one in files if key in one.members], missing)
+        group = _Group(key, [one for one in files if key in one.members])
         differing += group.differing()
         late += group.late()
         silent += group.silent()
         ahead += group.ahead()
-    # A late rank that itself waits on another communicator is a consequence, unless all of them wait.
-    culprits = {rank for one in silent for rank in one.ranks}
-    for one in late:
-        culprits |= {rank for rank in one.ranks if not _is_waiting(by_rank[rank], one)}
-    first = [one for one in late if not culprits or culprits & set(one.ranks)]
-    findings = [*differing, *first, *silent, *(one for one in late if one not in first), *ahead]
+    late_ranks = {rank for one in late for rank in one.ranks}
+    # A late rank that itself waits in a call is a consequence, unless all of them wait.
+    idle = {rank for rank in late_ranks if not by_rank[rank].is_waiting}
+    named = sorted(_unanswered(files) or idle or {rank for one in silent for rank in one.ranks} or late_ranks)
+    if differing:
+        named = differing[0].ranks
+    consequences = [*late, *silent]
+    if set(named) - late_ranks or idle:
+        consequences = [one for one in consequences if set(one.ranks) & set(named)]
+    findings = [*differing, *consequences, *ahead]
     for one in findings:
         one.stacks = {rank: _stack(by_rank[rank]) for rank in one.ranks if rank in by_rank}
     reasons: dict[str, list[int]] = {}
     for file in files:
         reasons.setdefault(file.reason, []).append(file.rank)
-    if late and not culprits and not differing:
-        notes = [*notes, "the late ranks wait on other communicators: the ranks make their calls in different orders"]
-    named = findings[0].ranks if findings else []
+    if late_ranks and late_ranks == set(named) and not idle and not differing:
+        notes = [*notes, "the late ranks wait in other calls: compare the order in which the ranks make their calls"]
     return Report(n_ranks, sorted(by_rank), missing, reasons, named, findings, notes)
 
 
 class _Group:
     """Files of the ranks of one communicator."""
 
-    def __init__(self, key: str, files: list[RankFile], missing_files: list[int]) -> None:
+    def __init__(self, key: str, files: list[RankFile]) -> None:
         self.key, self.files = key, files
         self.members = files[0].members[key]
-        self.missing = [rank for rank in self.members if rank in missing_files]
+        with_file = {one.rank for one in files}
+        self.missing = [rank for rank in self.members if rank not in with_file]
         self.without = {one.rank: one for one in files}
         self.tolerance_s = 0.0 if any(one.has_failed for one in files) else LATE_S
 
@@ -316,7 +336,7 @@ class _Group:
                 ranks = (
                     sorted(rank for _, some in rest for rank in some)
                     if not tied
-                    else sorted(sum(ranks_of.values(), []))
+                    else sorted(rank for some in ranks_of.values() for rank in some)
                 )
                 listed = "; ".join(f"{list_ranks(some)}: {_short(name)}" for name, some in ranks_of.items())
                 sentence = f"call {number} of {self._name()} differs: {listed}"
@@ -328,6 +348,8 @@ class _Group:
         found: dict[int, list[int]] = {}
         for one in self.files:
             number = one.begun[self.key] + 1
+            if one.is_waiting and one.waiting(self.key):  # in an earlier call, which is the one to look at
+                continue
             waiting = [(other, other.calls.get(self.key, {}).get(number)) for other in self.files if other is not one]
             if any(
                 call is not None and not call.ended and one.written - call.begun > self.tolerance_s
@@ -338,9 +360,10 @@ class _Group:
         for number, ranks in sorted(found.items()):
             waiting_ranks, call = self._waiting(number)
             seconds = max(self.without[rank].written for rank in ranks) - call.begun
+            others = f"{list_ranks(waiting_ranks)} {_wait(waiting_ranks)}"
             sentence = (
-                f"{list_ranks(ranks)} {_has(ranks)} not begun call {number} of {self._name()}, {_short(call.name)}, in "
-                f"which {list_ranks(waiting_ranks)} {_wait(waiting_ranks)}: {seconds:.3g} s late when the file was written"
+                f"{list_ranks(ranks)} {_has(ranks)} not begun call {number} of {self._name()}, {_short(call.name)}, "
+                f"in which {others}: {seconds:.3g} s late at the time of the file"
             )
             findings.append(Finding("late", ranks, self.members, number, call.name, waiting_ranks, sentence))
         return findings
@@ -368,8 +391,10 @@ class _Group:
         lost = [rank for rank in self.missing if rank not in unanswered]
         stalled = max(one.written for one in self.files) - call.begun > self.tolerance_s
         if lost and stalled and not silent:
+            # A rank with a file is here if it has let the communicator go, or had 2,000 calls since.
+            others = f"{list_ranks(ranks_waiting)} {_wait(ranks_waiting)}"
             sentence = (
-                f"{list_ranks(lost)} left no file, and {list_ranks(ranks_waiting)} {_wait(ranks_waiting)} "
+                f"{list_ranks(lost)} left no record of this communicator, and {others} "
                 f"{in_call}{described}: stopped, dead, or on a host whose files are elsewhere"
             )
             found.append(Finding("no file", lost, self.members, number, call.name, ranks_waiting, sentence))
@@ -379,16 +404,16 @@ class _Group:
         """Return the ranks that have ended a call that another rank had not begun long after."""
         for one in self.files:
             number = one.begun[self.key] + 1
-            ranks = []
+            ranks, name = [], ""
             for other in self.files:
                 call = other.calls.get(self.key, {}).get(number)
-                if call is not None and call.ended and one.written - call.ended > LATE_S:
+                if call is not None and call.ended and not call.has_failed and one.written - call.ended > LATE_S:
                     ranks.append(other.rank)
                     name = call.name
             if ranks:
                 sentence = (
-                    f"{list_ranks(ranks)} {_has(ranks)} ended call {number} of {self._name()}, {_short(name)}, which rank "
-                    f"{one.rank} has not begun: calls are not compared (verify=False), or failed"
+                    f"{list_ranks(ranks)} {_has(ranks)} ended call {number} of {self._name()}, {_short(name)}, which "
+                    f"rank {one.rank} has not begun: calls are not compared (verify=False), or failed"
                 )
                 return [Finding("ahead", ranks, self.members, number, name, [], sentence)]
         return []
@@ -405,9 +430,10 @@ class _Group:
         return f"the communicator of {list_ranks(self.members)}"
 
 
-def _is_waiting(file: RankFile, finding: Finding) -> bool:
-    """Return True if a rank waits in a call of another communicator than that of a finding."""
-    return any(file.waiting(key) for key, members in file.members.items() if members != finding.communicator)
+def _unanswered(files: list[RankFile]) -> set[int]:
+    """Return the ranks that answered none of the ranks that gave up; ranks that gave up themselves left other files."""
+    lists = [set(one.unanswered) for one in files if one.unanswered]
+    return set.intersection(*lists) if lists else set()
 
 
 def _has(ranks: list[int]) -> str:
