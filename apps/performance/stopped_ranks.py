@@ -67,8 +67,8 @@ except mpicomp.CollectiveError as error:
 """
 
 
-def trial(number: int, seed: int, timeout: float) -> dict[str, object]:
-    """Run a job and return how it ended."""
+def trial(number: int, seed: int, timeout: float) -> dict[str, object] | None:
+    """Run a job and return how it ended; None: no rank was stopped."""
     draw = random.Random(seed * 1000 + number)
     ranks, place, thread = RANKS[number % len(RANKS)], PLACES[number // len(RANKS) % len(PLACES)], draw.randrange(2)
     victim = draw.randrange(ranks)
@@ -86,6 +86,8 @@ def trial(number: int, seed: int, timeout: float) -> dict[str, object]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         stopped = folder / "stopped"
+        if not stopped.exists():  # the machine was so busy that ranks came late before
+            return None
         errors = {int(path.name.partition("-")[2]): path.read_text() for path in folder.glob("error-*")}
         errors.pop(victim, None)  # raised once the launcher has woken it
         late_s = [float(text.split()[0]) - float(stopped.read_text()) - timeout for text in errors.values()]
@@ -118,10 +120,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds, of each job's communicator")
     args = parser.parse_args()
-    found = []
-    for number in range(args.trials):
+    found: list[dict[str, object]] = []
+    number = 0
+    while len(found) < args.trials and number < 2 * args.trials:
         start = time.perf_counter()
-        found.append(trial(number, args.seed, args.timeout))
+        outcome, number = trial(number, args.seed, args.timeout), number + 1
+        if outcome is None:
+            print(json.dumps({"disturbed": number - 1}), flush=True)
+            continue
+        found.append(outcome)
         print(json.dumps(found[-1] | {"seconds": round(time.perf_counter() - start, 1)}), flush=True)
     late = [float(str(one["late_s"])) for one in found if one["late_s"] is not None]
     counts = {name: sum(bool(one[name]) for one in found) for name in ("ended", "named", "analyzed")}
