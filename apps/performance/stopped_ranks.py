@@ -55,6 +55,10 @@ try:
                 handle.poll()
                 stop()
                 handle.wait()
+                comm.allreduce(x)
+                comm.allreduce(1.0)
+                steps += 1
+                continue
             else:
                 delay = float(rng.uniform(0, 0.02))
                 threading.Thread(target=lambda: (time.sleep(delay), stop()), daemon=True).start()
