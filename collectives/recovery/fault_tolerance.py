@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
@@ -13,6 +14,7 @@ from collectives.progress.polling import SLEEP_S, Backoff, Limits
 
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher with `--with-ft ulfm`
 CURE = "start the job by `mpirun --with-ft ulfm` of Open MPI 5 or later"
+LONGEST_NOTICE_S = 1.0  # from a death until MPI reports it; 10 to 20 ms on an idle node
 _DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
 
 
@@ -29,6 +31,8 @@ def is_tolerant(comm: MPI.Comm) -> bool:
 def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
     """Return True if an error of MPI, or its cause, is due to the death of a rank or to the revocation after it."""
     while error is not None and not isinstance(error, MPI.Exception):
+        if isinstance(error, OSError):  # the memory of another rank cannot be read
+            return await_death(comm)
         error = error.__cause__
     if error is None:
         return False
@@ -40,10 +44,27 @@ def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
         return False
 
 
-def shrink(comm: MPI.Comm, timeout_s: float, describe: Callable[[], str]) -> MPI.Comm:
-    """Return a communicator of the survivors of a revoked one; collective among them.
+def look(comm: MPI.Comm) -> None:
+    """Raise the error of MPI if a rank is known to have died, or the communicator is revoked; makes MPI progress."""
+    comm.Iprobe(MPI.ANY_SOURCE)
 
-    MPI's call blocks until the last survivor has come, so a thread makes it: this one can give up.
+
+def await_death(comm: MPI.Comm) -> bool:
+    """Wait a moment for MPI's notice of a death that other evidence shows; returns whether it has come."""
+    deadline = time.monotonic() + LONGEST_NOTICE_S
+    while time.monotonic() < deadline:
+        try:
+            look(comm)
+        except MPI.Exception:
+            return True
+        time.sleep(SLEEP_S)
+    return False
+
+
+def from_survivors(make: Callable[[], MPI.Comm], timeout_s: float, describe: Callable[[], str]) -> MPI.Comm:
+    """Return the communicator that a call of MPI makes, which blocks until the last survivor has come.
+
+    A thread makes the call, so that this one can give up.
 
     Raises
     ------
@@ -55,11 +76,11 @@ def shrink(comm: MPI.Comm, timeout_s: float, describe: Callable[[], str]) -> MPI
 
     def run() -> None:
         try:
-            made.append(comm.Shrink())
+            made.append(make())
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             failed.append(error)
 
-    thread = Thread(target=run, name="mpicomp: shrink", daemon=True)
+    thread = Thread(target=run, name="mpicomp: survivors", daemon=True)
     thread.start()
     backoff = Backoff(Limits(timeout_s), describe)
     while thread.is_alive():

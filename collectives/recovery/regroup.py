@@ -29,7 +29,7 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailur
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import reports_death, shrink
+from collectives.recovery.fault_tolerance import from_survivors, look, reports_death
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Regroup:
         Rank that each rank had when the communicator was made.
     count : int
         How often the survivors have regrouped.
+    is_active : bool
+        The survivors regroup now: calls of the communicator are not possible, calls of MPI are.
     """
 
     def __init__(self, comm: Communicator, on_death: Callable[[], None]) -> None:
@@ -72,7 +74,7 @@ class Regroup:
         self.members, self.count = tuple(range(comm.size)), 0
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
         self._joined = self._begun = 0  # users; calls in the order of all ranks
-        self._active = False
+        self.is_active = False
 
     # The commit rule -------------------------------------------------------------------------------------------------
 
@@ -143,6 +145,16 @@ class Regroup:
 
     # Regrouping ------------------------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Raise the error of MPI if a rank has died, for steps that wait without messages."""
+        look(self._comm.mpi_comm)
+
+    def from_survivors(self, make: Callable[[], MPI.Comm]) -> MPI.Comm:
+        """Return the communicator that a blocking call of MPI makes, in which all survivors take part."""
+        comm = self._comm
+        text = f"{comm.here}: a rank has died, and not all survivors come to regroup"
+        return from_survivors(make, comm.arrival_timeout, lambda: text)
+
     def join(self, survivor: Survivor) -> None:
         """Renew a long-lived user whenever the survivors regroup. Ranks make theirs in one order."""
         self._joined += 1
@@ -164,16 +176,16 @@ class Regroup:
             A survivor does not come.
         """
         comm = self._comm
-        if self._active or comm.calls.broken or not reports_death(error, comm.mpi_comm):
+        if self.is_active or comm.calls.broken or not reports_death(error, comm.mpi_comm):
             return False
         start, idle = time.perf_counter(), [call for call in comm.calls.in_flight() if not call.busy]
-        self._active = True
+        self.is_active = True
         for call in idle:  # waiting here must not advance them
             call.busy = True
         try:
             self._regroup(start)
         finally:
-            self._active = False
+            self.is_active = False
             for call in idle:
                 call.busy = False
         return True
@@ -182,12 +194,12 @@ class Regroup:
         comm = self._comm
         self._on_death()
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
-        layouts, missing = (comm.layout, comm.hosts), f"{here}: a rank has died, and not all survivors come to regroup"
+        layouts = comm.layout, comm.hosts
         saved: list[tuple[Any, Any]] | None = None
         again: list[Call] = []
         while True:
             _revoke(old, comm)
-            new = shrink(old, comm.arrival_timeout, lambda: missing)
+            new = self.from_survivors(old.Shrink)
             try:
                 self._settle(new)
                 if saved is None:

@@ -489,7 +489,8 @@ class Aggregator:
         with comm.tags_from(self._first_tag):
             self._assemble()
         if not {kinds[key] for key in saved} <= {"mean", "shared"}:
-            saved = among_survivors(gather_objects(comm.mpi_comm, saved, comm.timeout), kinds)
+            everyones = gather_objects(comm.mpi_comm, saved, comm.timeout)
+            saved = among_survivors(everyones, kinds, getattr(self.feedback, "stand_in", None))
         taken = self._checked_state(saved)
         self.feedback.load(taken)
         self.step, self._can_undo = taken["step"], False

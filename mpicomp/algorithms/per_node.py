@@ -58,7 +58,8 @@ class PerNode(WrappingMethod):
     ------
     ValueError
         `algorithm` is no method, or one that cannot be used between nodes; `local` has another value. By `start`, and
-        where an optimizer is made, on all ranks: a rank lacks the library or a GPU of its own that `local` needs.
+        where an optimizer is made, on all ranks: a rank lacks the library or a GPU of its own that `local` needs; or
+        the communicator regroups after the death of a rank, which "gloo" and "nccl" do not.
 
     Notes
     -----
@@ -126,6 +127,11 @@ class PerNode(WrappingMethod):
     @override
     def connect(self, comm: Communicator) -> None:
         layout = self.layout_of(comm)
+        if comm.regroup is not None and self.local in ("gloo", "nccl"):
+            raise ValueError(
+                f"{comm.here}: groups of {self.local} do not outlive their ranks: with on_failure='regroup' pass "
+                "local='auto'"
+            )
         if len(layout.sizes) < comm.size:
             nodes = comm.nodes_of(layout)
             if self.local in ("gloo", "nccl"):

@@ -8,7 +8,7 @@ scales are the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 Range = tuple[int, ...]
+StandIn = Callable[[State, range], State]
 CURE = "take states of one run, saved after the same step"
 
 
@@ -80,26 +81,56 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
     return [dict(merged) for _ in range(ranks)]
 
 
-def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind]) -> State:
+def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind], stand_in: StandIn | None) -> State:
     """Return the state from which each survivor goes on, of the states of all survivors, after the same step.
 
     Like `redistribute`, but elements that only dead ranks owned have no pending error.
 
-    Raises
-    ------
-    ValueError
-        No survivor has a shard of a `PerNode`.
+    Parameters
+    ----------
+    states, kinds
+        As in `redistribute`.
+    stand_in : callable or None
+        Called as ``stand_in(state, elements)`` with a survivor's state, for each shard whose owners have all died;
+        returns a state of this shard without pending errors.
+
+    Returns
+    -------
+    dict
     """
+    shard = next((key for key, kind in kinds.items() if kind == "shard"), None)
+    n = int(states[0]["n"])
+    if shard is None:
+        return redistribute(_with_owners(states, kinds, n), 1, kinds)[0]
+    groups: dict[Range, list[State]] = {}
+    for state in states:
+        groups.setdefault(tuple(np.asarray(state[shard]).tolist()), []).append(state)
+    full = sorted(bounds for bounds in groups if bounds[0] < bounds[-1])
+    everyones = [one for bounds in full for one in _with_owners(groups[bounds], kinds, bounds[-1] - bounds[0])]
+    like = everyones[0] if everyones else states[0]
+    assert stand_in is not None
+    everyones += [stand_in(like, range(*gap)) for gap in _gaps([(bounds[0], bounds[-1]) for bounds in full], n)]
+    return redistribute(everyones or states, 1, kinds)[0]
+
+
+def _with_owners(states: Sequence[State], kinds: Mapping[str, StateKind], n: int) -> list[State]:
+    """Return the states, and one without errors for each range of elements that nobody owns."""
     owned = next((key for key, kind in kinds.items() if kind == "owned" and key in states[0]), None)
-    everyones = [*states]
-    if owned is not None:
-        ranges = sorted(tuple(np.asarray(state[owned]).tolist()) for state in states)
-        starts = [0, *(end for _, end in (one for one in ranges if one))]
-        ends = [start for start, _ in (one for one in ranges if one)] + [int(states[0]["n"])]
-        nobody = {key: np.zeros_like(value) if kinds[key] == "owner" else value for key, value in states[0].items()}
-        gaps = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
-        everyones += [{**nobody, owned: np.array(gap, np.int64)} for gap in gaps if any(ranges)]
-    return redistribute(everyones, 1, kinds)[0]
+    if owned is None:
+        return [*states]
+    ranges = [tuple(np.asarray(state[owned]).tolist()) for state in states]
+    if not any(ranges):  # each state has the elements of all owners
+        return [*states]
+    nobody = {key: np.zeros_like(value) if kinds[key] == "owner" else value for key, value in states[0].items()}
+    gaps = _gaps([(start, stop) for start, stop in filter(None, ranges)], n)
+    return [*states, *({**nobody, owned: np.array(gap, np.int64)} for gap in gaps)]
+
+
+def _gaps(ranges: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+    """Return the parts of `n` elements that lie in no range."""
+    full = sorted(one for one in ranges if one[0] < one[1])
+    starts, stops = [0, *(stop for _, stop in full)], [*(start for start, _ in full), n]
+    return [gap for gap in zip(starts, stops, strict=True) if gap[0] < gap[1]]
 
 
 def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: str) -> State:

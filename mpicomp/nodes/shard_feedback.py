@@ -81,6 +81,25 @@ class ShardFeedback:
         self._driver.has_pending, self._driver.restored = True, restored
         return "scales of its own shard" if restored else ""
 
+    def stand_in(self, state: State, elements: range) -> State:
+        """Return a state of another shard, whose owners have died: like this one, but without pending errors.
+
+        Numbers of tensors are those of the same tensors where both shards have parts of them, else the mean.
+        """
+        start, stop = np.asarray(state[SHARD]).tolist()[:: len(state[SHARD]) - 1]
+        parts, others = self._parts_of(range(start, stop)), self._parts_of(elements)
+        kinds = self._inner.state_kinds
+        made: State = {**state, SHARD: np.array([elements.start, elements.stop], np.int64)}
+        for key, value in state.items():
+            shape = getattr(value, "shape", ())
+            if kinds.get(key) in PENDING_KINDS and shape == (stop - start,):
+                made[key] = np.zeros(len(elements), value.dtype)
+            elif kinds.get(key) != "owned" and shape == (len(parts),) and value.dtype.kind == "f":
+                numbers = {tensor: one for (tensor, _), one in zip(parts, value, strict=True)}
+                mean = value.mean() if value.size else 0
+                made[key] = np.array([numbers.get(tensor, mean) for tensor, _ in others], value.dtype)
+        return made
+
     def localize(self, state: Any, where: str) -> Any:
         """Return this rank's part of a state that has all shards; other states are returned as they are.
 
