@@ -187,11 +187,12 @@ def _error(kind: type[Exception], source: str, value: object) -> Exception:
 
 
 class Duplicate(NamedTuple):
-    """Duplicate of a communicator, and the nodes and hosts of its ranks."""
+    """Duplicate of a communicator, the nodes and hosts of its ranks, and a name that is equal on all ranks."""
 
     mpi_comm: MPI.Comm
     layout: NodeLayout
     hosts: NodeLayout
+    key: str
 
 
 def duplicate(

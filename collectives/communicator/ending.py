@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.quoting import list_ranks
+from collectives.trace.flight_recorder import recorder_here, requested_folder
 from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
@@ -94,17 +95,27 @@ class Ending:
         calls = self._calls
         first, calls.broken = not calls.broken, calls.broken or f"an earlier call failed: {error!r}"
         keep_alive(self, *alive)
+        # A file, before the others know of the error: one of them may end the job.
+        folder = self._record_flight(error) if first else ""
         if isinstance(error, CollectiveTimeout) and first:
             missing = self._missing.find()
             answers = f"no answer from {list_ranks(missing)}" if missing else "all ranks answer"
             error = CollectiveTimeout(f"{error}; {answers}")
+            if missing:
+                folder = self._record_flight(error, missing)
         elif isinstance(error, MPI.Exception | PeerFailure):
             dead = self._missing.dead()
             text = str(error) if isinstance(error, PeerFailure) else f"{calls.here}: MPI says {error}"
             known = f"; MPI knows that {list_ranks(dead)} failed" if dead else ""
             cause = error
+            if dead and first:
+                folder = self._record_flight(cause, dead)
             error = PeerFailure(text + known)
             error.__cause__ = cause
+        if folder and isinstance(error, CollectiveTimeout | PeerFailure):
+            with_folder = type(error)(f"{error}; mpicomp analyze {folder} shows the calls of all ranks")
+            with_folder.__cause__ = error.__cause__
+            error = with_folder
         if first:
             self._missing.announce(error)
             calls.failure = error
@@ -117,6 +128,16 @@ class Ending:
             if self._workers is not None:
                 self._workers.dismiss()
         return error
+
+    def _record_flight(self, error: BaseException, missing: Sequence[int] = ()) -> str:
+        """Write the flight recorder's file, and return its folder; empty where there is none.
+
+        Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
+        """
+        explains_itself = not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception)
+        if explains_itself and requested_folder() is None:
+            return ""
+        return recorder_here().write_after(error, missing, self._calls.flight)
 
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""

@@ -19,7 +19,7 @@ from collectives.communicator.calls import Calls, Users, await_request, trace_ch
 from collectives.communicator.checked_messages import CheckedComm
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
-from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, open_nodes
+from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, members_of, open_nodes
 from collectives.communicator.routes import Routes
 from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
@@ -37,6 +37,7 @@ from collectives.progress.polling import keep_alive, wait
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
+from collectives.trace.flight_recorder import RecordedGroup, recorder_here
 from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
@@ -225,7 +226,7 @@ class Communicator(metaclass=_Listed):
         )  # fmt: skip
         self.topology, self.timeout, self.arrival_timeout, self.workers = given.topology, *given[2:5]
         parent, emulated, self.ranks_per_node, self.checksums = given.parent, *given[5:]
-        mpi_comm, layout, hosts = arguments.duplicate(
+        mpi_comm, layout, hosts, self._key = arguments.duplicate(
             parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
         )
         if emulated is not None:
@@ -268,7 +269,9 @@ class Communicator(metaclass=_Listed):
         self.missing = MissingRanks(mpi_comm, self.timeout)
         self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
         self.dense_buffers: list[Bytes] = []
-        self.calls.renew(mpi_comm, self.here)
+        members = members_of(mpi_comm)
+        flight = RecordedGroup(recorder_here(), self._key, self.rank, members, self.calls)
+        self.calls.renew(mpi_comm, self.here, flight)
         self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
         self.ending.trace = self.trace
         end_with_process(self.ending)
@@ -292,6 +295,7 @@ class Communicator(metaclass=_Listed):
         )  # MPI may still write there
         self._nodes.clear()
         self._users.renew()
+        self._key = f"{self._key}+"  # the same on all survivors
         self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
         if not isinstance(self.topology, str):
             self.topology.plan(self.rank, self.size)

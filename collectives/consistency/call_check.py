@@ -18,6 +18,7 @@ for the longest message there is, so that the exchange also ends on ranks that m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -34,6 +35,7 @@ from collectives.errors import CollectiveMismatch, DamagedMessage
 from collectives.execution.handle import Call, Steps, Traffic
 from collectives.progress.polling import until
 from collectives.quoting import list_ranks
+from collectives.trace.flight_recorder import COMPARED
 
 AT_ONCE = 8  # checks under way; the check of a call waits for the check 8 calls before
 RECEIVE_EACH = 64  # calls; a rank that is always the last never waits, and would never answer questions otherwise
@@ -137,6 +139,8 @@ class CallCheck:
             self._idle.append(exchange)
             if exchange.mark == DIFFERENT:
                 yield from self._raise_mismatch(call, number)
+            if call.record is not None:
+                call.record[COMPARED] = time.perf_counter()
         elif meanwhile is not None:
             meanwhile()
 

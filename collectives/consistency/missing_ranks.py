@@ -24,7 +24,7 @@ from collectives.progress.polling import SLEEP_S
 from collectives.quoting import list_ranks
 
 TAG = 0  # no other messages have this tag
-ANSWER_S = 1.0  # how long answers are awaited
+ANSWER_S = 0.75  # how long answers are awaited; with it a timeout is reported within a second
 ANSWER_PART = 0.25  # and at most this part of the timeout
 LONGEST_TEXT = 2000  # bytes of a cause
 # Kinds of messages. The number of calls that the sender has come to follows, and the text of a mismatch or of damage.

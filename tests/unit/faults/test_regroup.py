@@ -263,7 +263,8 @@ if METHOD is None:
     optimizer = mpicomp.torch.OneBitAdam(model.parameters(), lr=0.01, warmup_steps=3, comm=comm)
 else:
     optimizer = mpicomp.torch.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), mpicomp.algorithm(METHOD), comm, bucket_mb=0.003, **OPTIONS
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        mpicomp.algorithm(METHOD), comm, bucket_mb=0.003, **OPTIONS,
     )
 for step in range(12):
     inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * me + step))
