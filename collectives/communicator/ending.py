@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 from mpi4py import MPI
@@ -23,6 +24,14 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.quoting import list_ranks
+from collectives.recovery.fault_tolerance import (
+    ADVICE,
+    LONGEST_NOTICE_S,
+    failed_ranks,
+    is_tolerant,
+    reports_death,
+    revoke,
+)
 from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
@@ -35,13 +44,16 @@ _CLOSED = "it was closed"
 class Ending:
     """End of all calls of a communicator, here and on the other ranks.
 
-    `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error.
+    `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the ends
+    of this communicator and of all that were split from it, or from which it was split: a death ends them together.
     """
 
     def __init__(self, calls: Calls, missing: MissingRanks, size: int, workers: Workers | None, *kept: object) -> None:
         self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
         self.kept = kept
         self.trace: Trace | None = None
+        self.mpi_comm = missing.comm
+        self.family: WeakSet[Ending] = WeakSet((self,))
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
         """End a call that has failed, and the communicator if need be; return the error to raise."""
@@ -90,12 +102,7 @@ class Ending:
             answers = f"no answer from {list_ranks(missing)}" if missing else "all ranks answer"
             error = CollectiveTimeout(f"{error}; {answers}")
         elif isinstance(error, MPI.Exception | PeerFailure):
-            dead = self._missing.dead()
-            text = str(error) if isinstance(error, PeerFailure) else f"{calls.here}: MPI says {error}"
-            known = f"; MPI knows that {list_ranks(dead)} failed" if dead else ""
-            cause = error
-            error = PeerFailure(text + known)
-            error.__cause__ = cause
+            error = self._peer_failure(error)
         if first:
             self._missing.announce(error)
             calls.failure = error
@@ -108,6 +115,25 @@ class Ending:
             if self._workers is not None:
                 self._workers.dismiss()
         return error
+
+    def _peer_failure(self, error: MPI.Exception | PeerFailure) -> PeerFailure:
+        """Return the error to raise for one of MPI; after a death the other ranks' calls fail too."""
+        text = str(error) if isinstance(error, PeerFailure) else f"{self._calls.here}: MPI says {error}"
+        is_death = is_tolerant(self.mpi_comm) and reports_death(error, self.mpi_comm)
+        if is_death:
+            for one in tuple(self.family):
+                revoke(one.mpi_comm)
+        if is_death and "died" not in text:
+            dead = failed_ranks(self.mpi_comm, LONGEST_NOTICE_S) or "a rank"
+            text = f"{text.partition(':')[0]}: {dead} died{ADVICE}"
+        found = PeerFailure(text)
+        found.__cause__ = error
+        return found
+
+    def join(self, other: Ending) -> None:
+        """End with another communicator after a death, since this one was split from it."""
+        self.family = other.family
+        self.family.add(self)
 
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
