@@ -45,7 +45,7 @@ class Ending:
     """End of all calls of a communicator, here and on the other ranks.
 
     `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the
-    ends of this communicator and of all that were split from it, or from which it was split: a death ends them together.
+    ends of this communicator, of those split from it, and of those it was split from: a death ends them together.
     """
 
     def __init__(self, calls: Calls, missing: MissingRanks, size: int, workers: Workers | None, *kept: object) -> None:
