@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collectives.errors import CollectiveMismatch as CollectiveMismatch
     from collectives.errors import CollectiveTimeout as CollectiveTimeout
     from collectives.errors import CommunicatorClosed as CommunicatorClosed
+    from collectives.errors import DamagedMessage as DamagedMessage
     from collectives.errors import LauncherMismatch as LauncherMismatch
     from collectives.errors import NonFiniteGradient as NonFiniteGradient
     from collectives.errors import NotARank as NotARank
@@ -50,6 +51,7 @@ _HOMES = {
         "CollectiveMismatch",
         "CollectiveTimeout",
         "CommunicatorClosed",
+        "DamagedMessage",
         "LauncherMismatch",
         "NonFiniteGradient",
         "NotARank",

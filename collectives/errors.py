@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 
 class CollectiveError(RuntimeError):
@@ -150,6 +151,33 @@ class RanksLost(PeerFailure):
     def __init__(self, message: str, members: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.members = members
+
+
+class DamagedMessage(CollectiveError):
+    """A message has arrived with other bytes than were sent, see ``Communicator(checksums=...)``.
+
+    The rank that received it has used none of its bytes; its text names both ranks. The other ranks raise the error in
+    the same call, or in their next one. The communicator cannot be used afterwards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpicomp
+    >>> with mpicomp.Communicator(checksums=True) as comm:
+    ...     try:
+    ...         total = comm.allreduce(np.ones(3))
+    ...     except mpicomp.DamagedMessage as error:
+    ...         raise SystemExit(f"start again from the last checkpoint: {error}") from None
+    """
+
+    @classmethod
+    def of(cls, here: str, sender: int, nbytes: int) -> Self:
+        """Return the error of a message that a rank has received."""
+        return cls(
+            f"{here}: a message of {nbytes} bytes from rank {sender} has arrived damaged, and nothing was computed "
+            "from it: start again from the last checkpoint; if it happens again, test memory, network adapters and "
+            "cables of both hosts"
+        )
 
 
 class CommunicatorClosed(CollectiveError):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from collectives.quoting import one_line, shown
+from collectives.regular_file import open_regular
 
 MOST_BYTES = 1 << 24
 MOST_DEPTH = 100
@@ -42,7 +43,7 @@ def read_json(path: str | Path, cure: str, *, most_bytes: int = MOST_BYTES) -> A
     ValueError
         The file is no JSON within the limits of `parse_json`; one line with the file, the cause and the cure.
     """
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(most_bytes + 1)
     try:
         if len(content) > most_bytes:

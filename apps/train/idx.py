@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from collectives.regular_file import open_regular
+
 Reader = gzip.GzipFile | BufferedReader
 _UINT8 = 8
 _BLOCK_NBYTES = 1 << 20
@@ -29,7 +31,7 @@ def read_idx(path: Path, n_dims: int) -> np.ndarray:
     """
     packed = path.suffix == ".gz"
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
+        with open_regular(path) as regular, gzip.open(regular) if packed else regular as file:
             shape = _read_header(path, file, n_dims)
             _check_size(path, shape, packed, header_nbytes=file.tell())
             elements = np.empty(math.prod(shape), np.uint8)

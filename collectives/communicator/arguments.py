@@ -17,6 +17,7 @@ from mpi4py import MPI
 from collectives import launcher
 from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
+from collectives.communicator.checked_messages import validate_checksums
 from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layouts, validate_ranks_per_node
 from collectives.communicator.slow_link import link_of, linked_node, validate_link
 from collectives.consistency.descriptions import gather_texts
@@ -57,6 +58,7 @@ class CommunicatorArguments(NamedTuple):
     workers: Workers | None
     link: EmulatedLink | None
     ranks_per_node: int | None
+    checksums: bool
 
 
 def validate_arguments(
@@ -71,6 +73,7 @@ def validate_arguments(
     link: EmulatedLink | str | None = None,
     ranks_per_node: int | None = None,
     on_failure: str = "raise",
+    checksums: object = False,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -104,12 +107,13 @@ def validate_arguments(
         if emulated is not None and link_of(parent) is not None:
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         _validate_on_failure(on_failure, parent)
+        checked = validate_checksums(checksums, topology)
         workers = Workers(int(threads)) if threads > 1 else None
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
             per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
         limits = timeouts(timeout, arrival_timeout)
-        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated, per_node)
+        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated, per_node, checked)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
@@ -183,14 +187,17 @@ def _error(kind: type[Exception], source: str, value: object) -> Exception:
 
 
 class Duplicate(NamedTuple):
-    """Duplicate of a communicator, and the nodes and hosts of its ranks."""
+    """Duplicate of a communicator, the nodes and hosts of its ranks, and a name that is equal on all ranks."""
 
     mpi_comm: MPI.Comm
     layout: NodeLayout
     hosts: NodeLayout
+    key: str
 
 
-def duplicate(parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float) -> Duplicate:
+def duplicate(
+    parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float, checksums: bool
+) -> Duplicate:
     """Return a duplicate of a communicator, with the layouts of its nodes and hosts.
 
     Raises
@@ -198,14 +205,14 @@ def duplicate(parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | No
     CollectiveTimeout
         Names the ranks that do not come.
     ValueError
-        The ranks pass different `ranks_per_node`; on every rank.
+        The ranks pass different `ranks_per_node` or `checksums`; on every rank.
     """
     assemble(parent, arrival_timeout)
     mpi_comm = parent.Dup()
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout))
+        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout, checksums))
     except ValueError:
         mpi_comm.Free()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.pipelined import Cache, free_all
 from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
+from collectives.trace.flight_recorder import ENDED, ERROR, RecordedGroup
 from collectives.trace.recorder import Trace
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ class Calls:
     """Calls of one communicator, in the order in which all ranks begin them."""
 
     here: str
+    flight: RecordedGroup | None  # of the recorder of calls; None: nothing is recorded
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -116,9 +119,9 @@ class Calls:
         self._failure_was_raised = False
         self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
 
-    def renew(self, mpi_comm: MPI.Comm, here: str) -> None:
+    def renew(self, mpi_comm: MPI.Comm, here: str, flight: RecordedGroup) -> None:
         """Make calls over this communicator from now on, with tags from the first one on."""
-        self._mpi_comm, self.here, self._tag = mpi_comm, here, 0
+        self._mpi_comm, self.here, self._tag, self.flight = mpi_comm, here, 0, flight
 
     def in_flight(self) -> tuple[Call, ...]:
         """Return all calls in flight."""
@@ -155,6 +158,16 @@ class Calls:
             if self.regroup is not None:
                 self.regroup.number(call)
                 call.steps = self.regroup.steps(call, steps)
+        self.record(call)
+
+    def record(self, call: Call) -> None:
+        """Add a call that begins to the flight recorder."""
+        flight, number = self.flight, 0
+        if flight is not None:
+            if not call.is_pairwise:
+                number = flight.begun = flight.begun + 1
+            call.record = record = [flight, number, call.label, call.step, time.perf_counter(), 0.0, 0.0, None]
+            flight.add(record)
 
     def _raise_unseen_mismatch(self) -> None:
         """Raise the mismatch of a call in the background unless its caller has seen it.
@@ -245,6 +258,11 @@ class Calls:
 
     def end(self, call: Call) -> None:
         """Remove a call that has ended."""
+        record = call.record
+        if record is not None:
+            record[ENDED] = time.perf_counter()
+            if call.error is not None:
+                record[ERROR] = type(call.error).__name__
         calls = self.ordered
         if call.is_pairwise:
             if call in self.pairwise:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -19,7 +19,14 @@ from collectives.communicator.calls import Calls
 from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure, RanksLost
+from collectives.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DamagedMessage,
+    NonFiniteGradient,
+    PeerFailure,
+    RanksLost,
+)
 from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
@@ -32,6 +39,7 @@ from collectives.recovery.fault_tolerance import (
     reports_death,
     revoke,
 )
+from collectives.trace.flight_recorder import recorder_here, requested_folder
 from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
@@ -76,6 +84,8 @@ class Ending:
             # A call that was begun while the ranks exchanged descriptions may wait for ranks that do not make it.
             if not error.closes and self.tolerates_mismatch(call):
                 return error  # raised here and now, with nothing of the call in flight
+        if isinstance(error, DamagedMessage) and not self._missing.damage:  # found here, where the call is not known
+            error = DamagedMessage(f"{call.name()}: {error}")
         return self.abort(error, call)
 
     def tolerates_mismatch(self, call: Call) -> bool:
@@ -97,12 +107,23 @@ class Ending:
         calls = self._calls
         first, calls.broken = not calls.broken, calls.broken or f"an earlier call failed: {error!r}"
         keep_alive(self, *alive)
+        # A file, before the others know of the error: one of them may end the job.
+        folder = self._record_flight(error) if first else ""
         if isinstance(error, CollectiveTimeout) and first:
             missing = self._missing.find()
             answers = f"no answer from {list_ranks(missing)}" if missing else "all ranks answer"
             error = CollectiveTimeout(f"{error}; {answers}")
+            if missing:
+                folder = self._record_flight(error, missing)
         elif isinstance(error, MPI.Exception | PeerFailure):
-            error = self._peer_failure(error)
+            cause, error = error, self._peer_failure(error)
+            dead = self._missing.dead()
+            if dead and first:
+                folder = self._record_flight(cause, dead)
+        if folder and isinstance(error, CollectiveTimeout | PeerFailure):
+            with_folder = type(error)(f"{error}; mpicomp analyze {folder} shows the calls of all ranks")
+            with_folder.__cause__ = error.__cause__
+            error = with_folder
         if first:
             self._missing.announce(error)
             calls.failure = error
@@ -134,6 +155,16 @@ class Ending:
         """End with another communicator after a death, since this one was split from it."""
         self.family = other.family
         self.family.add(self)
+
+    def _record_flight(self, error: BaseException, missing: Sequence[int] = ()) -> str:
+        """Write the flight recorder's file, and return its folder; empty where there is none.
+
+        Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
+        """
+        explains_itself = not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception)
+        if explains_itself and requested_folder() is None:
+            return ""
+        return recorder_here().write_after(error, missing, self._calls.flight)
 
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""

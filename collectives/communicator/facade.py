@@ -16,9 +16,10 @@ from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
+from collectives.communicator.checked_messages import CheckedComm
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
-from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, open_nodes
+from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, members_of, open_nodes
 from collectives.communicator.routes import Routes
 from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
@@ -37,6 +38,7 @@ from collectives.recovery.fault_tolerance import ADVICE, failed_ranks, is_tolera
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
+from collectives.trace.flight_recorder import RecordedGroup, recorder_here
 from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
@@ -124,6 +126,9 @@ class Communicator(metaclass=_Listed):
         After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
         calls in flight are made again; see docs/faults.md. The launcher must let ranks outlive others. Equal on all
         ranks.
+    checksums : bool
+        Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
+        differs; see docs/checksums.md. Equal on all ranks.
 
     Attributes
     ----------
@@ -159,6 +164,8 @@ class Communicator(metaclass=_Listed):
         Number of threads that work on pieces.
     verifies : bool
         The ranks compare each collective before they make it.
+    checks_messages : bool
+        Messages have checksums.
     route, route_parts : str, tuple of str
         The routes of messages in words, as a whole and one property each: ranks must agree on them.
 
@@ -212,15 +219,17 @@ class Communicator(metaclass=_Listed):
         abort_hook: bool = True,
         ranks_per_node: int | None = None,
         on_failure: Literal["raise", "regroup"] = "raise",
+        checksums: bool = False,
     ) -> None:
         given = arguments.validate_arguments(
             mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
-            on_failure,
+            on_failure, checksums,
         )  # fmt: skip
-        parent, self.topology, self.timeout, self.arrival_timeout, self.workers, emulated, self.ranks_per_node = given
+        self.topology, self.timeout, self.arrival_timeout, self.workers = given.topology, *given[2:5]
+        parent, emulated, self.ranks_per_node, self.checksums = given.parent, *given[5:]
         with reporting_deaths(parent, "while the ranks made a communicator"):
-            mpi_comm, layout, hosts = arguments.duplicate(
-                parent, self.arrival_timeout, self.ranks_per_node, self.timeout
+            mpi_comm, layout, hosts, self._key = arguments.duplicate(
+                parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
             )
         if emulated is not None:
             mpi_comm = slow_down(mpi_comm, emulated, layout.node_of)
@@ -256,15 +265,19 @@ class Communicator(metaclass=_Listed):
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""
-        self.mpi_comm, self.layout, self.hosts = mpi_comm, layout, hosts
+        self.checks_messages = self.checksums and mpi_comm.size > 1
+        self.mpi_comm: Any = CheckedComm(mpi_comm) if self.checks_messages else mpi_comm
+        self.layout, self.hosts = layout, hosts
         self.rank, self.size, self.here = layout.rank, mpi_comm.size, f"rank {layout.rank} of {mpi_comm.size}"
         self.local_rank, self.local_size = hosts.local_rank, hosts.sizes[hosts.node]
         self.one_node = len(layout.sizes) == 1 and self.link is None
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.missing = MissingRanks(mpi_comm, self.timeout)
-        self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes)
+        self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
         self.dense_buffers: list[Bytes] = []
-        self.calls.renew(mpi_comm, self.here)
+        members = members_of(mpi_comm)
+        flight = RecordedGroup(recorder_here(), self._key, self.rank, members, self.calls)
+        self.calls.renew(mpi_comm, self.here, flight)
         self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
         self.ending.trace = self.trace
         end_with_process(self.ending)
@@ -288,6 +301,7 @@ class Communicator(metaclass=_Listed):
         )  # MPI may still write there
         self._nodes.clear()
         self._users.renew()
+        self._key = f"{self._key}+"  # the same on all survivors
         self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
         if not isinstance(self.topology, str):
             self.topology.plan(self.rank, self.size)
@@ -717,8 +731,8 @@ class Communicator(metaclass=_Listed):
     ) -> Communicator | None:
         """Return a communicator of the ranks that give the same colour; collective.
 
-        It has this one's timeouts, `verify`, `piece_bytes` and `threads`, but neither its network, which other groups
-        may load at the same time, nor its trace. Close it yourself: closing this one does not.
+        It has this one's timeouts, `verify`, `piece_bytes`, `threads` and `checksums`, but neither its network, which
+        other groups may load at the same time, nor its trace. Close it yourself: closing this one does not.
 
         Parameters
         ----------
@@ -765,6 +779,7 @@ class Communicator(metaclass=_Listed):
                 threads=self.threads,
                 abort_hook=False,  # this one has installed it, or must not
                 ranks_per_node=None if self.ranks_per_node is None else NodeLabel(self.layout.node),
+                checksums=self.checksums,
             )
         except TopologyError as error:
             part.Free()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -114,16 +115,18 @@ class NodeLayout:
 
 
 def find_layouts(
-    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float
-) -> tuple[NodeLayout, NodeLayout]:
+    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float, checksums: bool = False
+) -> tuple[NodeLayout, NodeLayout, str]:
     """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
+
+    The last value is a name of the communicator that no other one has, in this job or another, equal on all ranks.
 
     All ranks are there.
 
     Raises
     ------
     ValueError
-        The ranks pass different `ranks_per_node`; on every rank.
+        The ranks pass different `ranks_per_node` or `checksums`; on every rank.
     """
     first = np.array([host.rank == 0 and mpi_comm.rank], np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks of this node make a communicator"
@@ -132,7 +135,8 @@ def find_layouts(
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
-    mine, everyones = np.array([first[0], part, given], np.int64), np.empty((mpi_comm.size, 3), np.int64)
+    mine = np.array([first[0], part, given, checksums, secrets.randbits(62)], np.int64)
+    everyones = np.empty((mpi_comm.size, mine.size), np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
     wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
     others = np.flatnonzero(everyones[:, 2] != everyones[0, 2]).tolist()
@@ -141,8 +145,27 @@ def find_layouts(
         raise ValueError(
             f"ranks_per_node is {here} on rank 0 and {there} on {list_ranks(others)}: pass the same on all ranks"
         )
+    others = np.flatnonzero(everyones[:, 3] != everyones[0, 3]).tolist()
+    if others:
+        first_one, other = (bool(everyones[rank, 3]) for rank in (0, others[0]))
+        raise ValueError(
+            f"checksums is {first_one} on rank 0 and {other} on {list_ranks(others)}: pass the same on all ranks"
+        )
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
-    return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank)
+    key = f"{everyones[0, 4]:016x}"
+    return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank), key
+
+
+def members_of(mpi_comm: MPI.Comm) -> tuple[int, ...]:
+    """Return the rank that each rank of a communicator has in the job; its own number where the job lacks it."""
+    native: Any = getattr(mpi_comm, "native", mpi_comm)
+    if not isinstance(native, MPI.Comm):  # of threads
+        return tuple(native.members)
+    group, everyone = native.Get_group(), MPI.COMM_WORLD.Get_group()
+    found = MPI.Group.Translate_ranks(group, None, everyone)
+    group.Free()
+    everyone.Free()
+    return tuple(one if one >= 0 else rank for rank, one in enumerate(found))
 
 
 def validate_ranks_per_node(given: int | None) -> int | None:

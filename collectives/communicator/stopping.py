@@ -22,6 +22,7 @@ from collectives.arrays.elements import COMBINE
 from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import Call, keep_uncompiled
 from collectives.progress.main_thread import run_in_main_thread
+from collectives.trace.flight_recorder import write_all
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -113,6 +114,8 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._users:
             self.requested = self._came = True
+            if number in STOP_SIGNALS:
+                write_all(number)
         elif not self._came:  # of a communicator that another thread has closed, or that was let go
             self._restore()
             signal.raise_signal(number)

@@ -12,12 +12,13 @@ lower ranks first, so all results are equal to the bit. Four ranks::
 
     (x0 + x1) + (x2 + x3)
 
-A message has the mark and then the numbers. Receives have room for the longest message there is, so that the exchange
-also ends on ranks that make different calls.
+A message has the mark and then the numbers; with checksums, a checksum of the message in between. Receives have room
+for the longest message there is, so that the exchange also ends on ranks that make different calls.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -27,12 +28,14 @@ from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.arrays.elements import Combine, add, aligned_empty
+from collectives.checksum import digest
 from collectives.consistency.descriptions import MARK_BITS, Description, difference
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveMismatch, DamagedMessage
 from collectives.execution.handle import Call, Steps, Traffic
 from collectives.progress.polling import until
 from collectives.quoting import list_ranks
+from collectives.trace.flight_recorder import COMPARED
 
 AT_ONCE = 8  # checks under way; the check of a call waits for the check 8 calls before
 RECEIVE_EACH = 64  # calls; a rank that is always the last never waits, and would never answer questions otherwise
@@ -40,6 +43,7 @@ TAG = 32_100  # lowest tag; no other messages have these tags
 TEXT_TAG = 32_200  # lowest tag of descriptions
 CLOSES = b"\0"  # last byte of a description if its rank cannot use the communicator after a mismatch
 MARK_BYTES = 8
+SEALED_BYTES = 24  # of the mark, the checksum of the message, and its length
 NUMBERS_FROM = 64  # offset of the numbers in a message; see `aligned_empty`
 # Limit of a rank's numbers, in bytes over all rounds; beyond it other ways, which send less, are faster.
 MOST_BYTES_IN_A_NODE, MOST_BYTES_BETWEEN_NODES = 256 << 10, 64 << 10
@@ -57,10 +61,12 @@ class CallCheck:
         Its counter of calls is increased for each call that this rank comes to, and its partners are set.
     most_bytes : int
         Longest vector that may be summed on the way.
+    has_checksums : bool
+        Messages have checksums.
     """
 
-    def __init__(self, comm: MPI.Comm, missing: MissingRanks, most_bytes: int = 0) -> None:
-        self._comm, self._missing, self._most_bytes = comm, missing, most_bytes
+    def __init__(self, comm: MPI.Comm, missing: MissingRanks, most_bytes: int = 0, has_checksums: bool = False) -> None:
+        self._comm, self._missing, self._most_bytes, self._has_checksums = comm, missing, most_bytes, has_checksums
         self._here = f"rank {comm.rank} of {comm.size}"
         self._numbers = [one or AT_ONCE for one in range(AT_ONCE)]  # number of the call that uses each tag now, or next
         self._exchanges: list[RecursiveDoubling] = []
@@ -133,6 +139,8 @@ class CallCheck:
             self._idle.append(exchange)
             if exchange.mark == DIFFERENT:
                 yield from self._raise_mismatch(call, number)
+            if call.record is not None:
+                call.record[COMPARED] = time.perf_counter()
         elif meanwhile is not None:
             meanwhile()
 
@@ -155,7 +163,7 @@ class CallCheck:
         self._idle.clear()
 
     def _another(self) -> RecursiveDoubling:
-        made = RecursiveDoubling(self._comm, self._most_bytes)
+        made = RecursiveDoubling(self._comm, self._most_bytes, self._has_checksums)
         self._exchanges.append(made)  # keeps its buffers alive, since MPI may write to them after a call has failed
         return made
 
@@ -251,8 +259,8 @@ class RecursiveDoubling(Testable):
     After an exchange `mark` is the common mark, or `DIFFERENT`, on all ranks.
     """
 
-    def __init__(self, comm: MPI.Comm, most_bytes: int) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Comm, most_bytes: int, has_checksums: bool = False) -> None:
+        self._comm, self._has_checksums = comm, has_checksums
         self._rounds = rounds_of(comm.rank, comm.size)
         room = NUMBERS_FROM + most_bytes
         self._leaving = [aligned_empty(room * one.sends, np.uint8) for one in self._rounds]
@@ -328,12 +336,16 @@ class RecursiveDoubling(Testable):
         self._marks_out[at][0] = self.mark
         if self._values is not None and self._held is self._values:  # sums are made in place
             messages.leaving[at][:] = self._values
+        if self._has_checksums:
+            _seal(self._leaving[at][: messages.nbytes])
         request = messages.sends[at]
         assert request is not None
         request.Start()
 
     def _take(self, at: int, here: Round) -> None:
         """Compare the mark that has arrived, and add the numbers."""
+        if self._has_checksums and not _is_sealed(self._landing[at]):
+            raise DamagedMessage.of(f"rank {self._comm.rank} of {self._comm.size}", here.peer, self._messages.nbytes)
         theirs = self._marks_in[at].item()
         if here.final:
             self.mark = theirs
@@ -361,7 +373,9 @@ class RecursiveDoubling(Testable):
     def _remember(self, key: _Key, tag: int, values: AnyArray | None) -> _Messages:
         if len(self._known) >= MOST_REMEMBERED:
             self._forget()
-        nbytes = MARK_BYTES if values is None else NUMBERS_FROM + values.nbytes
+        nbytes = (
+            (SEALED_BYTES if self._has_checksums else MARK_BYTES) if values is None else NUMBERS_FROM + values.nbytes
+        )
 
         def places(buffers: list[Bytes]) -> list[AnyArray]:
             return [] if values is None else [buffer[NUMBERS_FROM:nbytes].view(values.dtype) for buffer in buffers]
@@ -382,6 +396,21 @@ class RecursiveDoubling(Testable):
     def _forget(self) -> None:
         _free(messages.sends for messages in self._known.values())
         self._known.clear()
+
+
+def _seal(message: Bytes) -> None:
+    """Store the checksum of a message behind its mark, and its length."""
+    seal = message[MARK_BYTES:SEALED_BYTES].view(np.uint64)
+    seal[0], seal[1] = 0, message.size
+    seal[0] = digest(message)
+
+
+def _is_sealed(message: Bytes) -> bool:
+    """Return whether a message of any length, at the beginning of this memory, has the checksum that was sent."""
+    seal = message[MARK_BYTES:SEALED_BYTES].view(np.uint64)
+    theirs, nbytes = seal.tolist()
+    seal[0] = 0
+    return bool(SEALED_BYTES <= nbytes <= message.size and theirs == digest(message[:nbytes]))
 
 
 def _free(groups: Iterable[_Requests]) -> None:

@@ -4,8 +4,8 @@ A collective that does not go on shows that some rank is missing, but not which 
 sends a question to the other ranks. Ranks that wait too, in whichever call, answer with the number of calls that they
 have come to; a rank that does not answer is missing. In the same way a rank that gives up notifies the other ranks,
 which then give up as well, and a rank whose program ends notifies those that would wait for it. If the cause is a
-mismatch, its text goes with the message: the other ranks may have no part in the call that it was found in, and raise
-the same error. While all ranks come in time nothing is sent.
+mismatch or a damaged message, its text goes along: the other ranks may have no part in the call that it was found in,
+and raise the same error. While all ranks come in time nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveMismatch, DamagedMessage
 from collectives.progress.polling import SLEEP_S
 from collectives.quoting import list_ranks
 
 TAG = 0  # no other messages have this tag
-ANSWER_S = 1.0  # how long answers are awaited
+ANSWER_S = 0.75  # how long answers are awaited; with it a timeout is reported within a second
 ANSWER_PART = 0.25  # and at most this part of the timeout
-LONGEST_TEXT = 2000  # bytes of a mismatch
-# Kinds of messages. The number of calls that the sender has come to follows, and the text of a mismatch.
-_ANSWER, _QUESTION, _GIVING_UP, _LEAVING = range(4)
+LONGEST_TEXT = 2000  # bytes of a cause
+# Kinds of messages. The number of calls that the sender has come to follows, and the text of a mismatch or of damage.
+_ANSWER, _QUESTION, _GIVING_UP, _LEAVING, _DAMAGED = range(5)
 _HEAD = np.dtype(np.int64)
 
 
@@ -66,6 +66,7 @@ class MissingRanks:
         self._left: dict[int, int] = {}
         self._answered: dict[int, int] = {}
         self._mismatches: dict[int, str] = {}  # by rank that left or gave up because of one: its text
+        self.damage = ""  # text of a damaged message because of which another rank has given up
         self._gave_up: set[int] = set()
         self._announced = self._stopped = self._sent_question = False
         self._question_of_lower = 0
@@ -82,14 +83,18 @@ class MissingRanks:
                 rank, message = status.source, np.empty(status.Get_count(MPI.BYTE), np.uint8)
                 self.comm.Recv([message, message.size, MPI.BYTE], rank, TAG)
                 self._received[rank] += 1
-                if message.size > _HEAD.itemsize * 2:
-                    self._mismatches.setdefault(rank, bytes(message[_HEAD.itemsize * 2 :]).decode(errors="replace"))
-                self._take(rank, *message[: _HEAD.itemsize * 2].view(_HEAD).tolist())
+                kind, calls = message[: _HEAD.itemsize * 2].view(_HEAD).tolist()
+                text = bytes(message[_HEAD.itemsize * 2 :]).decode(errors="replace")
+                if kind == _DAMAGED:
+                    self.damage = self.damage or text
+                elif text:
+                    self._mismatches.setdefault(rank, text)
+                self._take(rank, kind, calls)
         finally:
             self._receiving.release()
 
     def _take(self, rank: int, kind: int, calls: int) -> None:
-        if kind == _GIVING_UP:
+        if kind in (_GIVING_UP, _DAMAGED):
             self._gave_up.add(rank)
         elif kind == _LEAVING:
             self._left[rank] = calls
@@ -102,7 +107,8 @@ class MissingRanks:
                     self._send(_ANSWER, [rank])
 
     def _send(self, kind: int, ranks: Iterable[int], cause: BaseException | None = None) -> None:
-        text = str(cause).encode()[:LONGEST_TEXT] if isinstance(cause, CollectiveMismatch) else b""
+        known = isinstance(cause, CollectiveMismatch | DamagedMessage)
+        text = str(cause).encode()[:LONGEST_TEXT] if known else b""
         with self._sending:
             self._requests = [request for request in self._requests if not request.Test()]
             message = np.frombuffer(np.array([kind, self.calls], _HEAD).tobytes() + text, np.uint8)
@@ -165,7 +171,7 @@ class MissingRanks:
         if not self._announced:
             self._announced = True
             with suppress(MPI.Exception):  # beyond a rank that MPI knows to be dead
-                self._send(_GIVING_UP, self._others, cause)
+                self._send(_DAMAGED if isinstance(cause, DamagedMessage) else _GIVING_UP, self._others, cause)
 
     def find(self) -> list[int]:
         """Give up; return the ranks that do not give up as well, in order."""
@@ -176,3 +182,11 @@ class MissingRanks:
                 self.receive_messages()
                 time.sleep(SLEEP_S)
         return [rank for rank in self._others if rank not in self._gave_up]
+
+    def dead(self) -> list[int]:
+        """Return the ranks that MPI reports as failed, which takes a library with fault tolerance."""
+        try:
+            failed, everyone = self.comm.Get_failed(), self.comm.Get_group()
+            return sorted(MPI.Group.Translate_ranks(failed, group=everyone))
+        except (NotImplementedError, AttributeError, MPI.Exception):
+            return []

@@ -18,6 +18,7 @@ from collectives.arrays import Queued, Stream, require_stream, wait
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
 from collectives.quoting import one_line
+from collectives.trace.flight_recorder import Record
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -46,6 +47,8 @@ class Call(Backoff):
     group: Communicator
     tag = 0  # of messages of this call alone; set when the communicator registers the call
     number = 0  # among the calls that ranks compare, from 1 on; 0 before the call has one
+    step = -1  # of an aggregator; -1: the call has no step
+    record: Record | None = None  # of the flight recorder, once the call has begun
     steps = _ENDED  # set before the call is driven
     owners: tuple[object, ...] = ()  # own buffers and requests, which must stay alive if the call fails
     result: Any = None  # return value of `wait`
@@ -74,6 +77,7 @@ class Call(Backoff):
     ) -> None:
         super().__init__(group, name, clock)
         self.name = name
+        self.label: Callable[[], str] | str = name  # describes the call without keeping its arrays alive
 
     def brief(self) -> str:
         """Return a short description for a `repr`."""

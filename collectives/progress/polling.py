@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpi4py import MPI
 
 from collectives.annotations import Testable
-from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
+from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, PeerFailure
 
 if TYPE_CHECKING:
     from collectives.execution.handle import Call
@@ -239,8 +239,10 @@ class Backoff:
         return str(call.error)
 
     def _error(self, text: str) -> CollectiveError:
-        """Return a mismatch if one is known to be the cause, on any rank and communicator, else a timeout."""
+        """Return the error that is known to be the cause, on any rank and communicator, else a timeout."""
         missing = getattr(self.group, "missing", None)
+        if missing is not None and missing.damage:
+            return DamagedMessage(missing.damage)
         cause = self.mismatch or (missing and missing.mismatch) or self._mismatch_elsewhere()
         if not cause:
             return CollectiveTimeout(text)

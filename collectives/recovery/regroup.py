@@ -260,6 +260,7 @@ class Regroup:
             call.moved()
             if not call.is_pairwise:
                 call.tag = comm.calls.next_tag()
+            comm.calls.record(call)
             if call.remake is None:
                 text = f"{comm.here}: {lost} during {call.name()}; the survivors can make the call again"
                 call.steps = _raise(RanksLost(text, self.members))

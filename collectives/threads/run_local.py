@@ -22,6 +22,7 @@ from collectives.progress.polling import rest_by
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from collectives.threads.thread_comm import Ended, LocalComm, World
+from collectives.trace.flight_recorder import recording_as
 
 REPORTING_S = 0.5  # time for all ranks to raise a mismatch after one of them has raised it
 
@@ -83,7 +84,10 @@ def run_local(
     def work(rank: int) -> None:
         rest_by(partial(world.rest, rank))
         try:
-            with Communicator(cast(MPI.Comm, LocalComm(world, rank)), topology, **communicator_options) as comm:
+            with (
+                recording_as(rank, ranks),
+                Communicator(cast(MPI.Comm, LocalComm(world, rank)), topology, **communicator_options) as comm,
+            ):
                 results[rank] = function(comm)
         except Ended:
             pass

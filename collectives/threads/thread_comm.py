@@ -162,6 +162,7 @@ class LocalComm:
         self._world, self._context, self.thread = world, context, thread
         self._threads = range(world.size) if threads is None else threads
         self.rank, self.size = self._threads.index(thread), len(self._threads)
+        self.members = tuple(self._threads)
         self._made = self._collectives = 0
 
     def limit_rest(self, limit: Callable[[float], float]) -> None:

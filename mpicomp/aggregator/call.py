@@ -148,6 +148,7 @@ class VectorCall(Call):
         # not that of `Call`, whose attribute `name` would keep this call in a cycle
         Backoff.__init__(self, text.group, self.name, traffic.clock)
         self._text, self.spec, self.step, self.user = text, text.spec, step, user
+        self.label = text.text
         self._vector, self.difference, self.out, self.traffic = vector, difference, out, traffic
 
     @override

@@ -24,6 +24,7 @@ from collectives.annotations import AnyArray, Bytes
 from collectives.atomic_file import replacing
 from collectives.json_file import parse_json
 from collectives.quoting import one_line, shown
+from collectives.regular_file import open_regular
 
 State = dict[str, Any]
 _TEXT, _DIGEST = "state", "sha256"
@@ -115,7 +116,7 @@ def load_state(path: str | PathLike[str]) -> State:
     {'losses': (0.5, 0.25)}
     """
     named = one_line(path)
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         try:
             with _reading:
                 members = _read(file)

@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
     "advise": ("mpicomp.cli.advise", "predict the time of a training step with each method on this network"),
     "trace": ("mpicomp.cli.trace", "join the ranks' traces into one file, and print where their time went"),
+    "analyze": ("mpicomp.cli.analyze", "name the ranks that others waited for, from the files of a job that hung"),
     "completion": ("mpicomp.cli.completion", "print a script with which bash, zsh or fish completes this command"),
 }
 

@@ -30,6 +30,7 @@ import numpy as np
 from collectives.annotations import Bytes
 from collectives.json_file import parse_json
 from collectives.quoting import one_line, shown
+from collectives.regular_file import open_regular
 from mpicomp.pipeline.store_rows import FORGOTTEN, Ids, Stamps, row_code, seen
 
 PAGE = 4096
@@ -74,6 +75,8 @@ class StoreFile:
         self._size = self._start + rows * row_bytes
         self.torn: Ids = np.zeros(0, np.int64)
         self._clean, self.pair = True, 0
+        if Path(path).exists():
+            open_regular(path).close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             self._lock()

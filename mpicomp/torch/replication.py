@@ -199,7 +199,7 @@ def require_same_values(
     of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
     if len(set(np.ravel(of_ranks).tolist())) == 1:
         return
-    tensors = comm.allgather(np.array(sums, np.int64)).reshape(comm.size, -1)
+    tensors = comm.allgather(np.array(sums, np.int64)).reshape(-1, len(sums))
     differs = (tensors != tensors[0]).any(0)
     first = int(differs.argmax())
     ranks: dict[int, list[int]] = {}

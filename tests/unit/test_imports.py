@@ -46,7 +46,7 @@ LAYERS = {
     ),
     "collectives.dense": Layer(("collectives.execution", "collectives.schedules", *WAITING), ARRAYS),
     "collectives.cost": Layer(("collectives.schedules", "collectives.execution"), ("numpy",)),
-    "collectives": Layer((), ARRAYS),
+    "collectives": Layer((), (*ARRAYS, "xxhash")),
     "mpicomp.kernels": Layer((), ("numpy", "numba", "llvmlite")),
     "mpicomp.kernels.gpu": Layer(("mpicomp.kernels",), ("numpy", "torch", "triton")),
     "mpicomp.codecs": Layer(("mpicomp.kernels",), ("numpy",)),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from collectives.regular_file import open_regular
 from mpicomp.cli.doctor.environment import quota
 
 # Host files that launchers read by themselves; the first two are set by Kubernetes' MPI operator.
@@ -127,7 +128,8 @@ def _repeated(text: str) -> list[int]:
 
 def _read(variable: str, path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        with open_regular(path) as file:
+            return file.read().decode().splitlines()
     except OSError as error:
         raise ValueError(f"{variable}={path}: {error.strerror}; the batch system should have written it") from error
 

@@ -134,19 +134,19 @@ class StepAgreement:
         self._has_tensors = False
         self._options = self._mark = self._turn = 0
         self._changed: Mapping[str, str] = {}  # the changes in words, as this step compares them
-        self._sums = np.empty(4, np.int64)
+        self._sums = np.empty(5, np.int64)  # refusals, ranks that drop, ranks without gradients, marks, ranks
 
     def for_another_call(self) -> StepAgreement:
         """Return an agreement on the same optimizers for a call that is in flight while others are."""
         other = copy.copy(self)
-        other._sums = np.empty(4, np.int64)
+        other._sums = np.empty_like(self._sums)
         return other
 
     @property
     def is_settled(self) -> bool:
         """Flag: the sums have come, and all ranks make the step."""
-        refusals, dropping, emptied = self._sums[:3].tolist()
-        return self._comm.size > 1 and refusals == dropping == 0 <= emptied < self._comm.size and self._is_equal()
+        refusals, dropping, emptied, _, ranks = self._sums.tolist()
+        return bool(ranks > 1 and refusals == dropping == 0 <= emptied < ranks and self._is_equal())
 
     def forget_sums(self) -> None:
         """Make the sums those of no step: until `attach` has made a call carry this step's, nothing is settled."""
@@ -155,6 +155,7 @@ class StepAgreement:
     def attach(self, aggregator: Aggregator, intent: StepIntent) -> None:
         """Let the next call of `aggregator` carry this rank's numbers."""
         if self._comm.size == 1:
+            self.forget_sums()
             return
         self._turn = aggregator.step  # which the call compares
         _, crc = self._sample()
@@ -164,7 +165,7 @@ class StepAgreement:
         # of integers, which Python hashes to the same value in every process
         self._mark = hash((self._options_mark(), self.evaluation, crc, loss, changed)) & _MASK
         self._sums[:] = -1  # until the ranks' sums are there
-        aggregator.carry(np.array((*intent.counts, self._mark), np.int64), self._sums)
+        aggregator.carry(np.array((*intent.counts, self._mark, 1), np.int64), self._sums)
 
     def conclude(self, intent: StepIntent) -> bool:
         """Return True if all ranks make the step, and False if all drop it.
@@ -181,10 +182,13 @@ class StepAgreement:
             Another rank refuses the step, only some ranks drop it, or the optimizers, their options or the models
             differ. The text names the first difference, and is the same on all ranks.
         """
-        refusals, dropping, n_emptied = intent.counts if self._comm.size == 1 else self._sums[:3].tolist()
-        if refusals or dropping not in (0, self._comm.size) or not self._is_equal():
+        if self._comm.size == 1 and self._sums[4] < 0:  # this rank made the call alone
+            self._sums[:] = (*intent.counts, self._mark, 1)
+        # of the ranks that made the call, which may have been more than there are now
+        refusals, dropping, n_emptied, _, ranks = self._sums.tolist()
+        if refusals or dropping not in (0, ranks) or not self._is_equal():
             self._raise(intent)
-        if n_emptied == self._comm.size:
+        if n_emptied == ranks:
             raise marked(
                 RuntimeError(
                     f"{self._comm.here}: zero_grad() between backward() and step() has dropped the gradients of this "
@@ -213,7 +217,8 @@ class StepAgreement:
         return found
 
     def _is_equal(self) -> bool:
-        return self._comm.size == 1 or (int(self._sums[3]) - self._mark * self._comm.size) & _WORD == 0
+        marks, ranks = self._sums[3:].tolist()
+        return bool((marks - self._mark * ranks) & _WORD == 0)
 
     def _options_mark(self) -> int:
         raw = [[*group.values()] for one in self._compared for group in one.optimizer.param_groups]

@@ -17,6 +17,7 @@ import torch
 from collectives import Communicator
 from collectives.atomic_file import replacing
 from collectives.errors import reword
+from collectives.regular_file import open_regular
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
 
@@ -135,7 +136,8 @@ def _complete_set(path: Path) -> tuple[list[Path], str]:
 def _read(file: Path) -> tuple[str, list[State]]:
     """Return the mark of the save, which is empty in files of earlier versions, and the states."""
     try:
-        read = torch.load(file, map_location="cpu", weights_only=True)
+        with open_regular(file) as opened:
+            read = torch.load(opened, map_location="cpu", weights_only=True)
         return ("", read) if isinstance(read, list) else (read["save"], read["states"])
     except OSError:
         raise

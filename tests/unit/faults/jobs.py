@@ -23,7 +23,7 @@ from tests.run_lanes import environment
 PROJECT = Path(__file__).resolve().parents[3]
 # What a test waits for at most: far more than anything here takes on a busy machine, far less than NEVER_S, so that a
 # job which ends has noticed the fault and not merely run out of patience.
-JOB_S = 120.0
+JOB_S = 240.0
 POLL_S = 0.02
 
 PRELUDE = """

@@ -204,6 +204,102 @@ def test_survivors_close_their_communicator_though_a_rank_dies_meanwhile(jobs: J
     assert status == 0, output
 
 
+TWO_LEVELS = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=RANKS_PER_NODE, timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+aggregator = mpicomp.PerNode(METHOD).start(comm, N)
+results, sizes = [], []
+for step in range(STEPS):
+    gradient = np.random.default_rng([me, step]).standard_normal(N).astype(np.float32)
+    if step == DEATHS.get(me):
+        os.kill(os.getpid(), signal.SIGKILL)
+    results.append(aggregator.aggregate(gradient))
+    sizes.append(comm.size)
+np.save(FOLDER / f"results-{me}.npy", results)
+np.save(FOLDER / f"sizes-{me}.npy", sizes)
+comm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks_per_node", "deaths", "n"),
+    [
+        ("dense", 2, {1: 2}, N),
+        ("marsit", 2, {1: 2, 2: 5}, N),  # of each node another shard's owner
+        ("local-top-k", 4, {3: 3}, 300_000),  # of one node, whose ranks read each other's memory
+    ],
+)
+def test_ranks_of_nodes_that_wait_for_a_dead_one_in_shared_memory_go_on(
+    jobs: Jobs, method: str, ranks_per_node: int, deaths: dict[int, int], n: int
+) -> None:
+    job = jobs.run_tolerant(
+        RANKS, TWO_LEVELS, METHOD=method, RANKS_PER_NODE=ranks_per_node, DEATHS=deaths, N=n, STEPS=STEPS
+    )
+    _, output = job.finish()
+    alive = [rank for rank in range(RANKS) if rank not in deaths]
+    found = [np.load(job.folder / f"results-{rank}.npy") for rank in alive]
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other, err_msg=output)
+    assert np.load(job.folder / f"sizes-{alive[0]}.npy")[-1] == len(alive)
+    if method == "marsit":
+        return
+    for step in range(STEPS):  # exact: there is one node, or nothing is compressed
+        ranks = [rank for rank in range(RANKS) if deaths.get(rank, STEPS) > step]
+        mean = np.mean([np.random.default_rng([rank, step]).standard_normal(n) for rank in ranks], 0)
+        np.testing.assert_allclose(found[0][step], mean, atol=1e-6)
+
+
+OPTIMIZER = """
+import torch
+import mpicomp.torch
+torch.set_num_threads(1)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+if METHOD is None:
+    optimizer = mpicomp.torch.OneBitAdam(model.parameters(), lr=0.01, warmup_steps=3, comm=comm)
+else:
+    optimizer = mpicomp.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        mpicomp.algorithm(METHOD), comm, bucket_mb=0.003, **OPTIONS,
+    )
+for step in range(12):
+    inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * me + step))
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+    if step == DEATHS.get(me):
+        os.kill(os.getpid(), signal.SIGKILL)  # with overlap, buckets are in flight
+    optimizer.step()
+if getattr(optimizer, "models_differ", False):
+    optimizer.synchronize()
+tell(f"model-{me}", [parameter.tolist() for parameter in model.parameters()])
+tell(f"members-{me}", comm.members)
+comm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("dense", {"overlap": True}),
+        ("marsit", {"synchronize": "updates", "local_steps": 4, "outer": (0.7, 0.6), "fragments": 2, "delay": 1}),
+        (None, {}),
+    ],
+)
+def test_optimizers_go_on_with_the_survivors_to_equal_models(
+    jobs: Jobs, method: str | None, options: dict[str, Any]
+) -> None:
+    job = jobs.run_tolerant(RANKS, OPTIMIZER, METHOD=method, OPTIONS=options, DEATHS={1: 4, 3: 7})
+    _, output = job.finish()
+    assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
+    model = job.told("model-0")
+    assert "nan" not in model
+    assert job.told("model-2") == model
+
+
 TOO_FEW = """
 from collectives import PeerFailure, Torus
 comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)

@@ -1,0 +1,68 @@
+"""Measure the cost of the flight recorder: calls with and without it, alternating.
+
+``mpirun -n 2 python -m apps.performance.flight_recorder``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import mpicomp
+from apps.performance.part import US, Column, Part, Row, both, made, vectors
+from apps.records import Record
+from collectives import Communicator
+from collectives.trace.flight_recorder import RecordedGroup
+from mpicomp.cli.timing import Calls, alternate, summary
+
+SMALL, LONG = 1000, 1_000_000
+
+
+def measure(repeats: int) -> Record | None:
+    """Time calls with the recorder and without it; collective."""
+    rows: list[Row] = []
+    with Communicator() as comm:
+        for name, n, rounds in (("allreduce", SMALL, 10), ("allreduce", LONG, 1), ("Marsit", LONG, 1)):
+            x, out = vectors(n, comm)
+            call = partial(comm.allreduce, x, out=out)
+            if name == "Marsit":
+                call = partial(mpicomp.Marsit(None).start(comm, n).aggregate, x, out)
+            calls: Calls = {
+                "with": partial(_make, comm, comm.calls.flight, call),
+                "without": partial(_make, comm, None, call),
+            }
+            timed = {one: summary(seconds) for one, seconds in alternate(calls, repeats * rounds, 20, comm).items()}
+            rows.append({"call": name, "count": n, **timed})
+        return None if comm.rank else made(rows, ranks=comm.size, repeats=repeats)
+
+
+def _make(comm: Communicator, flight: RecordedGroup | None, call: Callable[[], object]) -> None:
+    comm.calls.flight = flight
+    call()
+
+
+def _added(row: Row) -> str:
+    added = row["with"]["median_s"] - row["without"]["median_s"]
+    return f"{added / US:.2f} ({added / row['without']['median_s']:.2%})"
+
+
+COLUMNS: Sequence[Column] = (
+    ("call", lambda row: row["call"]),
+    ("elements", lambda row: f"{row['count']:,}"),
+    ("with, µs", lambda row: both(row["with"], US)),
+    ("without, µs", lambda row: both(row["without"], US)),
+    ("added to the median, µs", _added),
+)
+PART = Part(
+    "flight_recorder",
+    "Cost of the flight recorder.",
+    measure,
+    COLUMNS,
+    quick={"repeats": 20},
+    full={"repeats": 2000},
+    ranks=(2,),
+)
+
+if __name__ == "__main__":
+    sys.exit(PART.main())

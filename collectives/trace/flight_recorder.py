@@ -1,0 +1,422 @@
+"""Flight recorder: the newest calls of a rank, always kept, and written to a file when a call fails or a signal comes.
+
+`Calls` adds a record when a call begins, and sets its times when the ranks have compared it and when it has ended. A
+record keeps neither vectors nor communicators alive; calls in flight describe themselves when a file is written.
+``mpicomp analyze`` reads the files of all ranks.
+
+A record is a list that one assignment puts into place, so that a signal handler or another thread never sees half of
+one. Nothing here takes a lock that the interrupted code may hold. Files are written by a thread for which the caller
+waits a short time only: a folder that hangs delays no error.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import logging
+import math
+import os
+import platform
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, TypeAlias
+from weakref import ref
+
+from mpi4py import MPI
+
+from collectives.atomic_file import replacing
+from collectives.launcher import parent
+from collectives.quoting import one_line
+
+FOLDER = "MPICOMP_FLIGHT_DIR"
+FORMAT = 1
+MOST_RECORDS = 2000
+MOST_FRAMES = 100  # of a stack, the innermost ones
+ENDING_S = 10.0  # time after an error in which SIGTERM belongs to the end of the job
+WRITING_S = 1.0  # longest wait for a file; far more than the 10 to 20 ms that writing takes
+GROUP, NUMBER, LABEL, STEP, BEGUN, COMPARED, ENDED, ERROR = range(8)  # indices of a record
+
+Record: TypeAlias = list[Any]
+"""[group, number, label, step, time begun, time compared or 0, time ended or 0, name of the error or None]"""
+
+_log = logging.getLogger("collectives")
+_ARRAY = re.compile(r"\b(bool|u?int\d+|b?float\d+|complex\d+)\[([\d, ]*)\]")
+# Variables with the name of a job, by which its ranks on a host find one folder.
+_JOBS = ("PMIX_NAMESPACE", "PALS_APID", "PMI_JOBID", "FLUX_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_RANK_NAMES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
+_SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+class _Call(Protocol):
+    """Call in flight, which describes itself."""
+
+    record: Record | None
+    number: int
+    arrival: int | None
+    describe: Callable[[], str]
+
+    @property
+    def stalled_s(self) -> float: ...
+
+
+class _Calls(Protocol):
+    def in_flight(self) -> tuple[_Call, ...]: ...
+
+
+class RecordedGroup:
+    """Communicator as the recorder knows it; it keeps the communicator not alive.
+
+    Parameters
+    ----------
+    recorder : FlightRecorder
+    key : str
+        The same on all ranks of the communicator, and for no other one.
+    rank : int
+    members : sequence of int
+        Rank of each of its ranks in the job.
+    calls : object
+        Source of the calls in flight.
+    """
+
+    def __init__(self, recorder: FlightRecorder, key: str, rank: int, members: Sequence[int], calls: _Calls) -> None:
+        self.key, self.rank, self.members = key, rank, tuple(members)
+        self.begun = 0  # collective calls so far
+        self.add = recorder.add
+        self._calls = ref(calls)
+        recorder.join(self)
+
+    def in_flight(self) -> tuple[_Call, ...]:
+        """Return the calls in flight."""
+        calls = self._calls()
+        return () if calls is None else calls.in_flight()
+
+
+class FlightRecorder:
+    """Newest calls of one rank on all of its communicators.
+
+    Parameters
+    ----------
+    rank, size : int, optional
+        Place in the job; None: those of this process.
+    """
+
+    def __init__(self, rank: int | None = None, size: int | None = None) -> None:
+        self.is_thread = rank is not None  # of `run_local`
+        self._place = None if rank is None or size is None else (rank, size)
+        self._records: deque[Record] = deque(maxlen=MOST_RECORDS)
+        self.add = self._records.append
+        self._groups: list[ref[RecordedGroup]] = []
+        self._process = os.getpid()
+        self._failed_at = -math.inf  # when the last file was written after an error
+
+    def join(self, group: RecordedGroup) -> None:
+        """Include a communicator, also before its first call and after its last record is gone."""
+        self._groups = [one for one in self._groups if one() is not None] + [ref(group)]
+
+    def forget(self) -> None:
+        """Forget the calls of the parent, in a process that was forked from it."""
+        self._records.clear()
+        self._groups = []
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Rank and number of ranks; None in a process that is no rank, or does not know its place yet."""
+        if self._place is None and os.getpid() == self._process:
+            if MPI.Is_initialized() and not MPI.Is_finalized():
+                self._place = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+            elif parent() is None:  # the launcher's variables of a rank's children are those of the rank
+                rank, size = (
+                    next((os.environ[one] for one in names if one in os.environ), "")
+                    for names in (_RANK_NAMES, _SIZE_NAMES)
+                )
+                return (int(rank), int(size) if size.isdecimal() else int(rank) + 1) if rank.isdecimal() else None
+        return self._place if os.getpid() == self._process else None
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def write_after(self, error: BaseException, missing: Sequence[int] = (), group: RecordedGroup | None = None) -> str:
+        """Write the file after an error, where files are wanted; never raises.
+
+        Parameters
+        ----------
+        error : BaseException
+        missing : sequence of int
+            Ranks of the communicator that do not answer.
+        group : RecordedGroup, optional
+            The communicator.
+
+        Returns
+        -------
+        str
+            Path of the folder; empty if there is no file.
+        """
+        with suppress(Exception):  # an error on the way must not replace the one that is reported
+            folder = folder_of_errors(self)
+            if folder is not None:
+                lost = [group.members[rank] for rank in missing] if group is not None else list(missing)
+                problem = self._write(folder, f"{type(error).__name__}: {error}", lost)
+                if not problem:
+                    self._failed_at = time.perf_counter()
+                    return str(folder)
+                _log.warning("no flight record could be written: %s", problem)
+        return ""
+
+    def write_on_request(self, number: int) -> None:
+        """Write the file if the environment names a folder; for signal handlers, so that problems are not logged."""
+        with suppress(Exception):
+            folder, reason = requested_folder(), signal.Signals(number).name
+            # SIGTERM ends a job in which a rank has failed, and the file of the error has more to show
+            has_failed = number == signal.SIGTERM and time.perf_counter() < self._failed_at + ENDING_S
+            if folder is not None and not has_failed:
+                problem = self._write(folder, reason, [])
+                if problem:
+                    os.write(2, f"no flight record could be written: {problem}\n".encode())
+
+    def _write(self, folder: Path, reason: str, missing: list[int]) -> str:
+        """Write the file; return a problem, or an empty text."""
+        place = self.place
+        if place is None:
+            return "this process is no rank"
+        path = folder / f"flight-{place[0]}.json"
+        content = self.snapshot(reason, missing)
+        outcome = [f"{path} is not written within {WRITING_S:g} s"]
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def work() -> None:
+            try:
+                _make_folder(folder)
+                with replacing(path, durable=False) as file:
+                    file.write(json.dumps(content).encode(errors="replace"))
+                outcome[0] = ""
+            except Exception as error:  # noqa: BLE001 - reported, as nothing may replace the error of the call
+                outcome[0] = one_line(error)
+            finally:
+                done.release()
+
+        _thread.start_new_thread(work, ())  # `threading` would take a lock that the interrupted code may hold
+        done.acquire(timeout=WRITING_S)
+        return outcome[0]
+
+    def snapshot(self, reason: str, missing: Sequence[int] = ()) -> dict[str, Any]:
+        """Return the content of a file."""
+        place = self.place or (0, 1)
+        records = _copied(self._records)
+        groups = list({id(one): one for one in self._known_groups(records)}.values())
+        numbers = {id(group): number for number, group in enumerate(groups)}
+        live = {id(call.record): call for group in groups for call in group.in_flight()}
+        texts: dict[str, int] = {}
+        calls = []
+        for record in records:
+            text = _text(record[LABEL])
+            found = _ARRAY.search(text)
+            one = {
+                "communicator": numbers.get(id(record[GROUP]), -1),
+                "call": record[NUMBER],
+                "text": texts.setdefault(text, len(texts)),
+                "step": record[STEP],
+                "dtype": found[1] if found else "",
+                "shape": [int(part) for part in found[2].split(",") if part.strip()] if found else [],
+                "bytes": _n_bytes(*found.groups()) if found else 0,
+                "begun": record[BEGUN],
+                "compared": record[COMPARED],
+                "ended": record[ENDED],
+                "state": _state(record),
+            }
+            if record[ERROR]:
+                one["error"] = record[ERROR]
+            call = live.get(id(record))
+            if call is not None and not record[ENDED]:
+                one["number"] = call.number  # in messages
+                one["waits_for"] = _described(call)
+                one["stalled_s"] = call.stalled_s
+            calls.append(one)
+        return {
+            "format": FORMAT,
+            "reason": reason,
+            "rank": place[0],
+            "ranks": place[1],
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "version": str(getattr(sys.modules.get("mpicomp"), "__version__", "")),
+            "python": platform.python_version(),
+            "clock": {"monotonic": time.perf_counter(), "wall": time.time()},
+            "missing": list(missing),
+            "communicators": [
+                {"key": one.key, "rank": one.rank, "members": list(one.members), "begun": one.begun} for one in groups
+            ],
+            "texts": list(texts),
+            "calls": calls,
+            "threads": _stacks(),
+        }
+
+    def _known_groups(self, records: list[Record]) -> Iterator[RecordedGroup]:
+        for one in self._groups:
+            group = one()
+            if group is not None:
+                yield group
+        for record in records:
+            yield record[GROUP]
+
+
+def _copied(records: deque[Record]) -> list[Record]:
+    for _ in range(3):
+        with suppress(RuntimeError):  # another thread has added a record meanwhile
+            return list(records)
+    return []
+
+
+def _text(label: Callable[[], str] | str) -> str:
+    try:
+        return label if isinstance(label, str) else str(label())
+    except Exception as error:  # noqa: BLE001 - a description that fails must not keep the others from the file
+        return f"a call whose description fails ({one_line(error)})"
+
+
+def _described(call: _Call) -> str:
+    try:
+        return str(call.describe())
+    except Exception as error:  # noqa: BLE001 - as above
+        return f"unknown ({one_line(error)})"
+
+
+def _state(record: Record) -> str:
+    if record[ERROR]:
+        return "failed"
+    return "ended" if record[ENDED] else "compared" if record[COMPARED] else "begun"
+
+
+def _n_bytes(dtype: str, shape: str) -> int:
+    count = 1
+    for part in shape.split(","):
+        count *= int(part) if part.strip() else 1
+    bits = int("".join(filter(str.isdigit, dtype)) or 8)
+    return count * bits // 8
+
+
+def _stacks() -> list[dict[str, Any]]:
+    """Return the Python stack of each thread, innermost line first."""
+    known: dict[int, threading.Thread] = getattr(threading, "_active", {})  # `threading.enumerate` takes a lock
+    names, main = {number: thread.name for number, thread in known.copy().items()}, threading.main_thread().ident
+    found = []
+    for number, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        lines = list[str]()
+        while frame is not None and len(lines) < MOST_FRAMES:
+            if frame.f_globals is not globals():
+                lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+            frame = frame.f_back
+        found.append({"name": names.get(number, f"thread {number}"), "main": number == main, "stack": lines})
+    return sorted(found, key=lambda one: not one["main"])
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+def requested_folder() -> Path | None:
+    """Return the folder that the environment names; None: there is none."""
+    folder = os.environ.get(FOLDER)
+    return Path(folder).absolute() if folder else None
+
+
+def folder_of_errors(recorder: FlightRecorder) -> Path | None:
+    """Return the folder for files after errors: the environment's, else one of this job among temporary files.
+
+    None: the environment's is empty, or the rank is a thread or alone.
+    """
+    place = recorder.place
+    if FOLDER in os.environ:
+        return requested_folder()
+    if recorder.is_thread or place is None or place[1] == 1:
+        return None
+    job = next((os.environ[one] for one in _JOBS if os.environ.get(one)), "") or str(os.getppid())
+    name = re.sub(r"[^\w.-]+", "-", job)[:80]
+    return Path(tempfile.gettempdir(), f"mpicomp-flight-{os.getuid()}-{name}")
+
+
+def _make_folder(folder: Path) -> None:
+    if FOLDER in os.environ:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user: set {FOLDER}")
+
+
+# Recorders ------------------------------------------------------------------------------------------------------------
+
+
+class _Own(threading.local):
+    recorder: FlightRecorder | None = None
+
+
+_process, _own = FlightRecorder(), _Own()
+_of_threads: list[ref[FlightRecorder]] = []
+
+
+def recorder_here() -> FlightRecorder:
+    """Return the recorder of the rank that the calling thread belongs to."""
+    return _own.recorder or _process
+
+
+@contextmanager
+def recording_as(rank: int, size: int) -> Iterator[None]:
+    """Record the calls of this thread separately, as those of a rank of `run_local`."""
+    global _of_threads
+    before, _own.recorder = _own.recorder, FlightRecorder(rank, size)
+    _of_threads = [one for one in _of_threads if one() is not None] + [ref(_own.recorder)]
+    try:
+        yield
+    finally:
+        _own.recorder = before
+
+
+def write_all(number: int) -> None:
+    """Write the files of this process's ranks, if the environment names a folder; for signal handlers."""
+    threads = [found for one in _of_threads if (found := one()) is not None]
+    for recorder in threads or [_process]:
+        recorder.write_on_request(number)
+
+
+# Signals --------------------------------------------------------------------------------------------------------------
+
+
+def install_handlers() -> None:
+    """Handle SIGUSR1 and SIGTERM where the environment names a folder and the program has no handlers of its own.
+
+    SIGUSR1 writes the file, and the program goes on. SIGTERM, which launchers send to all ranks when a job is ended,
+    writes it and ends the process as before: a rank that is late leaves its file in this way alone.
+    """
+    if requested_folder() is None or threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _note)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    write_all(number)
+    if number == signal.SIGTERM:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+def _after_fork() -> None:
+    _process.forget()
+    _of_threads.clear()
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        if signal.getsignal(number) == _note:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+install_handlers()

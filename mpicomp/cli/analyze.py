@@ -1,0 +1,471 @@
+"""``mpicomp analyze`` reads the flight recorder's files of a job, and names the ranks for which the others wait.
+
+``mpicomp analyze DIR --json``
+
+It needs no MPI. The exit status is 0 if a rank is named, 1 if no rank is late or differs, and 2 if the folder has no
+file that can be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from collectives.json_file import fields, read_json
+from collectives.quoting import list_ranks, one_line
+
+NOTHING_FOUND, USAGE_ERROR = 1, 2
+FORMAT = 1
+LATE_S = 1.0  # lateness at which a rank is named in files that no error has written, and error of the hosts' clocks
+MOST_BYTES = 1 << 26
+MOST_RANKS = 1 << 20
+MOST_LINES = 6  # of a stack, in the text
+MOST_SHOWN = 200  # characters of a call
+_LIBRARY = ("/collectives/", "/mpicomp/")
+
+Content: TypeAlias = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``mpicomp analyze`` to `parser`."""
+    parser.epilog = "exit status: 0 if a rank is named, 1 if no rank is late or differs, 2 without files to read"
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder with the ranks' files, flight-RANK.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings and return the exit status."""
+    try:
+        files, notes = read(args.folder)
+    except (OSError, ValueError) as error:
+        print(f"mpicomp analyze: error: {one_line(error)}", file=sys.stderr)
+        return USAGE_ERROR
+    report = analyze(files, notes)
+    print(json.dumps(asdict(report)) if args.json else text(report))
+    return 0 if report.named else NOTHING_FOUND
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RankCall:
+    """A call in the file of a rank; times are seconds since the epoch, 0 for an event that has not come."""
+
+    number: int
+    text: str
+    step: int
+    begun: float
+    compared: float
+    ended: float
+    has_failed: bool
+    waits_for: str
+
+    @property
+    def name(self) -> str:
+        """Description with the step."""
+        return f"{self.text}, step {self.step}" if self.step >= 0 else self.text
+
+
+@dataclass
+class RankFile:
+    """File of one rank.
+
+    Attributes
+    ----------
+    calls : dict
+        Collective calls by communicator and number.
+    begun : dict of int
+        Number of collective calls by communicator.
+    members : dict of list
+        Ranks of the communicators.
+    """
+
+    rank: int
+    ranks: int
+    reason: str
+    written: float
+    unanswered: list[int]
+    stacks: list[tuple[str, list[str]]]
+    calls: dict[str, dict[int, RankCall]] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+    members: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def has_failed(self) -> bool:
+        """True if an error wrote the file, and no signal."""
+        return not self.reason.startswith("SIG")
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if calls are in flight, and a thread is in this library: the rank does not compute meanwhile."""
+        inside = any(part in line for _, stack in self.stacks for line in stack for part in _LIBRARY)
+        return inside and any(self.waiting(key) for key in self.calls)
+
+    def waiting(self, key: str) -> list[RankCall]:
+        """Return the calls of a communicator that have not ended, in order."""
+        return [call for call in self.calls.get(key, {}).values() if not call.ended]
+
+
+def read(folder: Path) -> tuple[list[RankFile], list[str]]:
+    """Return the newest run's files in the order of ranks, and notes about files that were left out.
+
+    Raises
+    ------
+    OSError, ValueError
+        The folder has no file that can be read. One line with the cause and the cure.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{one_line(folder)} is no folder; name the one that the error or MPICOMP_FLIGHT_DIR names")
+    found: list[RankFile] = []
+    notes: list[str] = []
+    for path in sorted(folder.glob("flight-*.json")):
+        try:
+            if not path.is_file():
+                raise ValueError(f"{one_line(path.name)} is no regular file")
+            found.append(rank_file(path))
+        except (OSError, ValueError) as error:
+            notes.append(f"left out: {one_line(error)}")
+    if not found:
+        problems = f" ({'; '.join(notes)})" if notes else ""
+        raise ValueError(
+            f"no rank has left a file flight-RANK.json that can be read in {one_line(folder)}{problems}; name the "
+            "folder that the error or MPICOMP_FLIGHT_DIR names"
+        )
+    newest = max(found, key=lambda one: one.written)
+    keys, grows = set(newest.members), True
+    while grows:  # files of one run have communicators in common
+        joined = keys.union(*(one.members for one in found if keys & set(one.members)))
+        grows, keys = joined != keys, joined
+    kept = [one for one in found if one is newest or keys & set(one.members)]
+    kept += [one for one in found if not keys and one not in kept and not one.members]
+    left = sorted(one.rank for one in found if one not in kept)
+    if left:
+        notes.append(f"left out: the file{'s'[: len(left) > 1]} of {list_ranks(left)}, of another run")
+    return sorted(kept, key=lambda one: one.rank), notes
+
+
+def rank_file(path: Path) -> RankFile:
+    """Read a file.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be read, or is not a file of the flight recorder.
+    """
+    cure = "remove it"
+    content = read_json(path, cure, most_bytes=MOST_BYTES)
+    try:
+        fields(
+            content, format=int, reason=str, rank=int, ranks=int, clock=dict, missing=list, communicators=list,
+            texts=list, calls=list, threads=list,
+        )  # fmt: skip
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, and this version reads {FORMAT}")
+        if not 0 <= content["rank"] < content["ranks"] <= MOST_RANKS or path.name != f"flight-{content['rank']}.json":
+            raise ValueError(f"its rank is {content['rank']} of {content['ranks']}")
+        return _rank_file(content)
+    except (ValueError, IndexError) as error:
+        raise ValueError(
+            f"{one_line(path)} is not a file of the flight recorder ({one_line(error)}); {cure}"
+        ) from error
+
+
+def _rank_file(content: Content) -> RankFile:
+    clock = fields(content["clock"], monotonic=float, wall=float)
+    offset = clock["wall"] - clock["monotonic"]
+    stacks = [fields(one, name=str, stack=list) for one in content["threads"]]
+    made = RankFile(
+        content["rank"],
+        content["ranks"],
+        one_line(content["reason"]),
+        clock["wall"],
+        _ranks(content["missing"], content["ranks"]),
+        [(one_line(one["name"]), [one_line(line) for line in one["stack"]]) for one in stacks],
+    )
+    keys = []
+    for one in content["communicators"]:
+        fields(one, key=str, begun=int, members=list)
+        keys.append(one["key"])
+        made.begun[one["key"]] = one["begun"]
+        made.members[one["key"]] = _ranks(one["members"], content["ranks"])
+    for one in content["calls"]:
+        fields(one, communicator=int, call=int, text=int, step=int, begun=float, compared=float, ended=float)
+        if one["call"] < 1:  # of two ranks, which has no place in the order
+            continue
+        if not 0 <= one["communicator"] < len(keys):
+            raise ValueError(f"it has no communicator {one['communicator']}")
+        begun, compared, ended = (one[name] + offset if one[name] else 0.0 for name in ("begun", "compared", "ended"))
+        described = one_line(content["texts"][one["text"]])
+        call = RankCall(
+            one["call"],
+            described,
+            one["step"],
+            begun,
+            compared,
+            ended,
+            "error" in one,
+            one_line(one.get("waits_for", "")),
+        )
+        made.calls.setdefault(keys[one["communicator"]], {})[call.number] = call
+    return made
+
+
+def _ranks(found: list[Any], size: int) -> list[int]:
+    if not all(type(one) is int and 0 <= one < size for one in found):
+        raise ValueError("it names ranks that are no ranks of its job")
+    return found
+
+
+# Findings ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Finding:
+    """Ranks that keep others waiting, or whose call differs.
+
+    Attributes
+    ----------
+    kind : str
+        "differs", "late" (has not begun the call), "silent" (within the call), "no file" or "ahead".
+    ranks : list of int
+    communicator : list of int
+        Ranks of the communicator.
+    call : int
+        Number of the call on this communicator.
+    name : str
+        Description of the call.
+    waiting : list of int
+        Ranks that are in the call.
+    sentence : str
+    stacks : dict
+        Stack of the main thread of each of the ranks, innermost line first.
+    """
+
+    kind: str
+    ranks: list[int]
+    communicator: list[int]
+    call: int
+    name: str
+    waiting: list[int]
+    sentence: str
+    stacks: dict[int, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """Findings about a job, the most important one first.
+
+    Attributes
+    ----------
+    named : list of int
+        Ranks for which the others wait, or whose call differs.
+    """
+
+    ranks: int
+    files: list[int]
+    missing_files: list[int]
+    reasons: dict[str, list[int]]
+    named: list[int]
+    findings: list[Finding]
+    notes: list[str]
+
+
+def analyze(files: list[RankFile], notes: list[str]) -> Report:
+    """Return what the files of a run show."""
+    by_rank = {one.rank: one for one in files}
+    n_ranks = max(one.ranks for one in files)
+    missing = [rank for rank in range(n_ranks) if rank not in by_rank]
+    keys = list(dict.fromkeys(key for one in files for key in one.members))
+    differing: list[Finding] = []
+    late: list[Finding] = []
+    silent: list[Finding] = []
+    ahead: list[Finding] = []
+    for key in keys:
+        group = _Group(key, [one for one in files if key in one.members])
+        differing += group.differing()
+        late += group.late()
+        silent += group.silent()
+        ahead += group.ahead()
+    late_ranks = {rank for one in late for rank in one.ranks}
+    # A late rank that itself waits in a call is a consequence, unless all of them wait.
+    idle = {rank for rank in late_ranks if not by_rank[rank].is_waiting}
+    named = sorted(_unanswered(files) or idle or {rank for one in silent for rank in one.ranks} or late_ranks)
+    if differing:
+        named = differing[0].ranks
+    consequences = [*late, *silent]
+    if set(named) - late_ranks or idle:
+        consequences = [one for one in consequences if set(one.ranks) & set(named)]
+    findings = [*differing, *consequences, *ahead]
+    for one in findings:
+        one.stacks = {rank: _stack(by_rank[rank]) for rank in one.ranks if rank in by_rank}
+    reasons: dict[str, list[int]] = {}
+    for file in files:
+        reasons.setdefault(file.reason, []).append(file.rank)
+    if late_ranks and late_ranks == set(named) and not idle and not differing:
+        notes = [*notes, "the late ranks wait in other calls: compare the order in which the ranks make their calls"]
+    return Report(n_ranks, sorted(by_rank), missing, reasons, named, findings, notes)
+
+
+class _Group:
+    """Files of the ranks of one communicator."""
+
+    def __init__(self, key: str, files: list[RankFile]) -> None:
+        self.key, self.files = key, files
+        self.members = files[0].members[key]
+        with_file = {one.rank for one in files}
+        self.missing = [rank for rank in self.members if rank not in with_file]
+        self.without = {one.rank: one for one in files}
+        self.tolerance_s = 0.0 if any(one.has_failed for one in files) else LATE_S
+
+    def differing(self) -> list[Finding]:
+        """Return the first call in which the ranks differ."""
+        for number in sorted({number for one in self.files for number in one.calls.get(self.key, {})}):
+            ranks_of: dict[str, list[int]] = {}
+            for one in self.files:
+                call = one.calls.get(self.key, {}).get(number)
+                if call is not None:
+                    ranks_of.setdefault(call.name, []).append(one.rank)
+            if len(ranks_of) > 1:
+                (common, others), *rest = sorted(ranks_of.items(), key=lambda one: -len(one[1]))
+                tied = [name for name, ranks in rest if len(ranks) == len(others)]
+                ranks = (
+                    sorted(rank for _, some in rest for rank in some)
+                    if not tied
+                    else sorted(rank for some in ranks_of.values() for rank in some)
+                )
+                listed = "; ".join(f"{list_ranks(some)}: {_short(name)}" for name, some in ranks_of.items())
+                sentence = f"call {number} of {self._name()} differs: {listed}"
+                return [Finding("differs", ranks, self.members, number, common, [], sentence)]
+        return []
+
+    def late(self) -> list[Finding]:
+        """Return the ranks that had not begun a call in which others were waiting when they wrote their files."""
+        found: dict[int, list[int]] = {}
+        for one in self.files:
+            number = one.begun[self.key] + 1
+            if one.is_waiting and one.waiting(self.key):  # in an earlier call, which is the one to look at
+                continue
+            waiting = [(other, other.calls.get(self.key, {}).get(number)) for other in self.files if other is not one]
+            if any(
+                call is not None and not call.ended and one.written - call.begun > self.tolerance_s
+                for _, call in waiting
+            ):
+                found.setdefault(number, []).append(one.rank)
+        findings = []
+        for number, ranks in sorted(found.items()):
+            waiting_ranks, call = self._waiting(number)
+            seconds = max(self.without[rank].written for rank in ranks) - call.begun
+            others = f"{list_ranks(waiting_ranks)} {_wait(waiting_ranks)}"
+            sentence = (
+                f"{list_ranks(ranks)} {_has(ranks)} not begun call {number} of {self._name()}, {_short(call.name)}, "
+                f"in which {others}: {seconds:.3g} s late at the time of the file"
+            )
+            findings.append(Finding("late", ranks, self.members, number, call.name, waiting_ranks, sentence))
+        return findings
+
+    def silent(self) -> list[Finding]:
+        """Return the ranks without an answer, or without a file, for which others wait within a call."""
+        found = []
+        unanswered = sorted({rank for one in self.files for rank in one.unanswered if rank in self.members})
+        waiting = sorted({call.number for one in self.files for call in one.waiting(self.key)})
+        if not waiting:
+            return []
+        number = waiting[0]
+        ranks_waiting, call = self._waiting(number)
+        ranks_waiting = [rank for rank in ranks_waiting if rank not in unanswered]
+        in_call = f"in call {number} of {self._name()}, {_short(call.name)}"
+        described = next((f" ({one})" for one in self._waits(number) if one), "")
+        late = {rank for one in self.late() for rank in one.ranks}
+        silent = [rank for rank in unanswered if rank not in late]
+        if silent:
+            sentence = (
+                f"{list_ranks(silent)} did not answer while {list_ranks(ranks_waiting)} {_wait(ranks_waiting)} "
+                f"{in_call}{described}: stopped, dead or busy outside of calls"
+            )
+            found.append(Finding("silent", silent, self.members, number, call.name, ranks_waiting, sentence))
+        lost = [rank for rank in self.missing if rank not in unanswered]
+        stalled = max(one.written for one in self.files) - call.begun > self.tolerance_s
+        if lost and stalled and not silent:
+            # A rank with a file is here if it has let the communicator go, or had 2,000 calls since.
+            others = f"{list_ranks(ranks_waiting)} {_wait(ranks_waiting)}"
+            sentence = (
+                f"{list_ranks(lost)} left no record of this communicator, and {others} "
+                f"{in_call}{described}: stopped, dead, or on a host whose files are elsewhere"
+            )
+            found.append(Finding("no file", lost, self.members, number, call.name, ranks_waiting, sentence))
+        return found
+
+    def ahead(self) -> list[Finding]:
+        """Return the ranks that have ended a call that another rank had not begun long after."""
+        for one in self.files:
+            number = one.begun[self.key] + 1
+            ranks, name = [], ""
+            for other in self.files:
+                call = other.calls.get(self.key, {}).get(number)
+                if call is not None and call.ended and not call.has_failed and one.written - call.ended > LATE_S:
+                    ranks.append(other.rank)
+                    name = call.name
+            if ranks:
+                sentence = (
+                    f"{list_ranks(ranks)} {_has(ranks)} ended call {number} of {self._name()}, {_short(name)}, which "
+                    f"rank {one.rank} has not begun: calls are not compared (verify=False), or failed"
+                )
+                return [Finding("ahead", ranks, self.members, number, name, [], sentence)]
+        return []
+
+    def _waiting(self, number: int) -> tuple[list[int], RankCall]:
+        calls = {one.rank: one.calls.get(self.key, {}).get(number) for one in self.files}
+        waiting = {rank: call for rank, call in calls.items() if call is not None and not call.ended}
+        return sorted(waiting), min(waiting.values(), key=lambda call: call.begun)
+
+    def _waits(self, number: int) -> list[str]:
+        return [call.waits_for for one in self.files for call in one.waiting(self.key) if call.number == number]
+
+    def _name(self) -> str:
+        return f"the communicator of {list_ranks(self.members)}"
+
+
+def _unanswered(files: list[RankFile]) -> set[int]:
+    """Return the ranks that answered none of the ranks that gave up; ranks that gave up themselves left other files."""
+    lists = [set(one.unanswered) for one in files if one.unanswered]
+    return set.intersection(*lists) if lists else set()
+
+
+def _has(ranks: list[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _wait(ranks: list[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]} ..."
+
+
+def _stack(file: RankFile) -> list[str]:
+    return file.stacks[0][1] if file.stacks else []
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def text(report: Report) -> str:
+    """Return the report for a reader."""
+    lines = [f"{len(report.files)} of {report.ranks} ranks left a file"]
+    if report.missing_files:
+        lines[0] += f"; none of {list_ranks(report.missing_files)}"
+    lines += [f"{list_ranks(ranks)}: {_short(reason)}" for reason, ranks in report.reasons.items()]
+    if not report.findings:
+        lines.append("no rank is late, and no call differs")
+    for one in report.findings:
+        lines += ["", one.sentence]
+        for rank, stack in one.stacks.items():
+            own = [line for line in stack if not any(part in line for part in _LIBRARY)] or stack
+            lines += [f"  rank {rank}", *(f"    {line}" for line in own[:MOST_LINES])]
+    return "\n".join([*lines, *(f"# {note}" for note in report.notes)])
