@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 from mpi4py import MPI
@@ -30,6 +31,14 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.quoting import list_ranks
+from collectives.recovery.fault_tolerance import (
+    ADVICE,
+    LONGEST_NOTICE_S,
+    failed_ranks,
+    is_tolerant,
+    reports_death,
+    revoke,
+)
 from collectives.trace.flight_recorder import recorder_here, requested_folder
 from collectives.trace.recorder import Trace, compare_clocks
 
@@ -43,13 +52,16 @@ _CLOSED = "it was closed"
 class Ending:
     """End of all calls of a communicator, here and on the other ranks.
 
-    `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error.
+    `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the
+    ends of this communicator, of those split from it, and of those it was split from: a death ends them together.
     """
 
     def __init__(self, calls: Calls, missing: MissingRanks, size: int, workers: Workers | None, *kept: object) -> None:
         self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
         self.kept = kept
         self.trace: Trace | None = None
+        self.mpi_comm = missing.comm
+        self.family: WeakSet[Ending] = WeakSet((self,))
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
         """End a call that has failed, and the communicator if need be; return the error to raise."""
@@ -104,14 +116,10 @@ class Ending:
             if missing:
                 folder = self._record_flight(error, missing)
         elif isinstance(error, MPI.Exception | PeerFailure):
+            cause, error = error, self._peer_failure(error)
             dead = self._missing.dead()
-            text = str(error) if isinstance(error, PeerFailure) else f"{calls.here}: MPI says {error}"
-            known = f"; MPI knows that {list_ranks(dead)} failed" if dead else ""
-            cause = error
             if dead and first:
                 folder = self._record_flight(cause, dead)
-            error = PeerFailure(text + known)
-            error.__cause__ = cause
         if folder and isinstance(error, CollectiveTimeout | PeerFailure):
             with_folder = type(error)(f"{error}; mpicomp analyze {folder} shows the calls of all ranks")
             with_folder.__cause__ = error.__cause__
@@ -128,6 +136,25 @@ class Ending:
             if self._workers is not None:
                 self._workers.dismiss()
         return error
+
+    def _peer_failure(self, error: MPI.Exception | PeerFailure) -> PeerFailure:
+        """Return the error to raise for one of MPI; after a death the other ranks' calls fail too."""
+        text = str(error) if isinstance(error, PeerFailure) else f"{self._calls.here}: MPI says {error}"
+        is_death = is_tolerant(self.mpi_comm) and reports_death(error, self.mpi_comm)
+        if is_death:
+            for one in tuple(self.family):
+                revoke(one.mpi_comm)
+        if is_death and "died" not in text:
+            dead = failed_ranks(self.mpi_comm, LONGEST_NOTICE_S) or "a rank"
+            text = f"{text.partition(':')[0]}: {dead} died{ADVICE}"
+        found = PeerFailure(text)
+        found.__cause__ = error
+        return found
+
+    def join(self, other: Ending) -> None:
+        """End with another communicator after a death, since this one was split from it."""
+        self.family = other.family
+        self.family.add(self)
 
     def _record_flight(self, error: BaseException, missing: Sequence[int] = ()) -> str:
         """Write the flight recorder's file, and return its folder; empty where there is none.

@@ -28,12 +28,13 @@ from collectives.consistency.missing_ranks import MissingRanks
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, marked
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailure, marked
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process, leave_without_finalizing
+from collectives.process_end import end_with_process, expect_deaths, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
+from collectives.recovery.fault_tolerance import ADVICE, failed_ranks, is_tolerant, reporting_deaths
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
@@ -226,9 +227,10 @@ class Communicator(metaclass=_Listed):
         )  # fmt: skip
         self.topology, self.timeout, self.arrival_timeout, self.workers = given.topology, *given[2:5]
         parent, emulated, self.ranks_per_node, self.checksums = given.parent, *given[5:]
-        mpi_comm, layout, hosts, self._key = arguments.duplicate(
-            parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
-        )
+        with reporting_deaths(parent, "while the ranks made a communicator"):
+            mpi_comm, layout, hosts, self._key = arguments.duplicate(
+                parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
+            )
         if emulated is not None:
             mpi_comm = slow_down(mpi_comm, emulated, layout.node_of)
         self.link = link_of(mpi_comm)
@@ -242,14 +244,18 @@ class Communicator(metaclass=_Listed):
         self._open(mpi_comm, layout, hosts)
         self.regroup = Regroup(self, leave_without_finalizing) if on_failure == "regroup" and self.size > 1 else None
         self.calls.regroup = self.regroup
-        try:
-            self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
-        except ValueError:
-            self.close()
-            raise
-        self._eager_bytes = (
-            SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
-        )
+        self._fails_with_others = self.regroup is None and is_tolerant(self.mpi_comm)
+        if self.regroup is not None:
+            expect_deaths()
+        with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
+            try:
+                self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
+            except ValueError:
+                self.close()
+                raise
+            self._eager_bytes = (
+                SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
+            )
         self._set_routes()
         self.traffic = Traffic()
         if trace is not None:
@@ -508,6 +514,8 @@ class Communicator(metaclass=_Listed):
 
     def given_up(self) -> bool:
         """Return whether another rank has given the communicator up."""
+        if self._fails_with_others and (dead := failed_ranks(self.mpi_comm)):
+            raise PeerFailure(f"{self.here}: {dead} died{ADVICE}")
         return self.missing.another_gave_up()
 
     def give_up(self, error: BaseException) -> None:
@@ -777,6 +785,8 @@ class Communicator(metaclass=_Listed):
             part.Free()
             raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error
         part.Free()
+        if self.regroup is None:  # else the groups are those of the survivors
+            made.ending.join(self.ending)
         return made
 
     grid = splitting.grid

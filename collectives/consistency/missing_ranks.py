@@ -43,6 +43,8 @@ class MissingRanks:
 
     Attributes
     ----------
+    comm : MPI.Comm
+        The parameter.
     calls : int
         Number of calls that this rank has come to; `CallCheck` counts them.
     partners : set of int
@@ -52,7 +54,7 @@ class MissingRanks:
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
-        self._comm, self._patience_s = comm, min(ANSWER_S, ANSWER_PART * timeout_s)
+        self.comm, self._patience_s = comm, min(ANSWER_S, ANSWER_PART * timeout_s)
         self.delay_s = self._patience_s * comm.rank / comm.size
         self.calls = 0
         self.partners: set[int] = set()
@@ -77,9 +79,9 @@ class MissingRanks:
             return  # another thread is receiving, or this one was interrupted by a signal while receiving
         try:
             status = MPI.Status()
-            while self._comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
+            while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
                 rank, message = status.source, np.empty(status.Get_count(MPI.BYTE), np.uint8)
-                self._comm.Recv([message, message.size, MPI.BYTE], rank, TAG)
+                self.comm.Recv([message, message.size, MPI.BYTE], rank, TAG)
                 self._received[rank] += 1
                 kind, calls = message[: _HEAD.itemsize * 2].view(_HEAD).tolist()
                 text = bytes(message[_HEAD.itemsize * 2 :]).decode(errors="replace")
@@ -99,7 +101,7 @@ class MissingRanks:
         else:
             self._calls_of[rank] = calls
             if kind == _QUESTION:
-                if rank < self._comm.rank:
+                if rank < self.comm.rank:
                     self._question_of_lower = calls
                 if self._answered.get(rank, 0) < self.calls and not self._stopped:
                     self._send(_ANSWER, [rank])
@@ -111,7 +113,7 @@ class MissingRanks:
             self._requests = [request for request in self._requests if not request.Test()]
             message = np.frombuffer(np.array([kind, self.calls], _HEAD).tobytes() + text, np.uint8)
             for rank in ranks:
-                self._requests.append(self._comm.Isend([message, message.size, MPI.BYTE], rank, TAG))
+                self._requests.append(self.comm.Isend([message, message.size, MPI.BYTE], rank, TAG))
                 self._sent[rank] += 1
                 self._answered[rank] = self.calls
 
@@ -184,7 +186,7 @@ class MissingRanks:
     def dead(self) -> list[int]:
         """Return the ranks that MPI reports as failed, which takes a library with fault tolerance."""
         try:
-            failed, everyone = self._comm.Get_failed(), self._comm.Get_group()
+            failed, everyone = self.comm.Get_failed(), self.comm.Get_group()
             return sorted(MPI.Group.Translate_ranks(failed, group=everyone))
         except (NotImplementedError, AttributeError, MPI.Exception):
             return []

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Thread
 
 from mpi4py import MPI
 
+from collectives.errors import PeerFailure
 from collectives.progress.polling import SLEEP_S, Backoff, Limits
+from collectives.quoting import list_ranks
 
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher with `--with-ft ulfm`
 CURE = "start the job by `mpirun --with-ft ulfm` of Open MPI 5 or later"
+ADVICE = ": see its output, and start again from the last checkpoint"
 LONGEST_NOTICE_S = 1.0  # from a death until MPI reports it; 10 to 20 ms on an idle node
 _DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
 
@@ -26,6 +29,49 @@ def is_tolerant(comm: MPI.Comm) -> bool:
         comm.Is_revoked()
         return True
     return False
+
+
+def is_tolerant_job() -> bool:
+    """Return True if the launcher lets ranks outlive others, and so does not end them after a death."""
+    return os.environ.get(ENABLED) == "1" and MPI.Is_initialized() and not MPI.Is_finalized()
+
+
+def failed_ranks(comm: MPI.Comm, wait_s: float = 0.0) -> str:
+    """Return a text with the ranks that MPI reports as failed, such as "rank 1"; empty if there are none.
+
+    A group may lack the dead rank, which then has its number in COMM_WORLD. The report may come later than the first
+    error: `wait_s` are the seconds to wait for it.
+    """
+    deadline = time.perf_counter() + wait_s
+    with suppress(MPI.Exception, NotImplementedError, AttributeError):
+        while True:
+            for one, name in ((comm, ""), (MPI.COMM_WORLD, " of COMM_WORLD")):
+                failed = one.Get_failed()
+                if failed.size:
+                    return list_ranks(sorted(MPI.Group.Translate_ranks(failed, None, one.Get_group()))) + name
+            if time.perf_counter() >= deadline:
+                break
+            time.sleep(SLEEP_S)
+    return ""
+
+
+def revoke(comm: MPI.Comm) -> None:
+    """Let all requests of a communicator fail on all of its ranks, also on those that wait for a living one."""
+    with suppress(MPI.Exception, NotImplementedError, AttributeError):
+        comm.Revoke()
+
+
+@contextmanager
+def reporting_deaths(comm: MPI.Comm, during: str) -> Iterator[None]:
+    """Turn MPI's errors due to a death within the block into a `PeerFailure` that names the rank, on all ranks."""
+    try:
+        yield
+    except (MPI.Exception, PeerFailure) as error:
+        if not is_tolerant(comm) or not reports_death(error, comm):
+            raise
+        revoke(comm)
+        dead = failed_ranks(comm, LONGEST_NOTICE_S) or "a rank"
+        raise PeerFailure(f"rank {comm.rank} of {comm.size}: {dead} died {during}{ADVICE}") from error
 
 
 def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
