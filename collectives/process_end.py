@@ -156,8 +156,8 @@ def _abort(status: int, reason: str) -> None:
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in tuple(_open):
             revoke(ending.mpi_comm)
-        # MPI_Abort of Open MPI 5.0.11 ends no other rank there and may leave the launcher hanging, which it did in 20
-        # of 20 jobs of 5 and 8 ranks. The others' calls fail instead.
+        # MPI_Abort of Open MPI 5.0.11 ends no other rank there and may leave the launcher hanging, which it did in 14
+        # of 14 jobs of 5 and 8 ranks. The others' calls fail instead.
         time.sleep(READING_S)  # in which they name the rank that died first
         _leave(status or 1)
     MPI.COMM_WORLD.Abort(status)

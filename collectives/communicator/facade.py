@@ -244,7 +244,7 @@ class Communicator(metaclass=_Listed):
         self._open(mpi_comm, layout, hosts)
         self.regroup = Regroup(self, leave_without_finalizing) if on_failure == "regroup" and self.size > 1 else None
         self.calls.regroup = self.regroup
-        self._fails_with_others = self.regroup is None and is_tolerant(self.mpi_comm)
+        self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         if self.regroup is not None:
             expect_deaths()
         with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):

@@ -1,0 +1,53 @@
+"""Deaths under a launcher that lets ranks outlive others: all end at once, and the launcher reports a failure."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.faults.jobs import JOB_S, Jobs
+
+pytestmark = pytest.mark.timeout(2 * JOB_S)
+
+WAITING = """
+from collectives import PeerFailure
+comm = mpicomp.Communicator(timeout=NEVER_S, arrival_timeout=NEVER_S)
+tell(f"pid-{comm.rank}", os.getpid())
+group = comm.split(0 if comm.rank in (0, 2) else 1)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    if comm.rank == 0:
+        comm.allreduce(np.ones(100_000))
+    else:
+        group.recv(np.empty(10), 0)  # of a living rank, in a group without the dead one
+except PeerFailure as error:
+    tell(f"error-{comm.rank}", error)
+    raise
+"""
+
+
+def test_ranks_that_wait_for_living_ones_learn_of_a_death_and_name_the_dead(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, WAITING)
+    status, output = job.finish()
+    assert status != 0, output
+    for rank in (0, 2):
+        assert re.search(r"rank 1( of COMM_WORLD)? died: see its output", job.told(f"error-{rank}"))
+
+
+ENDING = """
+comm = mpicomp.Communicator(timeout=NEVER_S, arrival_timeout=NEVER_S)
+tell(f"pid-{comm.rank}", os.getpid())
+comm.barrier()
+if comm.rank == DEAD:
+    os._exit(0) if QUIETLY else os.kill(os.getpid(), signal.SIGKILL)
+comm.allreduce(np.ones(10))
+"""
+
+
+@pytest.mark.parametrize(("dead", "quietly"), [(0, False), (1, False), (1, True)])
+def test_a_launcher_of_two_ranks_reports_the_death_of_one(jobs: Jobs, dead: int, quietly: bool) -> None:
+    status, output = jobs.run_tolerant(2, ENDING, DEAD=dead, QUIETLY=quietly).finish()
+    assert status != 0, output
+    assert f"rank {dead} died" in output
