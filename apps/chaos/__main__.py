@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from apps.chaos.judge import Verdict
 from apps.chaos.kills import campaign, table
 from apps.emulator.network import ClusterError, Layout, Network
 from apps.launch import exit_on_signals
-from apps.records import write_record
+from apps.records import Record, write_record
 from collectives.cost.rate import Rate
 
 
@@ -32,27 +33,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.hosts:
                 layout = Layout((Rate.parse(options.rate),) * options.ranks)
                 network = stack.enter_context(Network(layout))
-            launcher = Launcher(network)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mpicomp-chaos-"))
+            launcher = Launcher(network, Path(folder))
+            stack.callback(launcher.close)
 
             def draw(seed: int) -> Case:
                 return case_of_kills(seed, options.ranks)
 
-            seeds = itertools.count(options.seed)
-            record = campaign(
-                draw, itertools.islice(seeds, options.jobs), options.kills, 60 * options.minutes, launcher, _report
-            )
+            def report(verdict: Verdict, record: Record) -> None:
+                if verdict.problem:
+                    print(f"{verdict.problem}: {verdict.case}\n{verdict.text}", file=sys.stderr, flush=True)
+                if options.json is not None:
+                    write_record(options.json, record)
+
+            seeds = itertools.islice(itertools.count(options.seed), options.jobs)
+            record = campaign(draw, seeds, options.kills, 60 * options.minutes, launcher, report)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(record), flush=True)
-    if options.json is not None:
-        write_record(options.json, record)
     return int(bool(record["failures"]))
-
-
-def _report(verdict: Verdict) -> None:
-    if verdict.problem:
-        print(f"{verdict.problem}: {verdict.case}\n{verdict.text}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from apps.chaos.reference import Group, Reference, Step, groups_between
 from apps.faults import Fault, Kind
 
 LOSS_BAND = 0.1  # of the loss at the beginning, which is 1
-BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd", "ef-signsgd")
+BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd")
 """Methods of which the residuals' sum after a step is that before, plus the vectors, less the results."""
 ROUNDING = 1e-4
 
@@ -41,7 +41,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a case: `problem` is "hang", "error", "wrong" or empty, `text` says why."""
+    """Verdict on a case: `problem` is "start", "hang", "error", "wrong" or empty, `text` says why."""
 
     case: Case
     problem: str
@@ -55,8 +55,11 @@ class Wrong(Exception):
 
 def judge(case: Case, ended: Ended) -> Verdict:
     """Return the verdict on a job."""
+    if not any(ended.rows.values()):
+        return Verdict(case, "start", f"status {ended.status}: no rank has started\n{ended.output}", ())
     if ended.status is None:
-        return Verdict(case, "hang", ended.output, ())
+        last = {rank: rows[-1] for rank, rows in ended.rows.items() if rows}
+        return Verdict(case, "hang", f"{last}\n{ended.output}", ())
     survivors = [rank for rank in range(case.ranks) if rank not in case.killed]
     if ended.status != 0:
         return Verdict(case, "error", f"status {ended.status}\n{ended.output}", ())

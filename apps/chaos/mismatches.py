@@ -1,6 +1,6 @@
-"""Sequences of calls on several communicators, of which one rank makes another one: is the error the same on all ranks?
+"""Sequences of calls on several communicators, in which one rank makes another call: all ranks raise the same error.
 
-Ranks are threads, or those of ``mpirun``. Up to ten calls are in flight, and each rank waits for them in an order of
+Ranks are threads. Up to ten calls are in flight, and each rank waits for them in an order of
 its own.
 """
 
