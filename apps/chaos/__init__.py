@@ -1,0 +1,1 @@
+"""Trainings with random faults: kills, churn, punished Slurm jobs, and mismatched calls."""

@@ -1,0 +1,115 @@
+"""A case: one job with its method, vectors and faults, all drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from apps.faults import Fault, Kind, Phase, parse_schedule, write_schedule
+from apps.faults.schedule import drawn
+from apps.records import Record
+from collectives.schedules.registry import TopologyName
+
+LENGTHS = (7, 1000, 20_000, 200_000)
+METHODS: dict[str, dict[str, object]] = {
+    "dense": {},
+    "marsit": {},
+    "local-top-k": {"rate": 10},
+    "true-top-k": {"rate": 10},
+    "random-k": {"rate": 10},
+    "qsgd": {},
+    "terngrad": {},
+    "one-bit-sgd": {},
+    "ef-signsgd": {},
+    "majority-vote": {},
+    "double-squeeze": {},
+    "scalecom": {},
+}
+TOPOLOGIES: tuple[TopologyName, ...] = (
+    "auto",
+    "ring",
+    "segmented-ring",
+    "tree",
+    "double-tree",
+    "halving-doubling",
+    "star",
+)
+TOPOLOGY_OF: dict[str, TopologyName] = {"ef-signsgd": "auto"}
+SIMULTANEOUS = 0.3  # part of the cases whose ranks may die in one step
+CALM_STEPS = 3  # behind the last fault
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job with faults.
+
+    Parameters
+    ----------
+    seed : int
+        Of the vectors.
+    ranks, steps, n : int
+        `n` is the length of the vectors.
+    method, options, topology
+        As `mpicomp.algorithm` and `Communicator` take them.
+    faults : tuple of Fault
+    sums : int
+        Sums of full precision that are in flight together with each step.
+    """
+
+    seed: int
+    ranks: int
+    steps: int
+    n: int
+    method: str
+    options: dict[str, object]
+    topology: TopologyName
+    faults: tuple[Fault, ...] = ()
+    sums: int = 0
+
+    @property
+    def killed(self) -> tuple[int, ...]:
+        """Ranks that die."""
+        return tuple(sorted(fault.rank for fault in self.faults if fault.kind is Kind.KILL))
+
+    def record(self) -> Record:
+        """Return the case as JSON."""
+        return {**asdict(self), "faults": write_schedule(self.faults)}
+
+    @classmethod
+    def of_record(cls, record: Record) -> Case:
+        """Return the case of a record."""
+        return cls(**{**record, "faults": parse_schedule(record["faults"])})
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: {self.ranks} ranks, {self.method} of {self.n} elements over {self.topology}, "
+            f"{self.steps} steps, {self.sums} sums in flight, {write_schedule(self.faults)}"
+        )
+
+
+def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple(METHODS)) -> Case:
+    """Return a case whose ranks die in random phases, the same for the same arguments.
+
+    Most cases kill many ranks, since starting a job takes longer than its steps.
+    """
+    draw = random.Random(seed)
+    ranks = draw.randint(2, most_ranks)
+    n_killed = max(draw.randint(1, ranks - 1), draw.randint(1, ranks - 1))
+    last = 2 + 2 * n_killed
+    is_simultaneous = draw.random() < SIMULTANEOUS
+    steps = (
+        [draw.randint(1, last) for _ in range(n_killed)]
+        if is_simultaneous
+        else draw.sample(range(1, last + 1), n_killed)
+    )
+    phases = [phase for phase in Phase if phase is not Phase.CHECKPOINT]
+    faults = tuple(
+        drawn(draw, Kind.KILL, rank, step, draw.choice(phases))
+        for rank, step in zip(draw.sample(range(ranks), n_killed), sorted(steps), strict=True)
+    )
+    method = draw.choice(list(methods))
+    return Case(
+        seed, ranks, last + 1 + CALM_STEPS, draw.choice(LENGTHS), method, METHODS[method],
+        TOPOLOGY_OF.get(method, draw.choice(TOPOLOGIES)), faults, draw.choice((0, 0, 1, 3)),
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Verdict on a job whose ranks died: its steps are those of all ranks or of the survivors, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from apps.chaos.case import Case
+from apps.chaos.job import Ended
+from apps.chaos.reference import Group, Reference, Step, groups_between
+from apps.faults import Fault, Kind
+
+LOSS_BAND = 0.1  # of the loss at the beginning, which is 1
+# not EFSignSGD: it subtracts what it has sent from its residual at the beginning of the next step
+BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd")
+"""Methods of which the residuals' sum after a step is that before, plus the vectors, less the results."""
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill that the survivors have noticed.
+
+    Attributes
+    ----------
+    fault : Fault
+    seconds : float
+        From the kill to the end of the first step among the survivors, on the last of them.
+    repeated : int
+        Steps that the survivors made again.
+    lost : float
+        Part of the residuals' magnitude that died with the rank; 0 where a method keeps none.
+    """
+
+    fault: Fault
+    seconds: float
+    repeated: int
+    lost: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict on a case: `problem` is "hang", "error", "wrong" or empty, `text` says why."""
+
+    case: Case
+    problem: str
+    text: str
+    kills: tuple[Kill, ...]
+
+
+class Wrong(Exception):
+    """A result that no group of ranks can have."""
+
+
+def judge(case: Case, ended: Ended) -> Verdict:
+    """Return the verdict on a job."""
+    if ended.status is None:
+        return Verdict(case, "hang", ended.output, ())
+    survivors = [rank for rank in range(case.ranks) if rank not in case.killed]
+    if ended.status != 0:
+        return Verdict(case, "error", f"status {ended.status}\n{ended.output}", ())
+    steps = {rank: [row for row in rows if row["kind"] == "step"] for rank, rows in ended.rows.items()}
+    try:
+        if any(len(steps.get(rank, ())) != case.steps for rank in survivors):
+            raise Wrong(
+                f"not all survivors made {case.steps} steps: { {rank: len(rows) for rank, rows in steps.items()} }"
+            )
+        require_equal_replicas(steps)
+        groups = require_reference(case, steps, survivors)
+        if case.method in BALANCED:
+            require_balance(steps, groups)
+        require_loss(case, steps[survivors[0]][-1]["loss"])
+    except Wrong as wrong:
+        return Verdict(case, "wrong", str(wrong), ())
+    return Verdict(case, "", "", tuple(_kills(case, ended, steps, survivors, groups)))
+
+
+Rows = dict[int, list[dict[str, Any]]]
+
+
+def require_equal_replicas(steps: Rows) -> None:
+    """Raise Wrong unless all ranks that made a step, dead ones included, have the same model after it."""
+    for step, rows in _by_step(steps):
+        if len({row["digest"] for row in rows.values()}) > 1:
+            raise Wrong(f"step {step}: replicas differ: { {rank: row['digest'] for rank, row in rows.items()} }")
+
+
+def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Group]:
+    """Raise Wrong unless the reference makes the same steps; returns the group of ranks that made each."""
+    mine = steps[survivors[0]]
+    members = [tuple(range(case.ranks)), *(tuple(row["members"]) for row in mine)]
+    if not set(survivors) <= set(members[-1]):
+        raise Wrong(f"the survivors {survivors} have become {members[-1]}")
+    reference, groups = Reference(case), list[Group]()
+    first = 0
+    while first < case.steps:
+        last = first + 1
+        while members[last - 1] == members[last] and last < case.steps and members[last] == members[last + 1]:
+            last += 1
+        for group in groups_between(members[first], members[last]):
+            made = reference.steps(group, first, last)
+            if all(_agrees(step, steps, first + at) for at, step in enumerate(made)):
+                reference.accept()
+                groups += [group] * (last - first)
+                break
+        else:
+            raise Wrong(
+                f"steps {first} to {last - 1}: no group between {members[first]} and {members[last]} makes this model"
+            )
+        first = last
+    for step, (before, after) in enumerate(pairwise(members)):
+        allowed = {float(sum(1 + rank for rank in group)) for group in groups_between(before, after)}
+        for rank, rows in steps.items():
+            if step < len(rows) and not set(rows[step]["sums"]) <= allowed:
+                raise Wrong(f"step {step}, rank {rank}: a sum is one of {rows[step]['sums']}, not of {sorted(allowed)}")
+    return groups
+
+
+def _agrees(made: Step, steps: Rows, number: int) -> bool:
+    rows = {rank: rows[number] for rank, rows in steps.items() if number < len(rows)}
+    return all(
+        row["digest"] == made.digest and (rank not in made.residuals or row["residual"] == made.residuals[rank])
+        for rank, row in rows.items()
+    )
+
+
+def require_balance(steps: Rows, groups: list[Group]) -> None:
+    """Raise Wrong unless each step moves the residuals' sum by the vectors less the results."""
+    for step, rows in _by_step(steps):
+        group = groups[step]
+        if not set(group) <= set(rows):
+            continue  # a rank of this step died before it wrote its residual
+        before = sum(steps[rank][step - 1]["projections"][2] for rank in group) if step else 0.0
+        vectors = sum(rows[rank]["projections"][0] for rank in group)
+        results = sum(rows[rank]["projections"][1] for rank in group)
+        after = sum(rows[rank]["projections"][2] for rank in group)
+        size = 1 + sum(rows[rank]["residual"] for rank in group)
+        if abs(before + vectors - results - after) > ROUNDING * size:
+            raise Wrong(f"step {step}: residuals {after}, not {before} + {vectors} - {results}")
+
+
+def require_loss(case: Case, loss: float) -> None:
+    """Raise Wrong unless the loss is near that of the undisturbed training."""
+    undisturbed = Reference(case).steps(tuple(range(case.ranks)), 0, case.steps)[-1].loss
+    if not abs(loss - undisturbed) <= LOSS_BAND:
+        raise Wrong(f"the loss is {loss:.4f}, that of the undisturbed training {undisturbed:.4f}")
+
+
+def _by_step(steps: Rows) -> Iterator[tuple[int, dict[int, dict[str, Any]]]]:
+    for step in range(max(map(len, steps.values()))):
+        yield step, {rank: rows[step] for rank, rows in steps.items() if step < len(rows)}
+
+
+def _kills(case: Case, ended: Ended, steps: Rows, survivors: list[int], groups: list[Group]) -> Iterator[Kill]:
+    for rank in case.killed:
+        rows = [
+            row for row in ended.rows[rank] if row["kind"] == "fault" and Fault.parse(row["fault"]).kind is Kind.KILL
+        ]
+        if not rows:
+            continue  # its job ended before
+        row = rows[-1]
+        first = {
+            one: next((made for made in steps[one] if made["time"] > row["time"] and rank not in made["members"]), None)
+            for one in survivors
+        }
+        times = [made["time"] for made in first.values() if made is not None]
+        if len(times) < len(survivors):
+            continue  # the rank died behind the last step
+        step = next(iter(first.values()))["step"]  # type: ignore[index]
+        others = sum(steps[one][row["step"] - 1]["residual"] for one in groups[step] if row["step"] and one != rank)
+        whole = others + row["residual"]
+        yield Kill(
+            Fault.parse(row["fault"]), max(times) - row["time"], int(rank not in groups[step]),
+            row["residual"] / whole if whole else 0.0,
+        )  # fmt: skip

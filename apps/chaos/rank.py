@@ -1,0 +1,82 @@
+"""One rank of a case: ``python -m apps.chaos.rank CASE.json FOLDER``, under ``mpirun --with-ft ulfm``.
+
+It writes a line of JSON for each fault and each step, at once: a killed rank leaves the lines up to its death.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from apps.chaos.case import Case
+from apps.chaos.training import Training
+from apps.faults import Fault, Injector
+from apps.records import read_record
+from collectives import Communicator
+
+TIMEOUT_S = 30.0
+
+
+class Lines:
+    """File of JSON lines that are written at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Write a line, with the time of a clock that all processes of this machine share."""
+        os.write(self._file, (json.dumps({"kind": kind, "time": time.monotonic(), **fields}) + "\n").encode())
+
+
+def run(case: Case, folder: Path) -> None:
+    """Make the steps of a case."""
+    number = MPI.COMM_WORLD.rank
+    lines = Lines(folder / f"rank-{number}.jsonl")
+
+    def write_fault(fault: Fault) -> None:
+        lines.write("fault", fault=str(fault), step=fault.step, residual=norm(aggregator.residual))
+
+    def norm(residual: Any) -> float:
+        return 0.0 if residual is None or not residual.size else float(np.abs(residual).sum(dtype=np.float64))
+
+    faults = Injector(case.faults, number, write_fault)
+    with faults.installed():
+        comm = Communicator(
+            faults.watch(MPI.COMM_WORLD), case.topology, TIMEOUT_S, arrival_timeout=TIMEOUT_S, on_failure="regroup"
+        )
+        training = Training(case, number)
+        aggregator = training.start(comm)
+        lines.write("start", pid=os.getpid())
+        for step in range(case.steps):
+            faults.begin(step)
+            vector, begun = training.vector(step), time.monotonic()
+            handles = [comm.iallreduce(np.full(3, 1.0 + number)) for _ in range(case.sums)]
+            result = aggregator.aggregate(vector)
+            sums = [float(handle.wait()[0]) for handle in handles]
+            training.apply(result)
+            lines.write(
+                "step", step=step, begun=begun, members=comm.members, digest=training.digest, loss=training.loss,
+                sums=sums, projections=training.project(vector, result, aggregator), residual=norm(aggregator.residual),
+            )  # fmt: skip
+            faults.end()
+        lines.write("end", in_flight=comm.calls_in_flight)
+        comm.close()
+
+
+def main() -> None:
+    """Run one rank."""
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the watchdog's request for stacks
+    run(Case.of_record(read_record(Path(sys.argv[1]))), Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

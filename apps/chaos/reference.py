@@ -1,0 +1,95 @@
+"""The same training by threads: its groups of ranks are those that the job's survivors report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import mpicomp
+from apps.chaos.case import Case
+from apps.chaos.training import Training
+from collectives import Communicator
+from mpicomp.feedback.redistribute import among_survivors
+
+Group = tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """A step of the reference.
+
+    Attributes
+    ----------
+    digest : int
+    loss : float
+    residuals : dict of int to float
+        Sum of the magnitudes of each rank's residual.
+    """
+
+    digest: int
+    loss: float
+    residuals: dict[int, float]
+
+
+class Reference:
+    """A training by threads that can go on with fewer ranks.
+
+    Parameters
+    ----------
+    case : Case
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._model: Any = np.zeros(case.n, np.float32)
+        self._states: dict[int, dict[str, Any]] = {}
+        self._group: Group = ()
+
+    def steps(self, group: Group, first: int, last: int) -> list[Step]:
+        """Make the steps from `first` to before `last` with these ranks."""
+        case, states, before, model = self._case, self._states, self._group, self._model
+
+        def train(comm: Communicator) -> tuple[Any, dict[str, Any], list[tuple[int, float, float]]]:
+            me = group[comm.rank]
+            training = Training(case, me)
+            training.model = model
+            aggregator = training.start(comm)
+            if states:
+                state, kinds = states[me], aggregator.state_kinds
+                if group != before and not {kinds[key] for key in state} <= {"mean", "shared"}:
+                    state = among_survivors([states[one] for one in group], kinds, None)
+                aggregator.load_state_dict(state)
+            made = []
+            for step in range(first, last):
+                training.apply(aggregator.aggregate(training.vector(step)))
+                residual = aggregator.residual
+                empty = residual is None or not residual.size
+                size = 0.0 if empty else float(np.abs(residual).sum(dtype=np.float64))
+                made.append((training.digest, training.loss, size))
+            return training.model, aggregator.state_dict(), made
+
+        ended = mpicomp.run_local(len(group), train, topology=case.topology)
+        self._after = ended[0][0], {me: state for me, (_, state, _) in zip(group, ended, strict=True)}, group
+        return [
+            Step(rows[0][0], rows[0][1], {me: row[2] for me, row in zip(group, rows, strict=True)})
+            for rows in zip(*(made for _, _, made in ended), strict=True)
+        ]
+
+    def accept(self) -> None:
+        """Go on from the end of the last `steps`; else the next ones begin where these began."""
+        self._model, self._states, self._group = self._after
+
+
+def groups_between(before: Sequence[int], after: Sequence[int]) -> list[Group]:
+    """Return the groups that may have made a step before which and after which these ranks lived.
+
+    Examples
+    --------
+    >>> from apps.chaos.reference import groups_between
+    >>> groups_between([0, 1, 2], [0, 2])
+    [(0, 2), (0, 1, 2)]
+    """
+    dead = sorted(set(before) - set(after))
+    return [tuple(sorted({*after, *some})) for count in range(len(dead) + 1) for some in combinations(dead, count)]
