@@ -13,6 +13,7 @@ from apps.chaos.reference import Group, Reference, Step, groups_between
 from apps.faults import Fault, Kind
 
 LOSS_BAND = 0.1  # of the loss at the beginning, which is 1
+# not EFSignSGD: it subtracts what it has sent from its residual at the beginning of the next step
 BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd")
 """Methods of which the residuals' sum after a step is that before, plus the vectors, less the results."""
 ROUNDING = 1e-4

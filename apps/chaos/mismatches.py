@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from mpicomp.algorithms import Aggregator
 
 N_GROUPS, LONGEST, N_WAITING = 3, 12, 10
 PATIENCE_S = 3.0
-DTYPES, OPS, LENGTHS = ("float32", "float64"), ("sum", "mean", "max"), (1, 50, 20_000)
+Op = Literal["sum", "mean", "max"]
+OPS: tuple[Op, ...] = ("sum", "mean", "max")
+DTYPES, LENGTHS = ("float32", "float64"), (1, 50, 20_000)
 METHODS = ("marsit", "local-top-k")
 N_AGGREGATED = 64
 KINDS = ("iallreduce", "iallreduce", "aggregate", "aggregate", "allreduce", "broadcast", "allgather", "barrier")
@@ -36,7 +38,7 @@ class PlannedCall:
     kind: str
     n: int
     dtype: str
-    op: str
+    op: Op
     root: int
     method: str
 
@@ -205,6 +207,20 @@ def _begin(comm: Communicator, aggregator: Aggregator | None, call: PlannedCall)
 
 def outcome(seed: int, ranks: int) -> Outcome:
     """Play one sequence on ranks that are threads."""
-    options = {"arrival_timeout": PATIENCE_S, "timeout": PATIENCE_S}
-    errors = mpicomp.run_local(ranks, lambda comm: play(comm, seed), **options)
+    patience = PATIENCE_S
+    errors = mpicomp.run_local(ranks, lambda comm: play(comm, seed), timeout=patience, arrival_timeout=patience)
     return Outcome(seed, drawn_sequence(seed, ranks)[3], tuple(errors))
+
+
+def campaign(seeds: Iterable[int], report: Callable[[Outcome], None]) -> dict[str, int]:
+    """Play many sequences on 2 to 4 ranks; returns the numbers of mismatches, timeouts and faults.
+
+    `report` is called with each fault.
+    """
+    counts = {"mismatches": 0, "timeouts": 0, "faults": 0}
+    for seed in seeds:
+        found = outcome(seed, 2 + seed % 3)
+        if found.problem:
+            report(found)
+        counts["faults" if found.problem else "timeouts" if found.is_timeout else "mismatches"] += 1
+    return counts

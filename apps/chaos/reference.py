@@ -64,7 +64,7 @@ class Reference:
             made = []
             for step in range(first, last):
                 training.apply(aggregator.aggregate(training.vector(step)))
-                residual = aggregator.residual
+                residual: Any = aggregator.residual
                 empty = residual is None or not residual.size
                 size = 0.0 if empty else float(np.abs(residual).sum(dtype=np.float64))
                 made.append((training.digest, training.loss, size))

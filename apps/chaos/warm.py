@@ -115,7 +115,12 @@ def main() -> None:
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    atexit.register(lambda: MPI.Is_initialized() and not MPI.Is_finalized() and MPI.Finalize())  # runs last
+    def finalize() -> None:
+        """End MPI unless a rank has died: MPI_Finalize may wait for it for ever."""
+        if MPI.Is_initialized() and not MPI.Is_finalized() and not MPI.COMM_WORLD.Get_failed().size:
+            MPI.Finalize()
+
+    atexit.register(finalize)  # runs last, like mpi4py's own handler, which only an import that starts MPI registers
     from apps.chaos import rank
 
     _load()
