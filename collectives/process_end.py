@@ -40,6 +40,7 @@ OURS = ("collectives", "mpicomp")
 _installed = False
 _status: int | None = None
 _expects_deaths = False
+_is_leaving = False
 
 
 # Uncaught exceptions --------------------------------------------------------------------------------------------------
@@ -248,7 +249,8 @@ def _leave_all() -> None:
         for ending in tuple(_open):
             with suppress(MPI.Exception):
                 ending.leave()
-        if is_tolerant_job() and (dead := failed_ranks(MPI.COMM_WORLD)):
+        # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
+        if not _is_leaving and is_tolerant_job() and (dead := failed_ranks(MPI.COMM_WORLD)):
             _leave_after_death(dead)
 
 
@@ -275,6 +277,8 @@ def leave_without_finalizing() -> None:
 
 
 def _leave_without_finalizing() -> None:
+    global _is_leaving
+    _is_leaving = True
     atexit.unregister(_leave_without_finalizing)
     atexit._run_exitfuncs()  # those that were registered before
     time.sleep(READING_S)

@@ -1,14 +1,18 @@
 """``python -m apps.chaos kills --kills 2000 --seed 1``: trainings whose ranks are killed at random.
 
-A failure is printed with its seed; ``kills --seed SEED --jobs 1`` runs it again.
+A failure is printed with its seed; ``kills --seed SEED --jobs 1`` runs it again. See docs/chaos.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import logging
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +20,12 @@ from apps.chaos.case import Case, case_of_kills
 from apps.chaos.job import Launcher
 from apps.chaos.judge import Verdict
 from apps.chaos.kills import campaign, table
+from apps.chaos.mismatches import Outcome
+from apps.chaos.mismatches import campaign as play_all
+from apps.chaos.punish import punish
 from apps.emulator.network import ClusterError, Layout, Network
 from apps.launch import exit_on_signals
-from apps.records import write_record
+from apps.records import Record, write_record
 from collectives.cost.rate import Rate
 
 
@@ -26,33 +33,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 1 if a case failed."""
     options = _parser().parse_args(argv)
     exit_on_signals()
+    return int(MODES[options.mode](options))
+
+
+def _mismatches(options: argparse.Namespace) -> int:
+    logging.disable(logging.WARNING)  # of ranks that wait for each other
+
+    def report(found: Outcome) -> None:
+        print(f"seed {found.seed}, {found.mutation}: {found.problem}", *found.errors, sep="\n  ", flush=True)
+
+    counts = play_all(range(options.seed, options.seed + options.count), report)
+    print(f"{options.count} sequences: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
+    return int(counts["faults"] > 0)
+
+
+def _punish(options: argparse.Namespace) -> int:
+    def report(rank: int, pid: int) -> None:
+        print(f"{time.strftime('%H:%M:%S')} rank {rank}, process {pid}: killed", flush=True)
+
+    job = options.job or os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        print("error: --job is missing, and SLURM_JOB_ID is not set", file=sys.stderr)
+        return 2
+    kills = punish(job, options.mean_seconds, options.seed, options.kills, report, options.spare)
+    print(f"{kills} ranks of job {job} killed")
+    return 0
+
+
+def _kills(options: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             network = None
             if options.hosts:
                 layout = Layout((Rate.parse(options.rate),) * options.ranks)
                 network = stack.enter_context(Network(layout))
-            launcher = Launcher(network)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mpicomp-chaos-"))
+            launcher = Launcher(network, Path(folder))
+            stack.callback(launcher.close)
 
             def draw(seed: int) -> Case:
                 return case_of_kills(seed, options.ranks)
 
-            seeds = itertools.count(options.seed)
-            record = campaign(
-                draw, itertools.islice(seeds, options.jobs), options.kills, 60 * options.minutes, launcher, _report
-            )
+            def report(verdict: Verdict, record: Record) -> None:
+                if verdict.problem:
+                    print(f"{verdict.problem}: {verdict.case}\n{verdict.text}", file=sys.stderr, flush=True)
+                if options.json is not None:
+                    write_record(options.json, record)
+
+            seeds = itertools.islice(itertools.count(options.seed), options.jobs)
+            record = campaign(draw, seeds, options.kills, 60 * options.minutes, launcher, report)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(record), flush=True)
-    if options.json is not None:
-        write_record(options.json, record)
     return int(bool(record["failures"]))
-
-
-def _report(verdict: Verdict) -> None:
-    if verdict.problem:
-        print(f"{verdict.problem}: {verdict.case}\n{verdict.text}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +101,21 @@ def _parser() -> argparse.ArgumentParser:
     kills.add_argument("--hosts", action="store_true", help="each rank on an emulated host of its own; needs root")
     kills.add_argument("--rate", default="1gbit", help="of each host's link (default %(default)s)")
     kills.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
+    mismatches = modes.add_parser("mismatches", help="sequences of calls in which one rank makes another call")
+    mismatches.add_argument("--count", type=int, default=500, help="number of sequences (default %(default)s)")
+    mismatches.add_argument(
+        "--seed", type=int, default=0, help="of the first one; the next ones count up (%(default)s)"
+    )
+    punishing = modes.add_parser("punish", help="kill ranks of a Slurm job on this node")
+    punishing.add_argument("--job", help="its number (default: SLURM_JOB_ID)")
+    punishing.add_argument("--mean-seconds", type=float, default=600.0, help="between two kills (default %(default)s)")
+    punishing.add_argument("--seed", type=int, default=1, help="of the times and ranks (default %(default)s)")
+    punishing.add_argument("--kills", type=int, default=1_000_000, help="end after so many (default: with the job)")
+    punishing.add_argument("--spare", type=int, default=1, help="leave so many ranks of this node (%(default)s)")
     return parser
+
+
+MODES: dict[str, Callable[[argparse.Namespace], int]] = {"kills": _kills, "mismatches": _mismatches, "punish": _punish}
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from apps.chaos.warm import STUB
 from apps.emulator.mpirun import mpirun
 from apps.emulator.network import Network
-from apps.launch import GRACE_S, PROJECT, find_mpirun, mpi_environment
+from apps.launch import GRACE_S, PROJECT, JobFailed, find_mpirun, mpi_environment
 
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 POLL_S, STACKS_S = 0.02, 3.0
@@ -55,16 +56,41 @@ class Launcher:
     ----------
     network : Network, optional
         Emulated hosts, of which a job takes the first ones, a rank each. None: this machine.
+    folder : Path, optional
+        For the socket of `apps.chaos.warm`. None: `rank_command` starts each rank from scratch.
     """
 
-    def __init__(self, network: Network | None = None) -> None:
+    def __init__(self, network: Network | None = None, folder: Path | None = None) -> None:
         self.network = network
         self._env = mpi_environment() | {"PYTHONUNBUFFERED": "1"}
+        self._server: subprocess.Popen[bytes] | None = None
+        if folder is not None:
+            self._stub, self._socket = folder / "stub.py", folder / "socket"
+            self._stub.write_text(STUB)
+            env = self._env | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "apps.chaos.warm", str(self._socket)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, cwd=PROJECT, env=env,
+            )  # fmt: skip
+            assert self._server.stdout is not None
+            if self._server.stdout.readline() != b"ready\n":
+                raise JobFailed("the process from which ranks are copied has not started; its error is above")
+
+    def close(self) -> None:
+        """End the process from which ranks are copied."""
+        if self._server is not None:
+            self._server.communicate()
+
+    def rank_command(self, arguments: Sequence[str]) -> list[str]:
+        """Return the command of one rank of `apps.chaos.rank`."""
+        if self._server is None:
+            return [sys.executable, "-m", "apps.chaos.rank", *arguments]
+        return [sys.executable, "-S", "-E", str(self._stub), str(self._socket), *arguments]
 
     def run(
         self, ranks: int, arguments: Sequence[str], folder: Path, patience_s: float, longest_s: float = float("inf")
     ) -> Ended:
-        """Run Python with `arguments` on so many ranks, which write lines into files of `folder`.
+        """Run `apps.chaos.rank` with `arguments` on so many ranks, which write lines into files of `folder`.
 
         Parameters
         ----------
@@ -77,7 +103,7 @@ class Launcher:
             Duration after which a job is ended without counting as a hang.
         """
         with _memory_files() as segments:
-            command, env = self._command(ranks, [sys.executable, *arguments], folder)
+            command, env = self._command(ranks, self.rank_command(arguments), folder)
             env |= {"OMPI_MCA_btl_sm_backing_directory": segments}
             output = folder / "output"
             start = time.monotonic()
@@ -142,10 +168,9 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-    ours = f"{folder}".encode()
     for pid in processes(folder).values():
         with contextlib.suppress(OSError):
-            if ours in Path(f"/proc/{pid}/cmdline").read_bytes():  # else another process has the number by now
+            if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes():  # else another process has the number by now
                 os.kill(pid, signal.SIGKILL)
     if process.poll() is None:
         process.kill()

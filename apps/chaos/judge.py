@@ -42,7 +42,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a case: `problem` is "hang", "error", "wrong" or empty, `text` says why."""
+    """Verdict on a case: `problem` is "start", "hang", "error", "wrong" or empty, `text` says why."""
 
     case: Case
     problem: str
@@ -56,8 +56,11 @@ class Wrong(Exception):
 
 def judge(case: Case, ended: Ended) -> Verdict:
     """Return the verdict on a job."""
+    if not any(ended.rows.values()):
+        return Verdict(case, "start", f"status {ended.status}: no rank has started\n{ended.output}", ())
     if ended.status is None:
-        return Verdict(case, "hang", ended.output, ())
+        last = {rank: rows[-1] for rank, rows in ended.rows.items() if rows}
+        return Verdict(case, "hang", f"{last}\n{ended.output}", ())
     survivors = [rank for rank in range(case.ranks) if rank not in case.killed]
     if ended.status != 0:
         return Verdict(case, "error", f"status {ended.status}\n{ended.output}", ())

@@ -21,29 +21,39 @@ KEPT = 40  # failures in a record
 
 
 def run_case(case: Case, launcher: Launcher, patience_s: float = PATIENCE_S) -> Verdict:
-    """Run a case, and judge it."""
+    """Run a case, and judge it; once more if none of its ranks has started."""
+    verdict = _run_once(case, launcher, patience_s)
+    return _run_once(case, launcher, patience_s) if verdict.problem == "start" else verdict
+
+
+def _run_once(case: Case, launcher: Launcher, patience_s: float) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="mpicomp-chaos-") as scratch:
         folder = Path(scratch)
         request = folder / "case.json"
         write_record(request, case.record())
-        ended = launcher.run(case.ranks, ["-m", "apps.chaos.rank", str(request), scratch], folder, patience_s)
+        ended = launcher.run(case.ranks, [str(request), scratch], folder, patience_s)
     return judge(case, ended)
 
 
 def campaign(
     draw: Callable[[int], Case], seeds: Iterable[int], kills: int, seconds: float, launcher: Launcher,
-    report: Callable[[Verdict], None],
+    report: Callable[[Verdict, Record], None],
 ) -> Record:  # fmt: skip
-    """Run cases until so many ranks have been killed or the time is over; returns a record of all."""
+    """Run cases until so many ranks have been killed or the time is over.
+
+    `report` is called with each verdict and a record of all verdicts so far; the last record is returned.
+    """
     verdicts: list[Verdict] = []
     start, loads = time.monotonic(), [os.getloadavg()[0]]
+    record = summary(verdicts, 0.0, loads)
     for seed in seeds:
-        if sum(len(one.case.killed) for one in verdicts) >= kills or time.monotonic() - start > seconds:
+        if record["tried"] >= kills or time.monotonic() - start > seconds:
             break
         verdicts.append(run_case(draw(seed), launcher))
         loads.append(os.getloadavg()[0])
-        report(verdicts[-1])
-    return summary(verdicts, time.monotonic() - start, loads)
+        record = summary(verdicts, time.monotonic() - start, loads)
+        report(verdicts[-1], record)
+    return record
 
 
 def summary(verdicts: Sequence[Verdict], seconds: float, loads: Sequence[float]) -> Record:
@@ -63,7 +73,7 @@ def summary(verdicts: Sequence[Verdict], seconds: float, loads: Sequence[float])
         "seeds": [min(one.case.seed for one in verdicts), max(one.case.seed for one in verdicts)] if verdicts else [],
         "tried": tried,
         "survived": tried - in_failed,
-        **{name: sum(one.problem == name for one in failed) for name in ("wrong", "hang", "error")},
+        **{name: sum(one.problem == name for one in failed) for name in ("wrong", "hang", "error", "start")},
         "timed": len(kills),
         "p50_ms": percentile(50),
         "p99_ms": percentile(99),

@@ -300,6 +300,26 @@ def test_optimizers_go_on_with_the_survivors_to_equal_models(
     assert job.told("model-2") == model
 
 
+HANDLERS = """
+import atexit
+atexit.register(lambda: (FOLDER / f"handler-{me}").open("a").write("x"))
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.barrier()
+"""
+
+
+def test_exit_handlers_of_survivors_run_once(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, HANDLERS)
+    status, output = job.finish()
+    assert status == 0, output
+    assert [(job.folder / f"handler-{rank}").read_text() for rank in (0, 2)] == ["x", "x"]
+
+
 TOO_FEW = """
 from collectives import PeerFailure, Torus
 comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)

@@ -1,0 +1,135 @@
+"""Ranks that start within milliseconds: copies of a process that has loaded all modules and the compiler.
+
+``python -m apps.chaos.warm SOCKET`` is the server. The launcher of MPI starts `STUB` as each rank. It passes its
+environment, namespaces and outputs to the server, which forks; the copy connects to MPI in the name of the stub. The
+stub ends as the copy does, by the same signal or with the same status, and the copy ends with the stub.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+LONGEST_REQUEST = 1 << 20
+STUB = """
+import json, os, signal, socket, struct, sys
+to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+to.connect(sys.argv[1])
+request = {"arguments": sys.argv[2:], "env": dict(os.environ), "pid": os.getpid()}
+to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+socket.send_fds(to, [json.dumps(request).encode()], [1, 2])
+status = struct.unpack("i", to.recv(4))[0]
+if os.WIFSIGNALED(status):
+    os.kill(os.getpid(), os.WTERMSIG(status))
+    signal.pause()
+sys.exit(os.WEXITSTATUS(status))
+"""
+
+
+def serve(path: str) -> dict[str, Any] | None:
+    """Fork a copy for each request. Returns None in the server, at its end, and the request in each copy."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen(64)
+    print("ready", flush=True)
+    stubs: dict[int, socket.socket] = {}  # by the process of the copy
+    with selectors.DefaultSelector() as selector:
+        selector.register(listening, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is sys.stdin:  # the campaign has ended
+                    for pid in stubs:
+                        os.kill(pid, signal.SIGKILL)
+                    return None
+                if key.fileobj is listening:
+                    stub, _ = listening.accept()
+                    message, outputs, _, _ = socket.recv_fds(stub, LONGEST_REQUEST, 2)
+                    if not message:
+                        stub.close()
+                        continue
+                    pid = os.fork()
+                    if pid == 0:
+                        selector.close()
+                        for one in (listening, stub, *stubs.values()):
+                            one.close()
+                        return _become_rank(json.loads(message), outputs)
+                    for output in outputs:
+                        os.close(output)
+                    stubs[pid] = stub
+                    selector.register(stub, selectors.EVENT_READ, pid)
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                elif isinstance(key.fileobj, socket.socket):  # the launcher has ended the stub
+                    selector.unregister(key.fileobj)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(key.data, signal.SIGKILL)
+                else:
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    stub, status = stubs.pop(key.data), os.waitpid(key.data, 0)[1]
+                    with contextlib.suppress(KeyError):
+                        selector.unregister(stub)
+                    with contextlib.suppress(OSError):
+                        stub.send(status.to_bytes(4, sys.byteorder))
+                    stub.close()
+
+
+def _become_rank(request: dict[str, Any], outputs: list[int]) -> dict[str, Any]:
+    for number, output in zip((1, 2), outputs, strict=True):
+        os.dup2(output, number)
+        os.close(output)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("net", "uts"):  # of the emulated host
+        theirs, own = Path(f"/proc/{request['pid']}/ns/{kind}"), Path(f"/proc/self/ns/{kind}")
+        if theirs.readlink() != own.readlink():
+            with theirs.open() as file:
+                if libc.setns(file.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"setns of {theirs}")
+    return request
+
+
+def _load() -> None:
+    """Load the compiler's tables, which take most of a rank's start, by running a compiled kernel."""
+    import numpy as np
+
+    from mpicomp import kernels
+
+    kernels.of("cpu").sign.all_finite(np.ones(64, np.float32))
+
+
+def main() -> None:
+    """Run the server, or one rank."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    def finalize() -> None:
+        """End MPI unless a rank has died: MPI_Finalize may wait for it for ever."""
+        if MPI.Is_initialized() and not MPI.Is_finalized() and not MPI.COMM_WORLD.Get_failed().size:
+            MPI.Finalize()
+
+    atexit.register(finalize)  # runs last, like mpi4py's own handler, which only an import that starts MPI registers
+    from apps.chaos import rank
+
+    _load()
+    request = serve(sys.argv[1])
+    if request is not None:
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        sys.argv[1:] = request["arguments"]
+        rank.main()
+
+
+if __name__ == "__main__":
+    main()
