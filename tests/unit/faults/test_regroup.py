@@ -292,6 +292,7 @@ comm.close()
 def test_optimizers_go_on_with_the_survivors_to_equal_models(
     jobs: Jobs, method: str | None, options: dict[str, Any]
 ) -> None:
+    pytest.importorskip("torch")
     job = jobs.run_tolerant(RANKS, OPTIMIZER, METHOD=method, OPTIONS=options, DEATHS={1: 4, 3: 7})
     _, output = job.finish()
     assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
