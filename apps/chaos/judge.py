@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,7 @@ from apps.chaos.job import Ended
 from apps.chaos.reference import Group, Reference, Step, groups_between
 from apps.faults import Fault, Kind
 
-LOSS_BAND = 0.1  # of the loss at the beginning, which is 1
+LOSS_BAND, LOSS_NOISE = 0.1, 0.5  # of the loss at the beginning, which is 1; over the root of the length
 # not EFSignSGD: it subtracts what it has sent from its residual at the beginning of the next step
 BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd")
 """Methods of which the residuals' sum after a step is that before, plus the vectors, less the results."""
@@ -102,16 +103,16 @@ def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Gro
         last = first + 1
         while members[last - 1] == members[last] and last < case.steps and members[last] == members[last + 1]:
             last += 1
-        for group in groups_between(members[first], members[last]):
-            made = reference.steps(group, first, last)
-            if all(_agrees(step, steps, first + at) for at, step in enumerate(made)):
+        before, after = members[first], members[last]
+        tries = ((group, path) for group in groups_between(before, after) for path in reference.paths(group))
+        for group, path in tries:
+            made = reference.steps(group, first, last, path)
+            if all(_agrees(step, steps, first + at, reference) for at, step in enumerate(made)):
                 reference.accept()
                 groups += [group] * (last - first)
                 break
         else:
-            raise Wrong(
-                f"steps {first} to {last - 1}: no group between {members[first]} and {members[last]} makes this model"
-            )
+            raise Wrong(f"steps {first} to {last - 1}: no group between {before} and {after} makes this model")
         first = last
     for step, (before, after) in enumerate(pairwise(members)):
         allowed = {float(sum(1 + rank for rank in group)) for group in groups_between(before, after)}
@@ -121,12 +122,13 @@ def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Gro
     return groups
 
 
-def _agrees(made: Step, steps: Rows, number: int) -> bool:
+def _agrees(made: Step, steps: Rows, number: int, reference: Reference) -> bool:
     rows = {rank: rows[number] for rank, rows in steps.items() if number < len(rows)}
-    return all(
-        row["digest"] == made.digest and (rank not in made.residuals or row["residual"] == made.residuals[rank])
-        for rank, row in rows.items()
-    )
+    if any(row["digest"] != made.digest for row in rows.values()):
+        return False
+    if reference.has_owners:  # a rank that has regrouped before it wrote its line has other errors by then
+        rows = {rank: row for rank, row in rows.items() if set(row["members"]) == set(made.residuals)}
+    return all(row["residual"] == made.residuals.get(rank, row["residual"]) for rank, row in rows.items())
 
 
 def require_balance(steps: Rows, groups: list[Group]) -> None:
@@ -145,9 +147,9 @@ def require_balance(steps: Rows, groups: list[Group]) -> None:
 
 
 def require_loss(case: Case, loss: float) -> None:
-    """Raise Wrong unless the loss is near that of the undisturbed training."""
+    """Raise Wrong if the loss is worse than that of the undisturbed training; fewer ranks may have a better one."""
     undisturbed = Reference(case).steps(tuple(range(case.ranks)), 0, case.steps)[-1].loss
-    if not abs(loss - undisturbed) <= LOSS_BAND:
+    if not loss <= undisturbed + LOSS_BAND + LOSS_NOISE / math.sqrt(case.n):
         raise Wrong(f"the loss is {loss:.4f}, that of the undisturbed training {undisturbed:.4f}")
 
 
