@@ -16,7 +16,7 @@ from apps.chaos.judge import Verdict, judge
 from apps.environment import environment
 from apps.records import Record, write_record
 
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 KEPT = 40  # failures in a record
 
 

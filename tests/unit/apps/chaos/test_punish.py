@@ -30,6 +30,7 @@ def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
             stack.callback(process.wait)
             stack.callback(os.killpg, process.pid, 9)
             assert process.stdout is not None
+            stack.callback(process.stdout.close)
             assert process.stdout.readline() == b"started\n"
             started.append(process)
         yield started
