@@ -1,6 +1,6 @@
 """``python -m apps.chaos kills --kills 2000 --seed 1``: trainings whose ranks are killed at random.
 
-A failure is printed with its seed; ``kills --seed SEED --jobs 1`` runs it again. See docs/chaos.md.
+A failure is printed with its seed; ``kills --seed SEED --jobs 1`` runs it again. See docs/faults.md.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ class PyMpicomp(PythonPackage):
     depends_on("py-hatchling@1.26:", type="build")
     depends_on("py-mpi4py@4.1:", type=("build", "run"))
     depends_on("py-numba@0.62:", type=("build", "run"))
+    depends_on("py-xxhash@3.5:", type=("build", "run"))
     depends_on("py-numpy@2.1:", type=("build", "run"))
     depends_on("py-torch@2.5:", when="+torch", type=("build", "run"))
 

@@ -24,6 +24,8 @@ try:
         group.recv(np.empty(10), 0)  # of a living rank, in a group without the dead one
 except PeerFailure as error:
     tell(f"error-{comm.rank}", error)
+    while not all((FOLDER / f"error-{rank}").exists() for rank in (0, 2)):
+        time.sleep(0.01)  # the launcher ends ranks that are behind
     raise
 """
 

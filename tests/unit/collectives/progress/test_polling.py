@@ -55,7 +55,7 @@ class Missing:
     """Rank 2 does not come."""
 
     delay_s = 0.0
-    mismatch = ""
+    mismatch = damage = ""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
