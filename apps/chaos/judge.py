@@ -174,7 +174,8 @@ def _kills(case: Case, ended: Ended, steps: Rows, survivors: list[int], groups: 
         if len(times) < len(survivors):
             continue  # the rank died behind the last step
         step = next(iter(first.values()))["step"]  # type: ignore[index]
-        others = sum(steps[one][row["step"] - 1]["residual"] for one in groups[step] if row["step"] and one != rank)
+        before = [steps[one][: row["step"]] for one in groups[step] if one != rank]  # without lines of others that die
+        others = sum(rows[-1]["residual"] for rows in before if rows)
         whole = others + row["residual"]
         yield Kill(
             Fault.parse(row["fault"]), max(times) - row["time"], int(rank not in groups[step]),
