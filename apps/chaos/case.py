@@ -11,7 +11,7 @@ from apps.faults.schedule import drawn
 from apps.records import Record
 from collectives.schedules.registry import TopologyName
 
-LENGTHS = (7, 1000, 20_000, 200_000)
+LENGTHS = (7, 1000, 20_000, 50_000)
 METHODS: dict[str, dict[str, object]] = {
     "dense": {},
     "marsit": {},

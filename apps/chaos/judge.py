@@ -12,7 +12,7 @@ from apps.chaos.job import Ended
 from apps.chaos.reference import Group, Reference, Step, groups_between
 from apps.faults import Fault, Kind
 
-LOSS_BAND = 0.1  # of the loss at the beginning, which is 1
+LOSS_BAND, LEAST_LENGTH = 0.1, 1000  # of the loss at the beginning, which is 1; that of a few elements is noise
 # not EFSignSGD: it subtracts what it has sent from its residual at the beginning of the next step
 BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd")
 """Methods of which the residuals' sum after a step is that before, plus the vectors, less the results."""
@@ -74,7 +74,8 @@ def judge(case: Case, ended: Ended) -> Verdict:
         groups = require_reference(case, steps, survivors)
         if case.method in BALANCED:
             require_balance(steps, groups)
-        require_loss(case, steps[survivors[0]][-1]["loss"])
+        if case.n >= LEAST_LENGTH:
+            require_loss(case, steps[survivors[0]][-1]["loss"])
     except Wrong as wrong:
         return Verdict(case, "wrong", str(wrong), ())
     return Verdict(case, "", "", tuple(_kills(case, ended, steps, survivors, groups)))
@@ -102,16 +103,16 @@ def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Gro
         last = first + 1
         while members[last - 1] == members[last] and last < case.steps and members[last] == members[last + 1]:
             last += 1
-        for group in groups_between(members[first], members[last]):
-            made = reference.steps(group, first, last)
+        before, after = members[first], members[last]
+        tries = ((group, path) for group in groups_between(before, after) for path in reference.paths(group))
+        for group, path in tries:
+            made = reference.steps(group, first, last, path)
             if all(_agrees(step, steps, first + at) for at, step in enumerate(made)):
                 reference.accept()
                 groups += [group] * (last - first)
                 break
         else:
-            raise Wrong(
-                f"steps {first} to {last - 1}: no group between {members[first]} and {members[last]} makes this model"
-            )
+            raise Wrong(f"steps {first} to {last - 1}: no group between {before} and {after} makes this model")
         first = last
     for step, (before, after) in enumerate(pairwise(members)):
         allowed = {float(sum(1 + rank for rank in group)) for group in groups_between(before, after)}
@@ -123,10 +124,11 @@ def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Gro
 
 def _agrees(made: Step, steps: Rows, number: int) -> bool:
     rows = {rank: rows[number] for rank, rows in steps.items() if number < len(rows)}
-    return all(
-        row["digest"] == made.digest and (rank not in made.residuals or row["residual"] == made.residuals[rank])
-        for rank, row in rows.items()
-    )
+    if any(row["digest"] != made.digest for row in rows.values()):
+        return False
+    # a rank that has regrouped before it wrote its line may have other errors by then, such as those of dead owners
+    same = {rank: row for rank, row in rows.items() if set(row["members"]) == set(made.residuals)}
+    return all(row["residual"] == made.residuals[rank] for rank, row in same.items() if rank in made.residuals)
 
 
 def require_balance(steps: Rows, groups: list[Group]) -> None:
@@ -145,9 +147,9 @@ def require_balance(steps: Rows, groups: list[Group]) -> None:
 
 
 def require_loss(case: Case, loss: float) -> None:
-    """Raise Wrong unless the loss is near that of the undisturbed training."""
+    """Raise Wrong if the loss is worse than that of the undisturbed training; fewer ranks may have a better one."""
     undisturbed = Reference(case).steps(tuple(range(case.ranks)), 0, case.steps)[-1].loss
-    if not abs(loss - undisturbed) <= LOSS_BAND:
+    if not loss <= undisturbed + LOSS_BAND:
         raise Wrong(f"the loss is {loss:.4f}, that of the undisturbed training {undisturbed:.4f}")
 
 
@@ -172,7 +174,8 @@ def _kills(case: Case, ended: Ended, steps: Rows, survivors: list[int], groups: 
         if len(times) < len(survivors):
             continue  # the rank died behind the last step
         step = next(iter(first.values()))["step"]  # type: ignore[index]
-        others = sum(steps[one][row["step"] - 1]["residual"] for one in groups[step] if row["step"] and one != rank)
+        before = [steps[one][: row["step"]] for one in groups[step] if one != rank]  # without lines of others that die
+        others = sum(rows[-1]["residual"] for rows in before if rows)
         whole = others + row["residual"]
         yield Kill(
             Fault.parse(row["fault"]), max(times) - row["time"], int(rank not in groups[step]),

@@ -16,8 +16,8 @@ from apps.chaos.judge import Verdict, judge
 from apps.environment import environment
 from apps.records import Record, write_record
 
-PATIENCE_S = 90.0
-KEPT = 40  # failures in a record
+PATIENCE_S = 150.0
+KEPT, SLOWEST = 40, 5  # failures and kills in a record
 
 
 def run_case(case: Case, launcher: Launcher, patience_s: float = PATIENCE_S) -> Verdict:
@@ -78,6 +78,13 @@ def summary(verdicts: Sequence[Verdict], seconds: float, loads: Sequence[float])
         "p50_ms": percentile(50),
         "p99_ms": percentile(99),
         "max_ms": percentile(100),
+        "slowest": [
+            {"seconds": kill.seconds, "seed": verdict.case.seed, "fault": str(kill.fault)}
+            for kill, verdict in sorted(
+                ((kill, verdict) for verdict in verdicts for kill in verdict.kills),
+                key=lambda one: -one[0].seconds,
+            )[:SLOWEST]
+        ],
         "repeated": sum(kill.repeated for kill in kills),
         "lost_median": float(np.median(lost)) if lost else 0.0,
         "minutes": seconds / 60,

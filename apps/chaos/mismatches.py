@@ -57,7 +57,7 @@ class PlannedCall:
             "iallreduce": (self.n, self.dtype, self.op),
             "allreduce": (self.n, self.dtype, self.op),
             "broadcast": (self.n, self.dtype, self.root),
-            "allgather": (self.n, self.dtype),
+            "allgather": (self.dtype,),  # ranks may have different numbers of rows
             "aggregate": (self.method,),
             "barrier": (),
         }

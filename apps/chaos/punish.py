@@ -54,11 +54,13 @@ def punish(
     spare : int
         So many ranks on this machine are left alive.
     """
-    draw, kills = random.Random(seed), 0
+    draw, kills, dead = random.Random(seed), 0, set[int]()
     for _ in _while_running(job, draw, mean_seconds):
-        ranks = ranks_of_job(job)
+        # a worker that outlives its rank looks like the rank
+        ranks = {pid: rank for pid, rank in ranks_of_job(job).items() if rank not in dead}
         if len(ranks) > spare:
             pid = draw.choice(sorted(ranks))
+            dead.add(ranks[pid])
             report(ranks[pid], pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from apps.faults import Fault, Injector
 from apps.records import read_record
 from collectives import Communicator
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Lines:

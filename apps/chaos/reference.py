@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from collectives import Communicator
 from mpicomp.feedback.redistribute import among_survivors
 
 Group = tuple[int, ...]
+MOST_ORDERED = 4  # ranks that die between two steps, of which all orders are tried
 
 
 class Step(NamedTuple):
@@ -39,6 +40,11 @@ class Reference:
     Parameters
     ----------
     case : Case
+
+    Attributes
+    ----------
+    has_owners : bool
+        Each pending error belongs to an owner, so the survivors divide the errors whenever they regroup.
     """
 
     def __init__(self, case: Case) -> None:
@@ -46,9 +52,28 @@ class Reference:
         self._model: Any = np.zeros(case.n, np.float32)
         self._states: dict[int, dict[str, Any]] = {}
         self._group: Group = ()
+        self.has_owners = False
 
-    def steps(self, group: Group, first: int, last: int) -> list[Step]:
-        """Make the steps from `first` to before `last` with these ranks."""
+    def paths(self, group: Group) -> Iterator[tuple[Group, ...]]:
+        """Yield the groups over which the ranks of the last step may have become these ones."""
+        yield ()
+        if self.has_owners and len(dead := sorted(set(self._group) - set(group))) <= MOST_ORDERED:
+            for order in permutations(dead):
+                for count in range(1, len(dead)):
+                    for cuts in combinations(range(1, len(dead)), count):
+                        yield tuple(tuple(sorted({*group, *order[cut:]})) for cut in cuts)
+
+    def steps(self, group: Group, first: int, last: int, path: Sequence[Group] = ()) -> list[Step]:
+        """Make the steps from `first` to before `last` with these ranks, after regrouping over `path`."""
+        start = self._model, self._states, self._group
+        for one in path:
+            self._make(one, first, first)
+            self.accept()
+        made = self._make(group, first, last)
+        self._model, self._states, self._group = start
+        return made
+
+    def _make(self, group: Group, first: int, last: int) -> list[Step]:
         case, states, before, model = self._case, self._states, self._group, self._model
 
         def train(comm: Communicator) -> tuple[Any, dict[str, Any], list[tuple[int, float, float]]]:
@@ -58,7 +83,8 @@ class Reference:
             aggregator = training.start(comm)
             if states:
                 state, kinds = states[me], aggregator.state_kinds
-                if group != before and not {kinds[key] for key in state} <= {"mean", "shared"}:
+                self.has_owners = not {kinds[key] for key in state} <= {"mean", "shared"}
+                if group != before and self.has_owners:
                     state = among_survivors([states[one] for one in group], kinds, None)
                 aggregator.load_state_dict(state)
             made = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,17 @@ def ended() -> Ended:
     verdict = run_case(CASE, Keeping(), JOB_S)
     assert not verdict.problem, verdict.text
     return kept[0]
+
+
+def test_ranks_that_are_copies_of_one_process_die_and_go_on_alike() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a short name for a socket
+        launcher = Launcher(folder=Path(folder))
+        try:
+            verdict = run_case(CASE, launcher, JOB_S)
+        finally:
+            launcher.close()
+    assert not verdict.problem, verdict.text
+    assert len(verdict.kills) == 2
 
 
 def test_a_job_that_goes_on_has_timed_kills(ended: Ended) -> None:
