@@ -28,7 +28,7 @@ from mpi4py import MPI
 from collectives import trace as traces
 from collectives.errors import explains_itself
 from collectives.launcher import mark
-from collectives.recovery.fault_tolerance import failed_ranks, is_tolerant_job, revoke
+from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, revoke
 
 if TYPE_CHECKING:
     from collectives.communicator.ending import Ending
@@ -153,7 +153,7 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
-    if is_tolerant_job() and (not _expects_deaths or failed_ranks(MPI.COMM_WORLD)):
+    if is_tolerant_job() and (not _expects_deaths or describe_failed(MPI.COMM_WORLD)):
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in tuple(_open):
             revoke(ending.mpi_comm)
@@ -250,7 +250,7 @@ def _leave_all() -> None:
             with suppress(MPI.Exception):
                 ending.leave()
         # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
-        if not _is_leaving and is_tolerant_job() and (dead := failed_ranks(MPI.COMM_WORLD)):
+        if not _is_leaving and is_tolerant_job() and (dead := describe_failed(MPI.COMM_WORLD)):
             _leave_after_death(dead)
 
 

@@ -13,7 +13,7 @@ from apps.chaos.reference import Group, Reference, Step, groups_between
 from apps.faults import Fault, Kind
 
 LOSS_BAND, LEAST_LENGTH = 0.1, 1000  # of the loss at the beginning, which is 1; that of a few elements is noise
-# not EFSignSGD: it subtracts what it has sent from its residual at the beginning of the next step
+# not EFSignSGD: it subtracts its signs from the residual at the beginning of the next step
 BALANCED = ("local-top-k", "true-top-k", "one-bit-sgd")
 """Methods of which the residuals' sum after a step is that before, plus the vectors, less the results."""
 ROUNDING = 1e-4
@@ -42,7 +42,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a case: `problem` is "start", "hang", "error", "wrong" or empty, `text` says why."""
+    """Verdict on a case: `problem` is "start", "hang", "error", "wrong" or empty, `text` gives the reason."""
 
     case: Case
     problem: str

@@ -1,7 +1,6 @@
 """Sequences of calls on several communicators, in which one rank makes another call: all ranks raise the same error.
 
-Ranks are threads. Up to ten calls are in flight, and each rank waits for them in an order of
-its own.
+Ranks are threads. Up to ten calls are in flight, and each rank waits for them in an order of its own.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Outcome:
 
     @property
     def is_timeout(self) -> bool:
-        """True if all ranks waited in vain."""
+        """True if all ranks waited until their timeouts."""
         return all(error.startswith("CollectiveTimeout") for error in self.errors)
 
     @property

@@ -1,4 +1,4 @@
-"""A communicator of MPI whose outgoing messages are counted, and damaged where a fault asks for it."""
+"""A communicator of MPI whose outgoing messages are counted, and damaged by faults."""
 
 # ruff: noqa: N802 - named as in mpi4py, and doing the same
 

@@ -34,6 +34,7 @@ from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import (
     ADVICE,
     LONGEST_NOTICE_S,
+    describe_failed,
     failed_ranks,
     is_tolerant,
     reports_death,
@@ -117,7 +118,7 @@ class Ending:
                 folder = self._record_flight(error, missing)
         elif isinstance(error, MPI.Exception | PeerFailure):
             cause, error = error, self._peer_failure(error)
-            dead = self._missing.dead()
+            dead = failed_ranks(self.mpi_comm)
             if dead and first:
                 folder = self._record_flight(cause, dead)
         if folder and isinstance(error, CollectiveTimeout | PeerFailure):
@@ -145,7 +146,7 @@ class Ending:
             for one in tuple(self.family):
                 revoke(one.mpi_comm)
         if is_death and "died" not in text:
-            dead = failed_ranks(self.mpi_comm, LONGEST_NOTICE_S) or "a rank"
+            dead = describe_failed(self.mpi_comm, LONGEST_NOTICE_S) or "a rank"
             text = f"{text.partition(':')[0]}: {dead} died{ADVICE}"
         found = PeerFailure(text)
         found.__cause__ = error
@@ -157,7 +158,7 @@ class Ending:
         self.family.add(self)
 
     def _record_flight(self, error: BaseException, missing: Sequence[int] = ()) -> str:
-        """Write the flight recorder's file, and return its folder; empty where there is none.
+        """Write the flight recorder's file, and return its folder, or an empty text if no file is written.
 
         Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
         """

@@ -34,7 +34,7 @@ from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
 from collectives.process_end import end_with_process, expect_deaths, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
-from collectives.recovery.fault_tolerance import ADVICE, failed_ranks, is_tolerant, reporting_deaths
+from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
@@ -225,14 +225,15 @@ class Communicator(metaclass=_Listed):
             mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
             on_failure, checksums,
         )  # fmt: skip
-        self.topology, self.timeout, self.arrival_timeout, self.workers = given.topology, *given[2:5]
-        parent, emulated, self.ranks_per_node, self.checksums = given.parent, *given[5:]
-        with reporting_deaths(parent, "while the ranks made a communicator"):
+        self.topology, self.workers = given.topology, given.workers
+        self.timeout, self.arrival_timeout = given.timeout, given.arrival_timeout
+        self.ranks_per_node, self.checksums = given.ranks_per_node, given.checksums
+        with reporting_deaths(given.parent, "while the ranks made a communicator"):
             mpi_comm, layout, hosts, self._key = arguments.duplicate(
-                parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
+                given.parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
             )
-        if emulated is not None:
-            mpi_comm = slow_down(mpi_comm, emulated, layout.node_of)
+        if given.link is not None:
+            mpi_comm = slow_down(mpi_comm, given.link, layout.node_of)
         self.link = link_of(mpi_comm)
         self._nodes: dict[NodeLayout, Nodes] = {}
         self.threads = 1 if self.workers is None else self.workers.threads
@@ -514,7 +515,7 @@ class Communicator(metaclass=_Listed):
 
     def given_up(self) -> bool:
         """Return whether another rank has given the communicator up."""
-        if self._fails_with_others and (dead := failed_ranks(self.mpi_comm)):
+        if self._fails_with_others and (dead := describe_failed(self.mpi_comm)):
             raise PeerFailure(f"{self.here}: {dead} died{ADVICE}")
         return self.missing.another_gave_up()
 

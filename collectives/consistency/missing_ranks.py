@@ -182,11 +182,3 @@ class MissingRanks:
                 self.receive_messages()
                 time.sleep(SLEEP_S)
         return [rank for rank in self._others if rank not in self._gave_up]
-
-    def dead(self) -> list[int]:
-        """Return the ranks that MPI reports as failed, which takes a library with fault tolerance."""
-        try:
-            failed, everyone = self.comm.Get_failed(), self.comm.Get_group()
-            return sorted(MPI.Group.Translate_ranks(failed, group=everyone))
-        except (NotImplementedError, AttributeError, MPI.Exception):
-            return []

@@ -36,23 +36,27 @@ def is_tolerant_job() -> bool:
     return os.environ.get(ENABLED) == "1" and MPI.Is_initialized() and not MPI.Is_finalized()
 
 
-def failed_ranks(comm: MPI.Comm, wait_s: float = 0.0) -> str:
-    """Return a text with the ranks that MPI reports as failed, such as "rank 1"; empty if there are none.
+def failed_ranks(comm: MPI.Comm) -> list[int]:
+    """Return the ranks of a communicator that MPI reports as failed, in order."""
+    with suppress(MPI.Exception, NotImplementedError, AttributeError):
+        return sorted(MPI.Group.Translate_ranks(comm.Get_failed(), None, comm.Get_group()))
+    return []
+
+
+def describe_failed(comm: MPI.Comm, wait_s: float = 0.0) -> str:
+    """Return a text with the failed ranks, such as "rank 1"; empty if MPI reports no failure.
 
     A group may lack the dead rank, which then has its number in COMM_WORLD. The report may come later than the first
     error: `wait_s` are the seconds to wait for it.
     """
     deadline = time.perf_counter() + wait_s
-    with suppress(MPI.Exception, NotImplementedError, AttributeError):
-        while True:
-            for one, name in ((comm, ""), (MPI.COMM_WORLD, " of COMM_WORLD")):
-                failed = one.Get_failed()
-                if failed.size:
-                    return list_ranks(sorted(MPI.Group.Translate_ranks(failed, None, one.Get_group()))) + name
-            if time.perf_counter() >= deadline:
-                break
-            time.sleep(SLEEP_S)
-    return ""
+    while True:
+        for one, name in ((comm, ""), (MPI.COMM_WORLD, " of COMM_WORLD")):
+            if failed := failed_ranks(one):
+                return list_ranks(failed) + name
+        if time.perf_counter() >= deadline:
+            return ""
+        time.sleep(SLEEP_S)
 
 
 def revoke(comm: MPI.Comm) -> None:
@@ -70,7 +74,7 @@ def reporting_deaths(comm: MPI.Comm, during: str) -> Iterator[None]:
         if not is_tolerant(comm) or not reports_death(error, comm):
             raise
         revoke(comm)
-        dead = failed_ranks(comm, LONGEST_NOTICE_S) or "a rank"
+        dead = describe_failed(comm, LONGEST_NOTICE_S) or "a rank"
         raise PeerFailure(f"rank {comm.rank} of {comm.size}: {dead} died {during}{ADVICE}") from error
 
 
@@ -85,7 +89,7 @@ def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
     if error.Get_error_class() in _DEATH:
         return True
     try:  # a collective of MPI reports an internal error in place of the death
-        return bool(comm.Is_revoked() or comm.Get_failed().size)
+        return bool(comm.Is_revoked() or failed_ranks(comm))
     except (NotImplementedError, MPI.Exception):
         return False
 

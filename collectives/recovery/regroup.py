@@ -29,7 +29,7 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailur
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import from_survivors, look, reports_death
+from collectives.recovery.fault_tolerance import from_survivors, look, reports_death, revoke
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ class Regroup:
         saved: list[tuple[Any, Any]] | None = None
         again: list[Call] = []
         while True:
-            _revoke(old, comm)
+            for one in (old, *(part.mpi_comm for part in comm.parts)):
+                revoke(one)
             new = self.from_survivors(old.Shrink)
             try:
                 self._settle(new)
@@ -290,11 +291,3 @@ def _finish(call: Call) -> None:
 def _raise(error: BaseException) -> Steps:
     raise error
     yield False
-
-
-def _revoke(comm: MPI.Comm, group: Communicator) -> None:
-    with suppress(MPI.Exception):
-        comm.Revoke()
-    for one in group.parts:
-        with suppress(MPI.Exception):
-            one.mpi_comm.Revoke()

@@ -323,7 +323,7 @@ def _stacks() -> list[dict[str, Any]]:
 
 
 def requested_folder() -> Path | None:
-    """Return the folder that the environment names; None: there is none."""
+    """Return the folder that the environment names, or None if it names no folder."""
     folder = os.environ.get(FOLDER)
     return Path(folder).absolute() if folder else None
 

@@ -276,7 +276,7 @@ class Report:
 
 
 def analyze(files: list[RankFile], notes: list[str]) -> Report:
-    """Return what the files of a run show."""
+    """Return the late and deviating ranks that the files of a run show."""
     by_rank = {one.rank: one for one in files}
     n_ranks = max(one.ranks for one in files)
     missing = [rank for rank in range(n_ranks) if rank not in by_rank]
