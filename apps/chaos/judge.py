@@ -97,23 +97,39 @@ def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Gro
     members = [tuple(range(case.ranks)), *(tuple(row["members"]) for row in mine)]
     if not set(survivors) <= set(members[-1]):
         raise Wrong(f"the survivors {survivors} have become {members[-1]}")
-    reference, groups = Reference(case), list[Group]()
-    first = 0
+    spans, first = list[tuple[int, int]](), 0
     while first < case.steps:
         last = first + 1
         while members[last - 1] == members[last] and last < case.steps and members[last] == members[last + 1]:
             last += 1
-        before, after = members[first], members[last]
-        tries = ((group, path) for group in groups_between(before, after) for path in reference.paths(group))
+        spans.append((first, last))
+        first = last
+    reference, furthest = Reference(case), 0
+
+    def search(number: int) -> list[Group] | None:
+        """Return the groups from this span on. Several may make one model, and later steps tell them apart."""
+        nonlocal furthest
+        if number == len(spans):
+            return []
+        furthest, start, (first, last) = max(furthest, number), reference.place, spans[number]
+        tries = [
+            (group, path) for group in groups_between(members[first], members[last]) for path in reference.paths(group)
+        ]
         for group, path in tries:
+            reference.place = start
             made = reference.steps(group, first, last, path)
             if all(_agrees(step, steps, first + at) for at, step in enumerate(made)):
                 reference.accept()
-                groups += [group] * (last - first)
-                break
-        else:
-            raise Wrong(f"steps {first} to {last - 1}: no group between {before} and {after} makes this model")
-        first = last
+                later = search(number + 1)
+                if later is not None:
+                    return [*[group] * (last - first), *later]
+        return None
+
+    groups = search(0)
+    if groups is None:
+        first, last = spans[furthest]
+        between = f"no group between {members[first]} and {members[last]}"
+        raise Wrong(f"steps {first} to {last - 1}: {between} makes this model")
     for step, (before, after) in enumerate(pairwise(members)):
         allowed = {float(sum(1 + rank for rank in group)) for group in groups_between(before, after)}
         for rank, rows in steps.items():

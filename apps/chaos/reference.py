@@ -15,6 +15,7 @@ from collectives import Communicator
 from mpicomp.feedback.redistribute import among_survivors
 
 Group = tuple[int, ...]
+Place = tuple[Any, dict[int, dict[str, Any]], Group]
 MOST_ORDERED = 4  # ranks that die between two steps, of which all orders are tried
 
 
@@ -43,21 +44,21 @@ class Reference:
 
     Attributes
     ----------
+    place : tuple
+        Model, states and ranks after the steps that were accepted; set it to an earlier one to go back there.
     has_owners : bool
         Each pending error belongs to an owner, so the survivors divide the errors whenever they regroup.
     """
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._model: Any = np.zeros(case.n, np.float32)
-        self._states: dict[int, dict[str, Any]] = {}
-        self._group: Group = ()
+        self.place: Place = np.zeros(case.n, np.float32), {}, ()
         self.has_owners = False
 
     def paths(self, group: Group) -> Iterator[tuple[Group, ...]]:
         """Yield the groups over which the ranks of the last step may have become these ones."""
         yield ()
-        if self.has_owners and len(dead := sorted(set(self._group) - set(group))) <= MOST_ORDERED:
+        if self.has_owners and len(dead := sorted(set(self.place[2]) - set(group))) <= MOST_ORDERED:
             for order in permutations(dead):
                 for count in range(1, len(dead)):
                     for cuts in combinations(range(1, len(dead)), count):
@@ -65,16 +66,16 @@ class Reference:
 
     def steps(self, group: Group, first: int, last: int, path: Sequence[Group] = ()) -> list[Step]:
         """Make the steps from `first` to before `last` with these ranks, after regrouping over `path`."""
-        start = self._model, self._states, self._group
+        start = self.place
         for one in path:
             self._make(one, first, first)
             self.accept()
         made = self._make(group, first, last)
-        self._model, self._states, self._group = start
+        self.place = start
         return made
 
     def _make(self, group: Group, first: int, last: int) -> list[Step]:
-        case, states, before, model = self._case, self._states, self._group, self._model
+        case, (model, states, before) = self._case, self.place
 
         def train(comm: Communicator) -> tuple[Any, dict[str, Any], list[tuple[int, float, float]]]:
             me = group[comm.rank]
@@ -97,7 +98,7 @@ class Reference:
             return training.model, aggregator.state_dict(), made
 
         ended = mpicomp.run_local(len(group), train, topology=case.topology)
-        self._after = ended[0][0], {me: state for me, (_, state, _) in zip(group, ended, strict=True)}, group
+        self._after: Place = ended[0][0], {me: state for me, (_, state, _) in zip(group, ended, strict=True)}, group
         return [
             Step(rows[0][0], rows[0][1], {me: row[2] for me, row in zip(group, rows, strict=True)})
             for rows in zip(*(made for _, _, made in ended), strict=True)
@@ -105,7 +106,7 @@ class Reference:
 
     def accept(self) -> None:
         """Go on from the end of the last `steps`; else the next ones begin where these began."""
-        self._model, self._states, self._group = self._after
+        self.place = self._after
 
 
 def groups_between(before: Sequence[int], after: Sequence[int]) -> list[Group]:

@@ -15,7 +15,7 @@ from mpicomp.torch.optimizer.step_agreement import StepIntent
 
 
 def concluded(marks: int, ranks: int) -> list[Any]:
-    """Return the conclusions of two ranks, whose last call was made by `ranks` ranks of which `marks` had their mark."""
+    """Return the conclusions of two ranks, after a call of `ranks` ranks of which `marks` had the same mark."""
 
     def conclude(comm: Communicator) -> Any:
         model = torch.nn.Linear(2, 1)
