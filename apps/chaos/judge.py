@@ -112,9 +112,12 @@ def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Gro
         if number == len(spans):
             return []
         furthest, start, (first, last) = max(furthest, number), reference.place, spans[number]
-        tries = [
-            (group, path) for group in groups_between(members[first], members[last]) for path in reference.paths(group)
-        ]
+        # a generator: the reference notices owners of errors in the first try
+        tries = (
+            (group, path)
+            for group in groups_between(members[first], members[last])
+            for path in reference.paths(group, start)
+        )
         for group, path in tries:
             reference.place = start
             made = reference.steps(group, first, last, path)

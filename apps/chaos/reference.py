@@ -55,10 +55,10 @@ class Reference:
         self.place: Place = np.zeros(case.n, np.float32), {}, ()
         self.has_owners = False
 
-    def paths(self, group: Group) -> Iterator[tuple[Group, ...]]:
-        """Yield the groups over which the ranks of the last step may have become these ones."""
+    def paths(self, group: Group, place: Place) -> Iterator[tuple[Group, ...]]:
+        """Yield the groups over which the ranks of this place may have become these ones."""
         yield ()
-        if self.has_owners and len(dead := sorted(set(self.place[2]) - set(group))) <= MOST_ORDERED:
+        if self.has_owners and len(dead := sorted(set(place[2]) - set(group))) <= MOST_ORDERED:
             for order in permutations(dead):
                 for count in range(1, len(dead)):
                     for cuts in combinations(range(1, len(dead)), count):

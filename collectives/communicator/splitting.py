@@ -29,7 +29,8 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     except (TypeError, ValueError) as error:
         comm.reject(reword(error, f"{comm.here}, {name}: {error}"), name)
     if comm.regroup is not None and comm.regroup.is_active:  # all survivors are here, and can make no call
-        return comm.regroup.from_survivors(lambda: comm.mpi_comm.Split(chosen, place))
+        made: MPI.Comm = comm.regroup.with_survivors(lambda: comm.mpi_comm.Split(chosen, place))
+        return made
     call = Call(comm, lambda: name)
     with comm.span("split"):
         part: MPI.Comm = comm.run(call, _steps(comm, call, comm.check(call, fingerprint(name)), chosen, place))

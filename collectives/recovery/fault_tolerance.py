@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
+from typing import TypeVar
 
 from mpi4py import MPI
 
@@ -18,6 +19,7 @@ ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher with `--with-ft
 CURE = "start the job by `mpirun --with-ft ulfm` of Open MPI 5 or later"
 ADVICE = ": see its output, and start again from the last checkpoint"
 LONGEST_NOTICE_S = 1.0  # from a death until MPI reports it; 10 to 20 ms on an idle node
+_Made = TypeVar("_Made")
 _DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
 
 
@@ -111,8 +113,16 @@ def await_death(comm: MPI.Comm) -> bool:
     return False
 
 
-def from_survivors(make: Callable[[], MPI.Comm], timeout_s: float, describe: Callable[[], str]) -> MPI.Comm:
-    """Return the communicator that a call of MPI makes, which blocks until the last survivor has come.
+def agree(comm: MPI.Comm, flag: bool) -> bool:
+    """Return True, on all survivors or on none, if all ranks are alive and pass True; also after a revocation."""
+    try:
+        return bool(comm.Agree(int(flag)))
+    except MPI.Exception:  # on all survivors alike: a rank has died
+        return False
+
+
+def with_survivors(make: Callable[[], _Made], timeout_s: float, describe: Callable[[], str]) -> _Made:
+    """Return the result of a call of MPI that blocks until the last survivor has come.
 
     A thread makes the call, so that this one can give up.
 
@@ -121,7 +131,7 @@ def from_survivors(make: Callable[[], MPI.Comm], timeout_s: float, describe: Cal
     CollectiveTimeout
         A survivor has not come for the timeout. The thread stays in MPI, so the program must end.
     """
-    made: list[MPI.Comm] = []
+    made: list[_Made] = []
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -138,5 +148,4 @@ def from_survivors(make: Callable[[], MPI.Comm], timeout_s: float, describe: Cal
         backoff.idle(rest=False)  # other calls of this thread wait: some are those that the survivors make again
     if failed:
         raise failed[0]
-    made[0].Set_errhandler(MPI.ERRORS_RETURN)
     return made[0]

@@ -6,8 +6,9 @@ survivor has passed that barrier, all ranks had completed the work, so all survi
 survivors roll the call back, and make it again among themselves from the same input.
 
 **Regrouping.** An error of MPI on one rank reaches all: it revokes the communicator, whose requests then fail on all
-ranks. MPI makes a communicator of the survivors (`shrink`). They exchange which calls they have begun and ended, decide
-by the rule above, and renew all that depends on the group: ranks, nodes, routes, tags, and the parts of aggregators.
+ranks. MPI makes a communicator of the survivors. They exchange which calls they have begun and ended, decide by the
+rule above, and renew all that depends on the group: ranks, nodes, routes, tags, and the parts of aggregators. In the
+end they agree that all of them have done so; if another rank has died meanwhile, all begin again from the same states.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,12 +31,13 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailur
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import from_survivors, look, reports_death, revoke
+from collectives.recovery.fault_tolerance import agree, look, reports_death, revoke, with_survivors
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
 
+_Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
 
 
@@ -149,11 +152,11 @@ class Regroup:
         """Raise the error of MPI if a rank has died, for steps that wait without messages."""
         look(self._comm.mpi_comm)
 
-    def from_survivors(self, make: Callable[[], MPI.Comm]) -> MPI.Comm:
-        """Return the communicator that a blocking call of MPI makes, in which all survivors take part."""
+    def with_survivors(self, make: Callable[[], _Made]) -> _Made:
+        """Return the result of a blocking call of MPI, in which all survivors take part."""
         comm = self._comm
         text = f"{comm.here}: a rank has died, and not all survivors come to regroup"
-        return from_survivors(make, comm.arrival_timeout, lambda: text)
+        return with_survivors(make, comm.arrival_timeout, lambda: text)
 
     def join(self, survivor: Survivor) -> None:
         """Renew a long-lived user whenever the survivors regroup. Ranks make theirs in one order."""
@@ -200,7 +203,9 @@ class Regroup:
         while True:
             for one in (old, *(part.mpi_comm for part in comm.parts)):
                 revoke(one)
-            new = self.from_survivors(old.Shrink)
+            new = self.with_survivors(old.Shrink)
+            new.Set_errhandler(MPI.ERRORS_RETURN)
+            is_renewed = False
             try:
                 self._settle(new)
                 if saved is None:
@@ -211,13 +216,17 @@ class Regroup:
                 comm.renew(new, survivors, layouts)
                 for survivor, state in saved:
                     survivor.renew(state, survivors)
-                break
+                is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
                     raise
-                old = new  # another rank has died meanwhile
+                revoke(new)  # ranks may wait for messages of this one
             except TopologyError as error:
                 raise PeerFailure(f"{here}: {self._lost(before)}, and the survivors cannot go on: {error}") from error
+            # Where another rank died meanwhile some survivors have come to the end, and others have not.
+            if self.with_survivors(partial(agree, new, is_renewed)):
+                break
+            old = new
         self.count += 1
         lost = self._lost(before)
         self._begin_again(again, lost)

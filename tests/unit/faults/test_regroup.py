@@ -130,6 +130,44 @@ def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method:
         np.testing.assert_array_equal(found[0], other)
 
 
+WHILE_REGROUPING = """
+from mpicomp.aggregator import base
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+def die(*arguments):
+    if AT == "end":
+        renew(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+if me == 3:
+    renew = base.Aggregator.renew
+    if AT == "exchange":
+        base.gather_objects = die
+    else:
+        base.Aggregator.renew = die
+aggregator = mpicomp.DoubleSqueeze().start(comm, N)
+results = []
+for step in range(STEPS):
+    if me == 1 and step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    results.append(aggregator.aggregate(np.random.default_rng([me, step]).standard_normal(N).astype(np.float32)))
+np.save(FOLDER / f"results-{me}.npy", results)
+tell(f"members-{me}", comm.members)
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("at", ["beginning", "exchange", "end"])
+def test_all_survivors_begin_again_if_a_rank_dies_while_they_regroup(jobs: Jobs, at: str) -> None:
+    job = jobs.run_tolerant(5, WHILE_REGROUPING, N=N, STEPS=STEPS, AT=at)
+    status, output = job.finish()
+    assert status == 0, output
+    found = [np.load(job.folder / f"results-{rank}.npy") for rank in (0, 2, 4)]
+    for rank, other in zip((0, 2, 4), found, strict=True):
+        assert job.told(f"members-{rank}") == "(0, 2, 4)"
+        np.testing.assert_array_equal(found[0], other)
+
+
 EXCHANGES = """
 import json
 comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
