@@ -18,7 +18,7 @@ from collectives.quoting import list_ranks
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher with `--with-ft ulfm`
 CURE = "start the job by `mpirun --with-ft ulfm` of Open MPI 5 or later"
 ADVICE = ": see its output, and start again from the last checkpoint"
-LONGEST_NOTICE_S = 1.0  # from a death until MPI reports it; 10 to 20 ms on an idle node
+LONGEST_NOTICE_S = 5.0  # from a death until MPI reports it: 10 to 20 ms on an idle node, over a second on a busy one
 _Made = TypeVar("_Made")
 _DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
 
@@ -58,6 +58,8 @@ def describe_failed(comm: MPI.Comm, wait_s: float = 0.0) -> str:
                 return list_ranks(failed) + name
         if time.perf_counter() >= deadline:
             return ""
+        with suppress(MPI.Exception):
+            look(MPI.COMM_WORLD)  # MPI takes notice of a death while it makes progress
         time.sleep(SLEEP_S)
 
 
