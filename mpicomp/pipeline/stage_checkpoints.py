@@ -27,7 +27,7 @@ from mpi4py import MPI
 from collectives.consistency.descriptions import gather_objects
 from collectives.errors import CollectiveError, PeerFailure
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import agree, is_tolerant, reports_death, revoke, with_survivors
+from collectives.recovery.fault_tolerance import agree, failed_ranks, is_tolerant, reports_death, revoke, with_survivors
 from mpicomp.codecs.options import whole
 from mpicomp.pipeline.agreement import PipelineError
 from mpicomp.pipeline.stage import PipelineStage
@@ -364,7 +364,7 @@ class StageCheckpoints:
         comm = self._comm.missing.comm
         if not isinstance(error, CollectiveError) or not is_tolerant(comm):
             return False
-        return reports_death(error, comm) or _is_revoked(comm)
+        return reports_death(error, comm) or _is_revoked(comm) or bool(failed_ranks(comm))
 
     def _settle_with_survivors(self) -> StageLost:
         """Write a checkpoint with the survivors if all stages are left; return the error to raise; on all survivors."""
