@@ -194,8 +194,8 @@ class CallCheck:
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)
-            closes |= bytes(landed).endswith(CLOSES)
-            texts[rank] = bytes(landed).removesuffix(CLOSES).decode()
+            texts[rank], their_end = read_description(bytes(landed))
+            closes |= their_end
         for send in sends:
             yield from until(send, call)
         raise CollectiveMismatch(
@@ -203,6 +203,11 @@ class CallCheck:
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank",
             closes,
         )
+
+
+def read_description(message: bytes) -> tuple[str, bool]:
+    """Return the description of another rank's call, and whether that rank can no longer use the communicator."""
+    return message.removesuffix(CLOSES).decode(), message.endswith(CLOSES)
 
 
 # Recursive doubling ---------------------------------------------------------------------------------------------------

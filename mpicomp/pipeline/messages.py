@@ -229,7 +229,7 @@ class Incoming(_Link):
         if announcement[0] == _DESCRIBED:
             text = np.empty(announcement[1], np.uint8)
             self.comm.recv(text, self.neighbour, self.tag + 1)
-            layout = MessageLayout.from_text(text.tobytes().decode())
+            layout = MessageLayout.from_text(text.tobytes())
         elif announcement[0] != _REFUSED:
             layout = MessageLayout.from_numbers(announcement.tolist())
         error = None if layout is None else self._refusal(layout)

@@ -86,7 +86,7 @@ class MessageLayout:
         return json.dumps([self.structure, [asdict(field) for field in self.fields]])
 
     @classmethod
-    def from_text(cls, text: str) -> MessageLayout:
+    def from_text(cls, text: str | bytes) -> MessageLayout:
         """Return the layout that a neighbour has announced by `text`."""
         structure, fields = json.loads(text)
         return cls(structure, tuple(TensorField(**{**one, "row_shape": tuple(one["row_shape"])}) for one in fields))

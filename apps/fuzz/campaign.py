@@ -1,0 +1,90 @@
+"""Many inputs for one target: guided by coverage with atheris, else mutated at random."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from apps.fuzz import mutation
+from apps.fuzz.target import LONGEST_S, Hang, Target, limit_time, raise_hang
+
+MOST_MIB = 4096  # of the process
+
+
+class Result(NamedTuple):
+    """Inputs that a target has read, and the fault that ended it, or an empty text."""
+
+    target: str
+    runs: int
+    fault: str
+    content: bytes
+    seconds: float
+
+
+def is_guided() -> bool:
+    """Return whether atheris can be imported."""
+    return find_spec("atheris") is not None
+
+
+def prepared(target: Target) -> list[bytes]:
+    """Return the seeds after each has been read once: kernels are compiled and modules imported without a time limit.
+
+    Raises
+    ------
+    AssertionError
+        A seed is a fault.
+    """
+    seeds = [*target.seeds()]
+    for content in seeds:
+        target.fault(content)
+    for content in seeds:
+        fault = target.fault(content)
+        assert not fault, f"{target.name}, a seed: {fault}"
+    return seeds
+
+
+def random_campaign(target: Target, runs: int, seed: int) -> Result:
+    """Read random mutations of the seeds, up to the first fault."""
+    seeds = prepared(target)
+    start, done, content = time.perf_counter(), 0, b""
+    before = signal.signal(signal.SIGALRM, raise_hang)
+    try:
+        for content in mutation.inputs(seeds, runs, seed):
+            limit_time()
+            fault = target.fault(content)
+            done += 1
+            if fault:
+                return Result(target.name, done, fault, content, time.perf_counter() - start)
+    except Hang as error:
+        return Result(target.name, done, str(error), content, time.perf_counter() - start)
+    finally:
+        limit_time(0)
+        signal.signal(signal.SIGALRM, before)
+    return Result(target.name, done, "", b"", time.perf_counter() - start)
+
+
+def guided_campaign(target: Target, runs: int, seed: int, corpus: Path) -> None:
+    """Read inputs that coverage guides, and end the process; a fault's input is left next to the corpus.
+
+    The modules of the reader must have been imported under ``atheris.instrument_imports``.
+    """
+    import atheris
+
+    folder = corpus / target.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, content in enumerate(prepared(target)):
+        (folder / f"seed-{number:04d}").write_bytes(content)
+
+    def read(content: bytes) -> None:
+        fault = target.fault(content)
+        if fault:
+            raise AssertionError(f"{target.name}: {fault}")
+
+    limits = [f"-timeout={LONGEST_S:g}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={mutation.MOST_BYTES}"]
+    places = [f"-artifact_prefix={corpus}/fault-{target.name}-", str(folder)]
+    atheris.Setup([sys.argv[0], f"-runs={runs}", f"-seed={seed}", "-print_final_stats=1", *limits, *places], read)
+    atheris.Fuzz()
