@@ -236,7 +236,7 @@ def description(vector: Flat) -> str:
 
 def read_header(header: bytes | Bytes) -> str:
     """Return the description that travels with an array; damaged bytes have replacement characters in their place."""
-    return bytes(header).rstrip(b"\0").decode()
+    return bytes(header).rstrip(b"\0").decode(errors="replace")
 
 
 def message(memory: Bytes) -> list[object]:

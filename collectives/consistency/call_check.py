@@ -206,8 +206,11 @@ class CallCheck:
 
 
 def read_description(message: bytes) -> tuple[str, bool]:
-    """Return the description of another rank's call, and whether that rank can no longer use the communicator."""
-    return message.removesuffix(CLOSES).decode(), message.endswith(CLOSES)
+    """Return the description of another rank's call, and whether that rank can no longer use the communicator.
+
+    Damaged bytes have replacement characters in their place: the mismatch is reported nevertheless.
+    """
+    return message.removesuffix(CLOSES).decode(errors="replace"), message.endswith(CLOSES)
 
 
 # Recursive doubling ---------------------------------------------------------------------------------------------------

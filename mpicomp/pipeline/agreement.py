@@ -203,5 +203,5 @@ class Pair:
 
 
 def read_fault(message: bytes) -> str:
-    """Return the fault that the other rank of a pair has sent."""
-    return message.decode()
+    """Return the fault that the other rank of a pair has sent; damaged bytes have replacement characters."""
+    return message.decode(errors="replace")
