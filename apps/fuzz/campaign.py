@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
 import time
+import traceback
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +50,7 @@ def prepared(target: Target) -> list[bytes]:
     return seeds
 
 
-def random_campaign(target: Target, runs: int, seed: int) -> Result:
+def random_campaign(target: Target, runs: int, seconds: int, seed: int) -> Result:
     """Read random mutations of the seeds, up to the first fault."""
     seeds = prepared(target)
     start, done, content = time.perf_counter(), 0, b""
@@ -57,6 +60,8 @@ def random_campaign(target: Target, runs: int, seed: int) -> Result:
             limit_time()
             fault = target.fault(content)
             done += 1
+            if not fault and seconds and time.perf_counter() - start > seconds:
+                break
             if fault:
                 return Result(target.name, done, fault, content, time.perf_counter() - start)
     except Hang as error:
@@ -67,11 +72,34 @@ def random_campaign(target: Target, runs: int, seed: int) -> Result:
     return Result(target.name, done, "", b"", time.perf_counter() - start)
 
 
-def guided_campaign(target: Target, runs: int, seed: int, corpus: Path) -> None:
-    """Read inputs that coverage guides, and end the process; a fault's input is left next to the corpus.
+def guided_campaign(target: Target, runs: int, seconds: int, seed: int, corpus: Path) -> Result:
+    """Read inputs that coverage guides, in a process of their own; a fault's input is left next to the corpus.
 
-    The modules of the reader must have been imported under ``atheris.instrument_imports``.
+    The modules of the reader must have been imported under ``atheris.instrument_imports``. The process is forked from
+    this one, since imports take longer than many campaigns.
     """
+    corpus.mkdir(parents=True, exist_ok=True)
+    log, start = corpus / f"{target.name}.txt", time.perf_counter()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        try:
+            _fuzz(target, runs, seconds, seed, corpus)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(1)  # not reached after a campaign, which ends the process
+    _, status = os.waitpid(child, 0)
+    text = log.read_text(errors="replace")
+    counted = re.search(r"number_of_executed_units:\s+(\d+)", text)
+    fault = "" if status == 0 else f"see {log}"
+    return Result(target.name, int(counted[1]) if counted else 0, fault, b"", time.perf_counter() - start)
+
+
+def _fuzz(target: Target, runs: int, seconds: int, seed: int, corpus: Path) -> None:
     import atheris
 
     folder = corpus / target.name
@@ -85,6 +113,7 @@ def guided_campaign(target: Target, runs: int, seed: int, corpus: Path) -> None:
             raise AssertionError(f"{target.name}: {fault}")
 
     limits = [f"-timeout={LONGEST_S:g}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={mutation.MOST_BYTES}"]
+    amount = [f"-runs={runs}", f"-max_total_time={seconds}", f"-seed={seed}", "-print_final_stats=1"]
     places = [f"-artifact_prefix={corpus}/fault-{target.name}-", str(folder)]
-    atheris.Setup([sys.argv[0], f"-runs={runs}", f"-seed={seed}", "-print_final_stats=1", *limits, *places], read)
+    atheris.Setup([sys.argv[0], *amount, *limits, *places], read)
     atheris.Fuzz()

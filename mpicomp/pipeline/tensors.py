@@ -31,6 +31,7 @@ Structure: TypeAlias = Any
 
 _ONE = '"*"'  # structure of a tensor by itself
 _GRADIENTS = "gradients"
+_MOST_DIGITS = 4000  # of integers among the tensors
 _DAMAGED = "the neighbour's announcement of its tensors is damaged"
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # they travel as float32
 _PLAIN_TYPES = ("", "float32", "float16", "bfloat16")  # by the number that announces them
@@ -110,11 +111,11 @@ class MessageLayout:
             The text announces no layout.
         """
         try:
-            found = parse_json(text if isinstance(text, str) else text.decode())
+            found = parse_json(text if isinstance(text, str) else text.decode(), surrogates=True)
             if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is list):
                 raise ValueError("it is no pair of a structure and tensors")
             structure, fields = found[0], tuple(map(_field, found[1]))
-            n_tensors = _count_tensors(parse_json(structure)) if structure != _GRADIENTS else len(fields)
+            n_tensors = _count_tensors(_read_structure(structure)) if structure != _GRADIENTS else len(fields)
             if n_tensors != len(fields):
                 raise ValueError(f"its structure has {n_tensors} tensors, and {len(fields)} are described")
         except ValueError as error:
@@ -133,6 +134,10 @@ def _field(found: Any) -> TensorField:
     if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f"{shown(shape)} is no shape")
     return TensorField(about["dtype"], about["item_bytes"], tuple(shape), about["coded"])
+
+
+def _read_structure(text: str) -> Structure:
+    return parse_json(text, most_digits=_MOST_DIGITS, surrogates=True)
 
 
 def _count_tensors(structure: Structure) -> int:
