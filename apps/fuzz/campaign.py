@@ -57,7 +57,7 @@ def random_campaign(target: Target, runs: int, seconds: int, seed: int) -> Resul
     before = signal.signal(signal.SIGALRM, raise_hang)
     try:
         for content in mutation.inputs(seeds, runs, seed):
-            limit_time()
+            limit_time(LONGEST_S)
             fault = target.fault(content)
             done += 1
             if not fault and seconds and time.perf_counter() - start > seconds:
@@ -88,7 +88,7 @@ def guided_campaign(target: Target, runs: int, seconds: int, seed: int, corpus: 
         os.dup2(output, 2)
         try:
             _fuzz(target, runs, seconds, seed, corpus)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the copy of the parent must not go on
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(1)  # not reached after a campaign, which ends the process

@@ -101,8 +101,8 @@ def _payloads(options: Sequence[Any]) -> Callable[[], list[bytes]]:
                 values = np.random.default_rng(n).standard_normal(n).astype(np.float32)
                 payload = np.zeros(codec.nbytes(n), np.uint8)
                 codec.encode(values, payload, draw=_DRAW)
-                for flags in (_FITS, _FITS | _DOUBLE, _FITS | _ADDS, 0):
-                    found.append(HEAD.pack(option, n, 0, flags) + payload.tobytes())
+                choices = (_FITS, _FITS | _DOUBLE, _FITS | _ADDS, 0)
+                found += [HEAD.pack(option, n, 0, flags) + payload.tobytes() for flags in choices]
         return found
 
     return seeds
@@ -157,8 +157,8 @@ def _row_payloads(options: Sequence[Any]) -> Callable[[], list[bytes]]:
                 values = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
                 payload = np.zeros(codec.nbytes(rows, columns), np.uint8)
                 codec.encode(values, payload)
-                for flags in (_FITS, _FITS | _ADDS, 0):
-                    found.append(HEAD.pack(option, columns - 1, rows, flags) + payload.tobytes())
+                choices = (_FITS, _FITS | _ADDS, 0)
+                found += [HEAD.pack(option, columns - 1, rows, flags) + payload.tobytes() for flags in choices]
         return found
 
     return seeds

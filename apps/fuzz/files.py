@@ -42,7 +42,11 @@ def _load_state(content: bytes) -> None:
 
 def _state_seeds() -> list[bytes]:
     found = []
-    for state in ({"losses": (0.5, 0.25)}, {"a": np.arange(5, dtype=np.float32), "b": {"c": [None, True, 1 << 60]}}, {}):
+    for state in (
+        {"losses": (0.5, 0.25)},
+        {"a": np.arange(5, dtype=np.float32), "b": {"c": [None, True, 1 << 60]}},
+        {},
+    ):
         path = folder() / "seed.npz"
         save_state(path, state)
         found.append(path.read_bytes())

@@ -44,7 +44,7 @@ class Target:
         before = _peak_bytes()
         try:
             self.run(content)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the verdict is about all of them
             if type(error) not in self.errors:
                 return f"{type(error).__name__}: {error}"
             if not str(error).strip():
@@ -59,7 +59,7 @@ class Hang(BaseException):
     """An input has taken too long. Not an Exception, so that no reader takes it for damage of the input."""
 
 
-def limit_time(seconds: float = LONGEST_S) -> None:
+def limit_time(seconds: float) -> None:
     """Raise `Hang` in the main thread after some seconds, counted again by each call; 0 ends the count."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -112,7 +112,9 @@ class MessageLayout:
         """
         try:
             found = parse_json(text if isinstance(text, str) else text.decode(), surrogates=True)
-            if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is list):
+            if not (
+                isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is list
+            ):
                 raise ValueError("it is no pair of a structure and tensors")
             structure, fields = found[0], tuple(map(_field, found[1]))
             n_tensors = _count_tensors(_read_structure(structure)) if structure != _GRADIENTS else len(fields)
