@@ -142,7 +142,8 @@ def _read_run(content: bytes) -> None:
 
 _RUN = (
     b'{"kind": "epoch", "epoch": 1, "accuracy": 0.5, "bytes_so_far_per_rank": 1, "seconds_so_far": 2.0, "algorithm": '
-    b'"marsit", "algorithm_options": {}, "dataset": "digits", "model": "mlp", "ranks": 2, "optimizer": "sgd", "lr": 0.1}\n'
+    b'"marsit", "algorithm_options": {}, "dataset": "digits", "model": "mlp", "ranks": 2, '
+    b'"optimizer": "sgd", "lr": 0.1}\n'
 )
 
 
@@ -194,8 +195,9 @@ def _flight(rank: int, begun: int) -> bytes:
     call = {"communicator": 0, "call": 1, "text": 0, "step": 3, "begun": 1.0, "compared": 0, "ended": 0}
     return json.dumps(
         {
-            "format": 1, "reason": "CollectiveTimeout", "rank": rank, "ranks": 3, "clock": {"monotonic": 9.0, "wall": 1e9},
-            "missing": [2], "communicators": [{"key": "world", "begun": begun, "members": [0, 1, 2]}],
+            "format": 1, "reason": "CollectiveTimeout", "rank": rank, "ranks": 3, "missing": [2],
+            "clock": {"monotonic": 9.0, "wall": 1e9},
+            "communicators": [{"key": "world", "begun": begun, "members": [0, 1, 2]}],
             "texts": ["allreduce of float32[4]", "barrier"], "calls": [call, {**call, "call": 2, "text": rank}],
             "threads": [{"name": "MainThread", "stack": ["/a/collectives/b.py:3 wait", "/train.py:7 main"]}],
         }

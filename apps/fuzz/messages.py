@@ -32,6 +32,7 @@ from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 
 _SEAL = struct.Struct("<QQ")
 _LONGEST = 1 << 16
+ERRORS = (ValueError, PipelineError)
 
 
 class _Request(Testable):
@@ -257,7 +258,7 @@ TARGETS = [
            lambda: [pickle.dumps(one, 5) for one in ({"a": [1, 2.5]}, ("x", None), b"bytes", 1 << 70)],
            _unpickle, (TypeError,)),
     Target("pipeline-layouts", "MessageLayout.from_numbers, from_text, unpack", _layout_seeds, _read_layout,
-           (PipelineError,)),
+           ERRORS),
     Target("pipeline-faults", "agreement.read_fault", lambda: [b"", b"disk full", "µ".encode()], read_fault, ()),
     Target("pipeline-activations", "Deltas.decode",
            lambda: [bytes([first]) * (1 + size) for first in (0, 200) for size in (10, 200, 800)],

@@ -111,12 +111,11 @@ class MessageLayout:
             The text announces no layout.
         """
         try:
-            found = parse_json(text if isinstance(text, str) else text.decode(), surrogates=True)
-            if not (
-                isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is list
-            ):
-                raise ValueError("it is no pair of a structure and tensors")
-            structure, fields = found[0], tuple(map(_field, found[1]))
+            match parse_json(text if isinstance(text, str) else text.decode(), surrogates=True):
+                case [str() as structure, list() as described]:
+                    fields = tuple(map(_field, described))
+                case _:
+                    raise ValueError("it is no pair of a structure and tensors")
             n_tensors = _count_tensors(_read_structure(structure)) if structure != _GRADIENTS else len(fields)
             if n_tensors != len(fields):
                 raise ValueError(f"its structure has {n_tensors} tensors, and {len(fields)} are described")

@@ -77,18 +77,8 @@ def test_a_fifo_in_place_of_a_manifest_does_not_block(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)  # kernels may have to be compiled
 def test_each_target_reads_random_inputs_without_a_fault(tmp_path: Path) -> None:
     """In a process of its own, which a read beyond an array would end."""
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "apps.fuzz",
-        "--all",
-        "--plain",
-        "--runs=200",
-        f"--corpus={tmp_path}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-W", "ignore", "-m", "apps.fuzz", "--all", "--plain", "--runs=200"]
+    done = subprocess.run([*command, f"--corpus={tmp_path}"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {line.split()[0] for line in done.stdout.splitlines()[:-1]} == {*targets()}
 
@@ -101,7 +91,7 @@ def test_a_planted_fault_is_found_and_its_input_kept(tmp_path: Path, capsys: pyt
         return [10, 20][content[0] % 4] if content else 0
 
     planted = Target("planted", "", lambda: [b"\0"], read)
-    with mock.patch("apps.fuzz.__main__.targets", lambda: {"planted": planted}):
+    with mock.patch("apps.fuzz.__main__.targets", return_value={"planted": planted}):
         assert main(["planted", "--plain", "--runs=1000", f"--corpus={tmp_path}"]) == 1
     assert "IndexError" in capsys.readouterr().out
     assert (tmp_path / "fault-planted").read_bytes()[0] % 4 >= 2
