@@ -21,7 +21,6 @@ CORPUS = Path("runs/fuzz")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 1 if a target has a fault."""
     options = _parser().parse_args(argv)
-    faulthandler.enable()
     guided = is_guided() and not options.plain
     known = _instrumented_targets() if guided else targets()
     if options.list:
@@ -86,4 +85,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main())

@@ -60,9 +60,8 @@ _VARIABLES = (
     "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
     "PBS_NODEFILE", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE", "OMPI_MCA_orte_default_hostfile", "NCPUS",
     "MPICOMP_ONE_MACHINE", "OMP_NUM_THREADS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS",
-    "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPICOMP_TIMEOUT", "MPICOMP_ARRIVAL_TIMEOUT",
-    "MPICOMP_GPU_MPI",
-    "MPICOMP_STATUS_AFTER_DEATH", "MPICOMP_ALONE",
+    "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPICOMP_TIMEOUT",
+    "MPICOMP_ARRIVAL_TIMEOUT", "MPICOMP_GPU_MPI", "MPICOMP_STATUS_AFTER_DEATH", "MPICOMP_ALONE",
 )  # fmt: skip
 _FILES = ("PBS_NODEFILE", "OMPI_MCA_orte_default_hostfile")
 
@@ -161,6 +160,6 @@ TARGETS = [
                  train_options._period, train_options._interval, train_options._assignment), ERRORS),
     Target("allocations", "granted, for_shell: Slurm, PBS, LSF, host files", _environ_seeds, _read_allocation, ERRORS),
     Target("settings", "variables of launchers and of mpicomp", _environ_seeds, _read_settings, ERRORS),
-    Target("quotas", "doctor.quota", lambda: [b"0::/\n\n\n100000 100000", b"3:cpu,cpuacct:/a/b\n", b"0::/a/..\n\nmax 1"],
+    Target("quotas", "doctor.quota", lambda: [b"0::/\n\n\n100000 100000", b"3:cpu,x:/a/b\n", b"0::/..\n\nmax 1"],
            _read_quota, ()),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ HOST_FILES = (
     "HYDRA_HOST_FILE",
     "PRTE_MCA_prte_default_hostfile",
 )
-MOST_HOSTS = 1 << 20  # of a list, which a range of a few characters may exceed by far
+MOST_HOSTS = 1 << 18  # of a list, which a range of a few characters may exceed by far
 _MOST_DIGITS = 9
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
