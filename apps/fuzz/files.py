@@ -55,7 +55,7 @@ def _state_seeds() -> list[bytes]:
 
 def _load_sealed_state(content: bytes) -> None:
     """Read a state whose SHA-256 is right, and whose text is the input."""
-    arrays = {"0": np.arange(3, dtype=np.float32), "1": np.zeros((), np.int64)}
+    arrays: dict[str, Any] = {"0": np.arange(3, dtype=np.float32), "1": np.zeros((), np.int64)}
     file = BytesIO()
     np.savez(file, state=np.frombuffer(content, np.uint8), sha256=_digest(arrays, content), **arrays)
     load_state(scratch_file("state.npz", file.getvalue()))

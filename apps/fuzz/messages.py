@@ -167,7 +167,7 @@ def _unpickle(content: bytes) -> None:
         def agree(self, mark: int, describe: object) -> None:
             pass
 
-    with mock.patch.object(exchanges.pickle, "loads", lambda data: _SafeUnpickler(BytesIO(data)).load()):
+    with mock.patch.object(pickle, "loads", lambda data: _SafeUnpickler(BytesIO(data)).load()):
         exchanges._unpickle(Comm(), [np.frombuffer(content, np.uint8)], "allgather_object")  # type: ignore[arg-type]
 
 
@@ -197,7 +197,7 @@ def _layout_seeds() -> list[bytes]:
         (TensorField("float32", 4, (3,), True), TensorField("bool", 1, (3,), False)),
     )
     numbers = np.zeros(10, np.int64)
-    numbers[:4] = one.numbers()
+    numbers[:4] = one.numbers() or ()
     return [b"\0" + numbers.tobytes(), *(b"\1" + layout.text().encode() for layout in (one, both))]
 
 

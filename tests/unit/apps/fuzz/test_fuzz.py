@@ -113,9 +113,10 @@ def test_an_input_that_takes_too_long_is_a_fault() -> None:
         while content:
             pass
 
-    with mock.patch("apps.fuzz.campaign.LONGEST_S", 0.05):
-        result = random_campaign(Target("planted", "", lambda: [b""], read), 100, 0, 1)
-    assert "took longer" in result.fault
+    with mock.patch("apps.fuzz.campaign.HUNG_S", 0.05):
+        assert "took longer" in random_campaign(Target("planted", "", lambda: [b""], read), 100, 0, 1).fault
+    with mock.patch("apps.fuzz.campaign.LONGEST_S", -1.0):
+        assert "took longer" in random_campaign(Target("planted", "", lambda: [b""], len), 1, 0, 1).fault
 
 
 def test_guarded_memory_finds_writes_before_an_array_and_ends_at_a_page() -> None:
