@@ -84,7 +84,8 @@ def train(
     # the threads of a process load one by one what they have in common
     found = {
         "begun": begun,
-        "module": {name: one.numpy().tobytes() for name, one in module.state_dict().items()},
+        "parameters": {name: one.detach().numpy().tobytes() for name, one in module.named_parameters()},
+        "buffers": {name: one.numpy().tobytes() for name, one in module.named_buffers()},
         "moments": [one["exp_avg_sq"].numpy().tobytes() for one in adam.state.values()],
         "messages": stage.state_dict()["codings"],
         "steps": stage.steps,
