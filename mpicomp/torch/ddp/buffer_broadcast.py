@@ -31,7 +31,7 @@ class BufferBroadcast:
             return
         sizes = [-(-buffer.nbytes // _WORD_BYTES) * _WORD_BYTES for buffer in buffers]
         own = torch.zeros(sum(sizes) + _WORD_BYTES, dtype=torch.uint8)
-        for part, buffer in zip(own.split(sizes + [_WORD_BYTES]), buffers, strict=False):
+        for part, buffer in zip(own.split([*sizes, _WORD_BYTES]), buffers, strict=False):
             part[: buffer.nbytes] = buffer.contiguous().view(-1).view(torch.uint8).cpu()
         words = own.view(torch.int32)
         words[-1] = 1

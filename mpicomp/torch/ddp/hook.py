@@ -451,9 +451,7 @@ def _require_survivable(model: DistributedDataParallel | None) -> None:
             "does not outlive its ranks; leave it out, pass static_graph=True, or train with DistributedOptimizer"
         )
     if hasattr(model, "buffer_hook"):
-        raise ValueError(
-            f"{given}, and the model has a hook for its buffers already; wrap the module again without it"
-        )
+        raise ValueError(f"{given}, and the model has a hook for its buffers already; wrap the module again without it")
 
 
 def _members_of(model: DistributedDataParallel) -> tuple[list[NamedParameter], list[NamedParameter]]:

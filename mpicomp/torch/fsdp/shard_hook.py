@@ -257,8 +257,8 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
     ------
     ValueError
         The model is not sharded, or over several meshes, or the mesh has a dimension of replicas, which FSDP averages
-        itself; the communicator is another one, or regroups after a death; or a hook is set already. CollectiveMismatch on the other ranks if
-        they could make the call.
+        itself; the communicator is another one, or regroups after a death; or a hook is set already.
+        CollectiveMismatch on the other ranks if they could make the call.
     TypeError
         An argument is something else; CollectiveMismatch on the other ranks.
     CollectiveMismatch

@@ -1,4 +1,4 @@
-"""Ranks that die under DistributedDataParallel with a hook: the survivors go on, and PyTorch's own calls name the dead."""
+"""Ranks that die under DistributedDataParallel with a hook: the survivors go on, and PyTorch's calls name the dead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ import torch
 from mpi4py import MPI
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from mpicomp.torch import ddp_hook, register_backend
+from collectives import PeerFailure
+from mpicomp.torch import ddp_hook, fsdp_hook, register_backend
 torch.set_num_threads(1)
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
@@ -45,9 +46,10 @@ comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 torch.manual_seed(0)
 net = Net()
 refused = []
-for broken in (None, DistributedDataParallel(net, find_unused_parameters=True)):
+unused = DistributedDataParallel(net, find_unused_parameters=True)
+for make, broken in ((ddp_hook, None), (ddp_hook, unused), (fsdp_hook, net)):
     try:
-        ddp_hook(mpicomp.Dense(), comm, broken)
+        make(mpicomp.Dense(), comm, broken)
     except ValueError as error:
         refused.append(str(error))
 tell(f"refused-{me}", "\\n".join(refused))
@@ -67,17 +69,19 @@ try:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-except mpicomp.PeerFailure as error:
+except PeerFailure as error:
     tell(f"error-{me}", error)
     os._exit(1)
 dense = state.iterations - state.aggregators[0].step
-last = torch.cat([*(one.detach().view(-1) for one in net.linear.parameters()), net.norm.running_mean, net.norm.running_var])
+norm = net.norm
+weights = [one.detach().view(-1) for one in net.linear.parameters()]
+last = torch.cat([*weights, norm.running_mean, norm.running_var])
 np.save(FOLDER / f"last-{me}.npy", last.numpy())
 tell(f"state-{me}", f"{comm.members} {dense} {state.buckets}")
 if BACKEND == "mpicomp":
     try:
         dist.all_reduce(torch.ones(2))
-    except mpicomp.PeerFailure as error:
+    except PeerFailure as error:
         tell(f"error-{me}", error)
     dist.destroy_process_group()
 comm.close()
@@ -155,9 +159,10 @@ def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs, backend: s
     before = [one[N : N + FEATURES] - 0.1 * own.mean(0) for one, own in zip(last, inputs, strict=True)]
     np.testing.assert_allclose(*before, atol=1e-5)
     for rank in alive:
-        without_model, unused = job.told(f"refused-{rank}").splitlines()
+        without_model, unused, sharded = job.told(f"refused-{rank}").splitlines()
         assert "pass the model" in without_model
         assert "find_unused_parameters=True" in unused
+        assert "FSDP cannot go on without the shards of a dead rank" in sharded
         if backend == "mpicomp":
             error = job.told(f"error-{rank}")
             assert re.match(rf"rank {rank} of {RANKS}: rank {dead} died", error), error
