@@ -41,54 +41,56 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 register_backend()
-dist.init_process_group(BACKEND)
+dist.init_process_group("gloo")
+groups = [dist.group.WORLD, dist.new_group(backend="mpicomp")]
 comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
-torch.manual_seed(0)
-net = Net()
+nets = []
+for group in groups:
+    torch.manual_seed(0)
+    nets.append(Net())
 refused = []
-unused = DistributedDataParallel(net, find_unused_parameters=True)
-for make, broken in ((ddp_hook, None), (ddp_hook, unused), (fsdp_hook, net)):
+unused = DistributedDataParallel(nets[0], find_unused_parameters=True)
+for make, broken in ((ddp_hook, None), (ddp_hook, unused), (fsdp_hook, nets[0])):
     try:
         make(mpicomp.Dense(), comm, broken)
     except ValueError as error:
         refused.append(str(error))
 tell(f"refused-{me}", "\\n".join(refused))
-model = DistributedDataParallel(net)
-state, hook = ddp_hook(mpicomp.LocalTopK(rate=RATE), comm, model)
-model.register_comm_hook(state, hook)
-np.save(FOLDER / f"first-{me}.npy", torch.cat([one.detach().view(-1) for one in net.linear.parameters()]).numpy())
-optimizer = torch.optim.SGD(net.parameters(), lr=0.125)
+models, states = [], []
+for net, group in zip(nets, groups):
+    models.append(DistributedDataParallel(net, process_group=group))
+    state, hook = ddp_hook(mpicomp.LocalTopK(rate=RATE), comm, models[-1])
+    models[-1].register_comm_hook(state, hook)
+    states.append(state)
+np.save(FOLDER / f"first-{me}.npy", torch.cat([one.detach().view(-1) for one in nets[0].linear.parameters()]).numpy())
+optimizer = torch.optim.SGD([one for net in nets for one in net.parameters()], lr=0.125)
 try:
     for step in range(STEPS):
         inputs = torch.from_numpy(np.random.default_rng([me, step]).integers(-9, 9, (BATCH, FEATURES)))
-        if DEATHS.get(me) == (step, "forward"):
-            die()
-        loss = model(inputs.float()).sum()
-        if DEATHS.get(me) == (step, "backward"):
-            net.linear.weight.register_hook(lambda _: die())
+        if (me, step) == DEATH:  # between the models' parts of a step, and within the second one
+            nets[1].linear.weight.register_hook(lambda _: die())
         optimizer.zero_grad()
-        loss.backward()
+        for model in models:
+            model(inputs.float()).sum().backward()
         optimizer.step()
 except PeerFailure as error:
     tell(f"error-{me}", error)
     os._exit(1)
-dense = state.iterations - state.aggregators[0].step
-norm = net.norm
-weights = [one.detach().view(-1) for one in net.linear.parameters()]
-last = torch.cat([*weights, norm.running_mean, norm.running_var])
-np.save(FOLDER / f"last-{me}.npy", last.numpy())
-tell(f"state-{me}", f"{comm.members} {dense} {state.buckets}")
-if BACKEND == "mpicomp":
-    try:
-        dist.all_reduce(torch.ones(2))
-    except PeerFailure as error:
-        tell(f"error-{me}", error)
-    dist.destroy_process_group()
+for i, (net, state) in enumerate(zip(nets, states)):
+    weights = [one.detach().view(-1) for one in net.linear.parameters()]
+    np.save(FOLDER / f"last-{i}-{me}.npy", torch.cat([*weights, net.norm.running_mean]).numpy())
+    tell(f"state-{i}-{me}", f"{comm.members} {state.iterations - state.aggregators[0].step} {state.buckets}")
+try:
+    dist.all_reduce(torch.ones(2), group=groups[1])
+except PeerFailure as error:
+    tell(f"error-{me}", error)
+dist.destroy_process_group()
 comm.close()
 """
+OPTIONS = {"RATE": RATE, "STEPS": STEPS, "BATCH": BATCH, "FEATURES": FEATURES, "UNITS": UNITS}
 
 
-def expected(first: Any, n_dense: int, buckets: list[list[str]], deaths: dict[int, int]) -> Any:
+def expected(first: Any, n_dense: int, names: list[str], deaths: dict[int, int]) -> Any:
     """Return weights and bias of threads that make the same steps; gradients do not depend on the model."""
 
     def gradient(rank: int, step: int) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def expected(first: Any, n_dense: int, buckets: list[list[str]], deaths: dict[in
             found = []
             for step in range(start, end):
                 own = gradient(me, step)
-                vector = np.concatenate([own[name] for name in buckets[0]])
+                vector = np.concatenate([own[name] for name in names])
                 found.append((dense if step < n_dense else top_k).aggregate(vector).copy())
             return me, found, top_k.state_dict()
 
@@ -121,69 +123,46 @@ def expected(first: Any, n_dense: int, buckets: list[list[str]], deaths: dict[in
     model = {"linear.weight": first[: UNITS * FEATURES].copy(), "linear.bias": first[UNITS * FEATURES :].copy()}
     for mean in means:
         at = 0
-        for name in buckets[0]:
+        for name in names:
             model[name] -= np.float32(0.125) * mean[at : at + model[name].size]
             at += model[name].size
     return np.concatenate([*model.values()])
 
 
-@pytest.mark.parametrize(
-    ("backend", "dead", "place"),
-    [
-        ("mpicomp", 0, "backward"),  # the rank whose buffers the others take
-        ("gloo", 1, "forward"),
-    ],
-)
-def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs, backend: str, dead: int, place: str) -> None:
-    deaths = {dead: 4}
-    job = jobs.run_tolerant(
-        RANKS,
-        TRAINING,
-        BACKEND=backend,
-        DEATHS={rank: (step, place) for rank, step in deaths.items()},
-        **{"RATE": RATE, "STEPS": STEPS, "BATCH": BATCH, "FEATURES": FEATURES, "UNITS": UNITS},
-    )
+def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs) -> None:
+    dead, step = 0, 4  # the rank whose buffers the others take
+    job = jobs.run_tolerant(RANKS, TRAINING, DEATH=(dead, step), **OPTIONS)
     _, output = job.finish()
     alive = [rank for rank in range(RANKS) if rank != dead]
-    states = {job.told(f"state-{rank}") for rank in alive}
-    assert len(states) == 1, output
-    found = re.fullmatch(r"(\(.*?\)) (\d) (.*)", states.pop())
-    assert found
-    assert found[1] == str(tuple(alive))
-    last = [np.load(job.folder / f"last-{rank}.npy") for rank in alive]
-    model = expected(np.load(job.folder / f"first-{alive[0]}.npy"), int(found[2]), _lists(found[3]), deaths)
-    for one in last:
-        np.testing.assert_array_equal(one[:N], model)
-    # the last step changes running statistics by each rank's own inputs, from equal ones
-    inputs = [np.random.default_rng([rank, STEPS - 1]).integers(-9, 9, (BATCH, FEATURES)) for rank in alive]
-    before = [one[N : N + FEATURES] - 0.1 * own.mean(0) for one, own in zip(last, inputs, strict=True)]
-    np.testing.assert_allclose(*before, atol=1e-5)
+    first = np.load(job.folder / f"first-{alive[0]}.npy")
+    for i, first_step_without in enumerate((step + 1, step)):  # over Gloo and over mpicomp
+        states = {job.told(f"state-{i}-{rank}") for rank in alive}
+        assert len(states) == 1, output
+        found = re.fullmatch(r"(\(.*?\)) (\d) (.*)", states.pop())
+        assert found
+        assert found[1] == str(tuple(alive))
+        model = expected(first, int(found[2]), re.findall(r"'([^']+)'", found[3]), {dead: first_step_without})
+        last = [np.load(job.folder / f"last-{i}-{rank}.npy") for rank in alive]
+        for one in last:
+            np.testing.assert_array_equal(one[:N], model)
+        # the last step changes running means by each rank's own inputs, from equal ones
+        inputs = [np.random.default_rng([rank, STEPS - 1]).integers(-9, 9, (BATCH, FEATURES)) for rank in alive]
+        before = [one[N:] - 0.1 * own.mean(0) for one, own in zip(last, inputs, strict=True)]
+        np.testing.assert_allclose(*before, atol=1e-5)
     for rank in alive:
         without_model, unused, sharded = job.told(f"refused-{rank}").splitlines()
         assert "pass the model" in without_model
         assert "find_unused_parameters=True" in unused
         assert "FSDP cannot go on without the shards of a dead rank" in sharded
-        if backend == "mpicomp":
-            error = job.told(f"error-{rank}")
-            assert re.match(rf"rank {rank} of {RANKS}: rank {dead} died", error), error
-            assert "start again from the last checkpoint" in error
+        error = job.told(f"error-{rank}")
+        assert re.match(rf"rank {rank} of {RANKS}: rank {dead} died", error), error
+        assert "start again from the last checkpoint" in error
 
 
-def _lists(text: str) -> list[list[str]]:
-    return [[*re.findall(r"'([^']+)'", text)]]
-
-
-def test_a_death_before_ddp_has_formed_its_buckets_ends_all_survivors_with_the_cure(jobs: Jobs) -> None:
-    job = jobs.run_tolerant(
-        RANKS,
-        TRAINING,
-        BACKEND="mpicomp",
-        DEATHS={2: (0, "backward")},
-        **{"RATE": RATE, "STEPS": STEPS, "BATCH": BATCH, "FEATURES": FEATURES, "UNITS": UNITS},
-    )
+def test_a_death_before_ddp_has_formed_its_buckets_ends_the_survivor_with_the_cure(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(2, TRAINING, DEATH=(1, 0), **OPTIONS)
     status, output = job.finish()
     assert status != 0
-    for rank in (0, 1):
-        error = job.told(f"error-{rank}")
-        assert "rank 2 died" in error, output
-        assert "start again from the last checkpoint" in error
+    error = job.told("error-0")
+    assert "rank 1 died in iteration 1, and DistributedDataParallel forms its buckets" in error, output
+    assert "start again from the last checkpoint" in error
