@@ -31,14 +31,16 @@ class BufferBroadcast:
             return
         sizes = [-(-buffer.nbytes // _WORD_BYTES) * _WORD_BYTES for buffer in buffers]
         own = torch.zeros(sum(sizes) + _WORD_BYTES, dtype=torch.uint8)
-        for part, buffer in zip(own.split([*sizes, _WORD_BYTES]), buffers, strict=False):
+        for part, buffer in zip(torch.split(own, [*sizes, _WORD_BYTES]), buffers, strict=False):
             part[: buffer.nbytes] = buffer.contiguous().view(-1).view(torch.uint8).cpu()
         words = own.view(torch.int32)
         words[-1] = 1
-        is_there = False
-        while not is_there:
-            found = self._comm.allreduce(words if self._comm.rank == 0 else torch.zeros_like(words))
-            is_there = bool(found[-1])
-        for part, buffer in zip(found[:-1].view(torch.uint8).split(sizes), buffers, strict=True):
+        found = self._sum_of_root(words)
+        while not found[-1]:
+            found = self._sum_of_root(words)
+        for part, buffer in zip(torch.split(found[:-1].view(torch.uint8), sizes), buffers, strict=True):
             # clone: a view of wider elements needs an aligned start
             buffer.copy_(part[: buffer.nbytes].clone().view(buffer.dtype).view(buffer.shape))
+
+    def _sum_of_root(self, words: Tensor) -> Tensor:
+        return self._comm.allreduce(words if self._comm.rank == 0 else torch.zeros_like(words))
