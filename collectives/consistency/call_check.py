@@ -214,8 +214,8 @@ class CallCheck:
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)
-            closes |= bytes(landed).endswith(CLOSES)
-            texts[rank] = bytes(landed).removesuffix(CLOSES).decode()
+            texts[rank], their_end = read_description(bytes(landed))
+            closes |= their_end
         for send in sends:
             yield from until(send, call)
         error = CollectiveMismatch(
@@ -228,6 +228,14 @@ class CallCheck:
         else:
             del self._mismatches[number]  # the ranks go on
         raise error
+
+
+def read_description(message: bytes) -> tuple[str, bool]:
+    """Return the description of another rank's call, and whether that rank can no longer use the communicator.
+
+    Damaged bytes have replacement characters in their place: the mismatch is reported nevertheless.
+    """
+    return message.removesuffix(CLOSES).decode(errors="replace"), message.endswith(CLOSES)
 
 
 # Recursive doubling ---------------------------------------------------------------------------------------------------
