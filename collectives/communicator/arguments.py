@@ -132,7 +132,7 @@ def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
 def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, has_link: bool, has_trace: bool) -> None:
     if isinstance(spares, bool) or not isinstance(spares, Integral):
         raise TypeError(f"spares must be a whole number, not {spares!r}")
-    if not 0 <= spares < parent.size:
+    if not 0 <= int(spares) < parent.size:
         raise ValueError(f"spares must lie in 0 .. {parent.size - 1}, since a rank has to train, not {spares}")
     if spares and on_failure != "regroup":
         raise ValueError(f"spares={spares} need on_failure='regroup': without it the job ends with the first dead rank")

@@ -240,9 +240,10 @@ class Communicator(metaclass=_Listed):
                 given.parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums, spares
             )
             pool, layouts = mpi_comm, (layout, hosts)
+            numbers: Sequence[int] = range(pool.size - spares)
             if spares:
-                members = range(pool.size - spares)
-                numbers = tuple(members) if pool.rank in members else (pool.rank,)
+                members = numbers
+                numbers = members if pool.rank in members else (pool.rank,)
                 mpi_comm = pool.Split(0 if pool.rank in members else pool.rank, pool.rank)
                 mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
                 layout, hosts = (one.of_survivors(numbers, mpi_comm.rank) for one in layouts)
@@ -260,7 +261,7 @@ class Communicator(metaclass=_Listed):
         self.regroup: Regroup | None = None
         self.newcomers: Newcomers | None = None
         if on_failure == "regroup" and pool.size > 1:
-            self.regroup = Regroup(self, leave_without_finalizing, numbers if spares else range(self.size))
+            self.regroup = Regroup(self, leave_without_finalizing, numbers)
         if spares:
             self.newcomers = Newcomers(self, pool, layouts, pool.size - spares)
             self.ending.leaves_spares = self.newcomers.leave
