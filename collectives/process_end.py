@@ -156,6 +156,8 @@ def _abort(status: int, reason: str) -> None:
     if is_tolerant_job() and (not _expects_deaths or describe_failed(MPI.COMM_WORLD)):
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in tuple(_open):
+            if ending.leaves_spares is not None:
+                ending.leaves_spares()
             revoke(ending.mpi_comm)
         # MPI_Abort of Open MPI 5.0.11 ends no other rank there and may leave the launcher hanging, which it did in 14
         # of 14 jobs of 5 and 8 ranks. The others' calls fail instead.

@@ -190,6 +190,8 @@ class Ending:
             self._workers.dismiss()
         self.end_quietly(_CLOSED)
 
+    leaves_spares: Callable[[], None] | None = None  # ends ranks that wait, where the program ends
+
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._calls.in_flight():

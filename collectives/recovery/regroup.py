@@ -48,6 +48,14 @@ class Survivor(Protocol):
         """Return all that the next step depends on; called once the calls in flight have been rolled back."""
         ...
 
+    def describe(self) -> str:
+        """Return its kind and options, which must be equal on a newcomer."""
+        ...
+
+    def enter(self, peers: Any) -> Any:
+        """Return the state from which a newcomer goes on, of a peer's `save`."""
+        ...
+
     def renew(self, saved: Any, survivors: tuple[int, ...]) -> None:
         """Continue from `save` on the communicator as it is now, whose ranks were `survivors` before; collective."""
         ...
@@ -61,6 +69,8 @@ class Regroup:
     comm : Communicator
     on_death : callable
         Called before the survivors regroup.
+    members : sequence of int
+        Rank that each rank has in the job.
 
     Attributes
     ----------
@@ -70,11 +80,14 @@ class Regroup:
         How often the survivors have regrouped.
     is_active : bool
         The survivors regroup now: calls of the communicator are not possible, calls of MPI are.
+    has_met : bool
+        Set when the survivors regroup, where one of them has come by `meet`.
     """
 
-    def __init__(self, comm: Communicator, on_death: Callable[[], None]) -> None:
-        self._comm, self._on_death = comm, on_death
-        self.members, self.count = tuple(range(comm.size)), 0
+    def __init__(self, comm: Communicator, on_death: Callable[[], None], members: Iterable[int]) -> None:
+        self._comm, self.on_death = comm, on_death
+        self.members, self.count = tuple(members), 0
+        self.has_met = self._meets = False
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
         self._joined = self._begun = 0  # users; calls in the order of all ranks
         self.is_active = False
@@ -195,7 +208,7 @@ class Regroup:
 
     def _regroup(self, start: float) -> None:
         comm = self._comm
-        self._on_death()
+        self.on_death()
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts = comm.layout, comm.hosts
         saved: list[tuple[Any, Any]] | None = None
@@ -210,12 +223,11 @@ class Regroup:
                 self._settle(new)
                 if saved is None:
                     again = self._drop()
-                    saved = [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
+                    saved = self.save_users()
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
-                for survivor, state in saved:
-                    survivor.renew(state, survivors)
+                self.renew_users(saved, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
@@ -230,10 +242,41 @@ class Regroup:
         self.count += 1
         lost = self._lost(before)
         self._begin_again(again, lost)
-        _log.warning(
-            "%s, %s before: %s; %d of %d ranks go on after %.0f ms, without 1/%d of what each residual had pending",
-            comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start), len(before),
-        )  # fmt: skip
+        if len(self.members) < len(before):
+            _log.warning(
+                "%s, %s before: %s; %d of %d ranks go on after %.0f ms, without 1/%d of what each residual had pending",
+                comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start), len(before),
+            )  # fmt: skip
+
+    def meet(self) -> None:
+        """Regroup though no rank has died, together with ranks that are still in the last call and may have found one.
+
+        Collective, with no call in flight.
+        """
+        self.is_active = self._meets = True
+        try:
+            self._regroup(time.perf_counter())
+        finally:
+            self.is_active = self._meets = False
+
+    # Newcomers -------------------------------------------------------------------------------------------------------
+
+    def save_users(self) -> list[tuple[Any, Any]]:
+        """Return the long-lived users in the order of joining, with their states."""
+        return [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
+
+    def renew_users(self, saved: Iterable[tuple[Any, Any]], survivors: tuple[int, ...]) -> None:
+        """Continue from `save_users` on the communicator as it is now; collective."""
+        for survivor, state in saved:
+            survivor.renew(state, survivors)
+
+    def counters(self) -> tuple[int, int]:
+        """Return the counters that a newcomer takes over by `adopt`."""
+        return self._begun, self.count
+
+    def adopt(self, counters: tuple[int, int]) -> None:
+        """Take over the counters of a member."""
+        self._begun, self.count = counters
 
     def _lost(self, before: Iterable[int]) -> str:
         lost = sorted(set(before) - set(self.members))
@@ -243,9 +286,10 @@ class Regroup:
         """Settle the calls in flight that a survivor has ended."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
-        reports = gather_objects(new, (self._begun, unsettled), self._comm.timeout)
+        reports = gather_objects(new, (self._begun, unsettled, self._meets), self._comm.timeout)
+        self.has_met |= any(meets for *_, meets in reports)
         for call in ordered:
-            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight in reports):
+            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight, _ in reports):
                 call.is_settled = True
 
     def _drop(self) -> list[Call]:
