@@ -32,7 +32,7 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailur
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process, expect_deaths, leave_without_finalizing
+from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
 from collectives.recovery.regroup import Regroup
@@ -243,7 +243,9 @@ class Communicator(metaclass=_Listed):
         self.calls = Calls(self._users)
         self.piece_bytes = piece_bytes
         self._open(mpi_comm, layout, hosts)
-        self.regroup = Regroup(self, leave_without_finalizing) if on_failure == "regroup" and self.size > 1 else None
+        self.regroup = (
+            Regroup(self, leave_without_finalizing, fail_at_end) if on_failure == "regroup" and self.size > 1 else None
+        )
         self.calls.regroup = self.regroup
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         if self.regroup is not None:
