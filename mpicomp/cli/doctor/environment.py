@@ -219,7 +219,7 @@ def _ratio(limit: str, period: str) -> float:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()
     except OSError:
         return ""
 
