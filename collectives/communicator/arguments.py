@@ -74,6 +74,8 @@ def validate_arguments(
     ranks_per_node: int | None = None,
     on_failure: str = "raise",
     checksums: object = False,
+    spares: object = 0,
+    trace: object = None,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -107,6 +109,7 @@ def validate_arguments(
         if emulated is not None and link_of(parent) is not None:
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         _validate_on_failure(on_failure, parent)
+        _validate_spares(spares, on_failure, parent, emulated is not None, trace is not None)
         checked = validate_checksums(checksums, topology)
         workers = Workers(int(threads)) if threads > 1 else None
         per_node = validate_ranks_per_node(ranks_per_node)
@@ -124,6 +127,17 @@ def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
         raise ValueError(f"on_failure is {on_failure!r}: choose 'raise' or 'regroup'")
     if on_failure == "regroup" and parent.size > 1 and not is_tolerant(parent):
         raise ValueError(f"on_failure='regroup' needs an MPI whose ranks outlive others: {CURE}")
+
+
+def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, has_link: bool, has_trace: bool) -> None:
+    if isinstance(spares, bool) or not isinstance(spares, Integral):
+        raise TypeError(f"spares must be a whole number, not {spares!r}")
+    if not 0 <= int(spares) < parent.size:
+        raise ValueError(f"spares must lie in 0 .. {parent.size - 1}, since a rank has to train, not {spares}")
+    if spares and on_failure != "regroup":
+        raise ValueError(f"spares={spares} need on_failure='regroup': without it the job ends with the first dead rank")
+    if spares and (has_link or has_trace):
+        raise ValueError(f"spares={spares} cannot be combined with {'link' if has_link else 'trace'}: leave one out")
 
 
 def require_rank(alone: bool = False) -> None:
@@ -196,7 +210,12 @@ class Duplicate(NamedTuple):
 
 
 def duplicate(
-    parent: MPI.Comm, arrival_timeout: float, ranks_per_node: int | None, timeout: float, checksums: bool
+    parent: MPI.Comm,
+    arrival_timeout: float,
+    ranks_per_node: int | None,
+    timeout: float,
+    checksums: bool,
+    spares: int = 0,
 ) -> Duplicate:
     """Return a duplicate of a communicator, with the layouts of its nodes and hosts.
 
@@ -212,7 +231,7 @@ def duplicate(
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout, checksums))
+        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout, checksums, spares))
     except ValueError:
         mpi_comm.Free()
         raise

@@ -141,7 +141,10 @@ class Ending:
     def _peer_failure(self, error: MPI.Exception | PeerFailure) -> PeerFailure:
         """Return the error to raise for one of MPI; after a death the other ranks' calls fail too."""
         text = str(error) if isinstance(error, PeerFailure) else f"{self._calls.here}: MPI says {error}"
-        is_death = is_tolerant(self.mpi_comm) and reports_death(error, self.mpi_comm)
+        # A rank that waits may have found the death in MPI's list before any error of MPI.
+        is_death = is_tolerant(self.mpi_comm) and (
+            reports_death(error, self.mpi_comm) or bool(failed_ranks(self.mpi_comm))
+        )
         if is_death:
             for one in tuple(self.family):
                 revoke(one.mpi_comm)
@@ -187,12 +190,29 @@ class Ending:
             self._workers.dismiss()
         self.end_quietly(_CLOSED)
 
+    leaves_spares: Callable[[], None] | None = None  # ends ranks that wait, where the program ends
+
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._calls.in_flight():
             keep_alive(self)
         if self._size > 1 and not self._calls.broken:
             self._missing.leave(getattr(sys, "last_value", None))  # of an uncaught exception
+
+    @property
+    def has_failed(self) -> bool:
+        """A call has failed, so that all ranks give the communicator up."""
+        return self._calls.failure is not None and self._calls.broken != _CLOSED
+
+    @property
+    def all_left(self) -> bool:
+        """All other ranks have sent that their programs end."""
+        return self._missing.n_left == self._size - 1
+
+    def leave_by_error(self) -> None:
+        """Notify all other ranks that an uncaught exception ends this one, whose death MPI reports next."""
+        if self._size > 1:
+            self._missing.leave_all()
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the communicator of a ``with`` block that an exception has left; the other ranks are notified."""

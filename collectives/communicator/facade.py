@@ -20,7 +20,7 @@ from collectives.communicator.checked_messages import CheckedComm
 from collectives.communicator.ending import Ending, close
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, members_of, open_nodes
-from collectives.communicator.routes import Routes
+from collectives.communicator.routes import VERSION, Routes
 from collectives.communicator.slow_link import link_of, slow_down
 from collectives.consistency.call_check import CallCheck, most_bytes
 from collectives.consistency.descriptions import fingerprint
@@ -32,9 +32,11 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailur
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process, expect_deaths, leave_without_finalizing
+from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
+from collectives.recovery import newcomers
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
+from collectives.recovery.newcomers import Newcomers
 from collectives.recovery.regroup import Regroup
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
@@ -61,6 +63,7 @@ _NAMES = (
         "members",
         "select",
         "stop_requested",
+        "admit",
         "start_progress_thread",
         "close",
     ),
@@ -126,6 +129,9 @@ class Communicator(metaclass=_Listed):
         After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
         calls in flight are made again; see docs/faults.md. The launcher must let ranks outlive others. Equal on all
         ranks.
+    spares : int
+        The last so many ranks wait, in `admit`, and take the places of ranks that die; with ``on_failure="regroup"``.
+        Until then each has a communicator of its own. Equal on all ranks.
     checksums : bool
         Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
         differs; see docs/checksums.md. Equal on all ranks.
@@ -220,18 +226,27 @@ class Communicator(metaclass=_Listed):
         ranks_per_node: int | None = None,
         on_failure: Literal["raise", "regroup"] = "raise",
         checksums: bool = False,
+        spares: int = 0,
     ) -> None:
         given = arguments.validate_arguments(
             mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
-            on_failure, checksums,
+            on_failure, checksums, spares, trace,
         )  # fmt: skip
         self.topology, self.workers = given.topology, given.workers
         self.timeout, self.arrival_timeout = given.timeout, given.arrival_timeout
         self.ranks_per_node, self.checksums = given.ranks_per_node, given.checksums
         with reporting_deaths(given.parent, "while the ranks made a communicator"):
             mpi_comm, layout, hosts, self._key = arguments.duplicate(
-                given.parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums
+                given.parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums, spares
             )
+            pool, layouts = mpi_comm, (layout, hosts)
+            numbers: Sequence[int] = range(pool.size - spares)
+            if spares:
+                members = numbers
+                numbers = members if pool.rank in members else (pool.rank,)
+                mpi_comm = pool.Split(0 if pool.rank in members else pool.rank, pool.rank)
+                mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
+                layout, hosts = (one.of_survivors(numbers, mpi_comm.rank) for one in layouts)
         if given.link is not None:
             mpi_comm = slow_down(mpi_comm, given.link, layout.node_of)
         self.link = link_of(mpi_comm)
@@ -243,7 +258,13 @@ class Communicator(metaclass=_Listed):
         self.calls = Calls(self._users)
         self.piece_bytes = piece_bytes
         self._open(mpi_comm, layout, hosts)
-        self.regroup = Regroup(self, leave_without_finalizing) if on_failure == "regroup" and self.size > 1 else None
+        self.regroup: Regroup | None = None
+        self.newcomers: Newcomers | None = None
+        if on_failure == "regroup" and pool.size > 1:
+            self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
+        if spares:
+            self.newcomers = Newcomers(self, pool, layouts, pool.size - spares)
+            self.ending.leaves_spares = self.newcomers.leave
         self.calls.regroup = self.regroup
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         if self.regroup is not None:
@@ -307,6 +328,22 @@ class Communicator(metaclass=_Listed):
         if not isinstance(self.topology, str):
             self.topology.plan(self.rank, self.size)
         self._set_routes()
+
+    def shared_counters(self) -> dict[str, Any]:
+        """Return names and numbers that are equal on all ranks, which a newcomer takes over by `adopt`."""
+        return {"key": self._key, "eager": self._eager_bytes, "tag": self.last_tag, "version": VERSION}
+
+    def adopt(self, shared: dict[str, Any]) -> None:
+        """Take over the names and numbers of a member.
+
+        Raises
+        ------
+        ValueError
+            The member has another version of the wire format.
+        """
+        if shared["version"] != VERSION:
+            raise ValueError(f"wire format {VERSION} here, and {shared['version']} on the members")
+        self._key, self._eager_bytes = shared["key"], shared["eager"]
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -379,7 +416,8 @@ class Communicator(metaclass=_Listed):
 
         def free() -> tuple[Callable[[], None], ...]:
             requests = self.dense_buffers.clear, self._users.free_all, self._call_check.free
-            return self._close_nodes, *requests, self.mpi_comm.Free
+            dismiss = () if self.newcomers is None else (self.newcomers.dismiss,)
+            return *dismiss, self._close_nodes, *requests, self.mpi_comm.Free
 
         try:
             close(self, lambda: self._call_check if self.verifies else None, free)
@@ -714,6 +752,7 @@ class Communicator(metaclass=_Listed):
     broadcast, allgather, barrier = exchanges.broadcast, exchanges.allgather, exchanges.barrier
     broadcast_object, allgather_object = exchanges.broadcast_object, exchanges.allgather_object
     stop_requested = stopping.stop_requested
+    admit = newcomers.admit
     send, recv, isend, irecv = point_to_point.send, point_to_point.recv, point_to_point.isend, point_to_point.irecv
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------

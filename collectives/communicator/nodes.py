@@ -115,7 +115,12 @@ class NodeLayout:
 
 
 def find_layouts(
-    mpi_comm: MPI.Comm, host: MPI.Comm, ranks_per_node: int | None, timeout_s: float, checksums: bool = False
+    mpi_comm: MPI.Comm,
+    host: MPI.Comm,
+    ranks_per_node: int | None,
+    timeout_s: float,
+    checksums: bool = False,
+    spares: int = 0,
 ) -> tuple[NodeLayout, NodeLayout, str]:
     """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
 
@@ -135,7 +140,7 @@ def find_layouts(
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
-    mine = np.array([first[0], part, given, checksums, secrets.randbits(62)], np.int64)
+    mine = np.array([first[0], part, given, checksums, secrets.randbits(62), spares], np.int64)
     everyones = np.empty((mpi_comm.size, mine.size), np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
     wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
@@ -150,6 +155,12 @@ def find_layouts(
         first_one, other = (bool(everyones[rank, 3]) for rank in (0, others[0]))
         raise ValueError(
             f"checksums is {first_one} on rank 0 and {other} on {list_ranks(others)}: pass the same on all ranks"
+        )
+    others = np.flatnonzero(everyones[:, 5] != everyones[0, 5]).tolist()
+    if others:
+        first_count, count = (int(everyones[rank, 5]) for rank in (0, others[0]))
+        raise ValueError(
+            f"spares is {first_count} on rank 0 and {count} on {list_ranks(others)}: pass the same on all ranks"
         )
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
     key = f"{everyones[0, 4]:016x}"

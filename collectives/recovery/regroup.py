@@ -27,11 +27,11 @@ from mpi4py import MPI
 from collectives.arrays.vectors import Flat
 from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailure, RanksLost
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure, RanksLost
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import agree, look, reports_death, revoke, with_survivors
+from collectives.recovery.fault_tolerance import agree, await_death, look, reports_death, revoke, with_survivors
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
@@ -48,6 +48,14 @@ class Survivor(Protocol):
         """Return all that the next step depends on; called once the calls in flight have been rolled back."""
         ...
 
+    def describe(self) -> str:
+        """Return its kind and options, which must be equal on a newcomer."""
+        ...
+
+    def enter(self, peers: Any) -> Any:
+        """Return the state from which a newcomer goes on, of a peer's `save`."""
+        ...
+
     def renew(self, saved: Any, survivors: tuple[int, ...]) -> None:
         """Continue from `save` on the communicator as it is now, whose ranks were `survivors` before; collective."""
         ...
@@ -61,6 +69,10 @@ class Regroup:
     comm : Communicator
     on_death : callable
         Called before the survivors regroup.
+    on_error : callable
+        Called if a rank died of an uncaught exception; on all survivors.
+    members : sequence of int
+        Rank that each rank has in the job.
 
     Attributes
     ----------
@@ -70,11 +82,16 @@ class Regroup:
         How often the survivors have regrouped.
     is_active : bool
         The survivors regroup now: calls of the communicator are not possible, calls of MPI are.
+    has_met : bool
+        Set when the survivors regroup, where one of them has come by `meet`.
     """
 
-    def __init__(self, comm: Communicator, on_death: Callable[[], None]) -> None:
-        self._comm, self._on_death = comm, on_death
-        self.members, self.count = tuple(range(comm.size)), 0
+    def __init__(
+        self, comm: Communicator, on_death: Callable[[], None], on_error: Callable[[], None], members: Iterable[int]
+    ) -> None:
+        self._comm, self.on_death, self._on_error = comm, on_death, on_error
+        self.members, self.count = tuple(members), 0
+        self.has_met = self._meets = False
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
         self._joined = self._begun = 0  # users; calls in the order of all ranks
         self.is_active = False
@@ -179,7 +196,7 @@ class Regroup:
             A survivor does not come.
         """
         comm = self._comm
-        if self.is_active or comm.calls.broken or not reports_death(error, comm.mpi_comm):
+        if self.is_active or comm.calls.broken or not self._is_death(error):
             return False
         start, idle = time.perf_counter(), [call for call in comm.calls.in_flight() if not call.busy]
         self.is_active = True
@@ -193,9 +210,17 @@ class Regroup:
                 call.busy = False
         return True
 
+    def _is_death(self, error: BaseException) -> bool:
+        mpi_comm = self._comm.mpi_comm
+        if reports_death(error, mpi_comm):
+            return True
+        # a rank that an exception ends sends a notice, which arrives before MPI's notice of its death
+        return isinstance(error, CollectiveTimeout) and self._comm.missing.n_left > 0 and await_death(mpi_comm)
+
     def _regroup(self, start: float) -> None:
         comm = self._comm
-        self._on_death()
+        self.on_death()
+        has_left = comm.missing.n_left > 0
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts = comm.layout, comm.hosts
         saved: list[tuple[Any, Any]] | None = None
@@ -207,15 +232,14 @@ class Regroup:
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
-                self._settle(new)
+                has_left |= self._settle(new, has_left)
                 if saved is None:
                     again = self._drop()
-                    saved = [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
+                    saved = self.save_users()
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
-                for survivor, state in saved:
-                    survivor.renew(state, survivors)
+                self.renew_users(saved, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
@@ -228,25 +252,60 @@ class Regroup:
                 break
             old = new
         self.count += 1
+        if has_left:
+            self._on_error()
         lost = self._lost(before)
         self._begin_again(again, lost)
-        _log.warning(
-            "%s, %s before: %s; %d of %d ranks go on after %.0f ms, without 1/%d of what each residual had pending",
-            comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start), len(before),
-        )  # fmt: skip
+        if len(self.members) < len(before):
+            _log.warning(
+                "%s, %s before: %s; %d of %d ranks go on after %.0f ms, without 1/%d of what each residual had pending",
+                comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start), len(before),
+            )  # fmt: skip
+
+    def meet(self) -> None:
+        """Regroup though no rank has died, together with ranks that are still in the last call and may have found one.
+
+        Collective, with no call in flight.
+        """
+        self.is_active = self._meets = True
+        try:
+            self._regroup(time.perf_counter())
+        finally:
+            self.is_active = self._meets = False
+
+    # Newcomers -------------------------------------------------------------------------------------------------------
+
+    def save_users(self) -> list[tuple[Any, Any]]:
+        """Return the long-lived users in the order of joining, with their states."""
+        return [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
+
+    def renew_users(self, saved: Iterable[tuple[Any, Any]], survivors: tuple[int, ...]) -> None:
+        """Continue from `save_users` on the communicator as it is now; collective."""
+        for survivor, state in saved:
+            survivor.renew(state, survivors)
+
+    def counters(self) -> tuple[int, int]:
+        """Return the counters that a newcomer takes over by `adopt`."""
+        return self._begun, self.count
+
+    def adopt(self, counters: tuple[int, int]) -> None:
+        """Take over the counters of a member."""
+        self._begun, self.count = counters
 
     def _lost(self, before: Iterable[int]) -> str:
         lost = sorted(set(before) - set(self.members))
         return f"{list_ranks(lost)} died" if lost else "a rank died"
 
-    def _settle(self, new: MPI.Comm) -> None:
-        """Settle the calls in flight that a survivor has ended."""
+    def _settle(self, new: MPI.Comm, has_left: bool) -> bool:
+        """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_left`."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
-        reports = gather_objects(new, (self._begun, unsettled), self._comm.timeout)
+        reports = gather_objects(new, (self._begun, unsettled, has_left, self._meets), self._comm.timeout)
+        self.has_met |= any(meets for *_, meets in reports)
         for call in ordered:
-            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight in reports):
+            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight, *_ in reports):
                 call.is_settled = True
+        return any(left for _, _, left, _ in reports)
 
     def _drop(self) -> list[Call]:
         """Roll back the calls in flight that are not settled; return those that can be made again."""

@@ -480,6 +480,23 @@ class Aggregator:
         self.feedback.check_ready()
         return self._state(self.feedback.state())
 
+    def describe(self) -> str:
+        """Return the kind of the vectors, the method and its tag, which are equal on all ranks."""
+        spec = self.spec
+        lengths = spec.tensor_lengths
+        tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
+        return f"{spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {self.algorithm}, tag {self._tag}"
+
+    def enter(self, peers: dict[str, Any]) -> dict[str, Any]:
+        """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
+        kinds = self.state_kinds
+        if "shard" in kinds.values():
+            raise ValueError(f"{self.algorithm} divides vectors among the ranks of a node, and takes no newcomers")
+        state = {
+            key: _without_errors(value) if kinds[key] in ("mean", "owner") else value for key, value in peers.items()
+        }
+        return state | {key: np.zeros(2, np.int64) for key, kind in kinds.items() if kind == "owned" and key in peers}
+
     def renew(self, saved: dict[str, Any], survivors: tuple[int, ...]) -> None:
         """Go on among the survivors, each from its own residual; collective.
 
@@ -591,3 +608,10 @@ class Aggregator:
         taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.feedback.state_nan)
         self.feedback.check_owner(state, where)
         return taken
+
+
+def _without_errors(value: Any) -> Any:
+    """Return zeros in the shape of a state's entry."""
+    if isinstance(value, dict):
+        return {key: _without_errors(one) for key, one in value.items()}
+    return np.zeros_like(value) if isinstance(value, np.ndarray) else value

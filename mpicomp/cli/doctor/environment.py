@@ -220,7 +220,7 @@ def _ratio(limit: str, period: str) -> float:
 def _text(file: Path) -> str:
     try:
         return file.read_text(errors="replace").strip()
-    except OSError:
+    except (OSError, ValueError):  # a null byte in a group's path is a ValueError
         return ""
 
 

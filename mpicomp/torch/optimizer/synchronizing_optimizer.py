@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 
 from collectives.execution.handle import keep_uncompiled
+from collectives.recovery.newcomers import admit_each
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
+from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
 
 _Synchronizer = TypeVar("_Synchronizer", bound=Synchronizer)
@@ -153,6 +155,58 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         """
         self._require_nothing_sent("load_state_dict")
         self._synchronizer.load_state_dict(state_dict)
+
+    @keep_uncompiled
+    def admit(self, model: torch.nn.Module, state: Callable[[], Any], load: Callable[[Any], object]) -> int:
+        """Let ranks that wait take the places of dead ones, see `Communicator.admit`; collective, between two steps.
+
+        A newcomer copies the model and this optimizer's state, with empty residuals. While local steps are made, or
+        gradients have been sent, nobody is admitted.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Its `state_dict` is copied.
+        state, load : callable
+            Return and take everything else that the next step depends on, such as its number and a learning-rate
+            scheduler's state.
+
+        Returns
+        -------
+        int
+            Number of ranks that joined.
+
+        Raises
+        ------
+        ValueError
+            On a newcomer whose model or options differ from the members'; these go on without it.
+        CollectiveMismatch, CollectiveTimeout, PeerFailure
+        SystemExit
+            On a rank that waits, once the members have ended.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> with mpicomp.Communicator() as comm:
+        ...     model = torch.nn.Linear(3, 1)
+        ...     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), mpicomp.Dense(), comm)
+        ...     optimizer.admit(model, lambda: {"step": 3}, lambda saved: None)
+        0
+        """
+        synchronizer = self._synchronizer
+
+        def take(saved: Any, states: list[State]) -> None:
+            model.load_state_dict(saved[0])
+            self.load_state_dict(redistribute_states(states, 1)[0])
+            load(saved[1])
+
+        is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
+        n_joined = admit_each(self.comm, lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
+        if n_joined:
+            synchronizer.models_compared = False  # on all ranks alike, since the newcomers compare theirs
+        return n_joined
 
     def _require_nothing_sent(self, call: str, more: str = "") -> None:
         if self._synchronizer.phase is Phase.SENT:

@@ -1,0 +1,140 @@
+"""Ranks that wait take the places of dead ones between two steps, with the members' model and no pending error."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+import mpicomp
+from tests.unit.faults.jobs import JOB_S, Jobs
+
+pytestmark = pytest.mark.timeout(2 * JOB_S)
+
+TRAINING = """
+import json, logging, zlib
+logging.basicConfig(level=logging.WARNING)
+from mpi4py import MPI
+me = MPI.COMM_WORLD.rank
+tell(f"pid-{me}", os.getpid())
+comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=20)
+aggregator = mpicomp.algorithm(METHOD).start(comm, N if me != OTHER else N + 1)
+model, step = np.zeros(N, np.float32), 0
+if me == DIES_JOINING:
+    def die(*arguments):
+        os.kill(os.getpid(), signal.SIGKILL)
+    mpicomp.aggregator.base.Aggregator.renew = die
+def state():
+    return {"model": model, "step": step}
+def load(saved):
+    global model, step
+    model, step = saved["model"], saved["step"]
+rows = []
+while step < STEPS:
+    joined = comm.admit(state, load)
+    if joined and me >= N_MEMBERS and not rows:
+        pending = float(np.abs(aggregator.residual).sum()) if aggregator.residual is not None else 0.0
+        tell(f"joined-{me}", json.dumps([step, aggregator.step, pending]))
+    if DEATHS.get(me) == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+    mean = aggregator.aggregate(np.full(N, 1.0 + me, np.float32) + np.arange(N, dtype=np.float32) / N)
+    model = model - mean
+    step += 1
+    rows.append([step, comm.size, float(mean[0]), zlib.crc32(model.tobytes()), list(comm.members)])
+assert aggregator.step == STEPS
+tell(f"rows-{me}", json.dumps(rows))
+comm.close()
+"""
+
+
+def train(jobs: Jobs, ranks: int, spares: int, deaths: dict[int, int], method: str = "dense", **given: Any) -> Any:
+    constants = {"N_MEMBERS": ranks - spares, "OTHER": None, "DIES_JOINING": None, "STEPS": 12, "N": 1000} | given
+    job = jobs.run_tolerant(ranks, TRAINING, SPARES=spares, DEATHS=deaths, METHOD=method, **constants)
+    return job, *job.finish()
+
+
+def rows_of(job: Any, rank: int) -> dict[int, Any]:
+    return {step: row for step, *row in json.loads(job.told(f"rows-{rank}"))}
+
+
+@pytest.mark.parametrize("method", ["marsit", "double-squeeze"])
+def test_newcomers_go_on_from_the_model_of_the_members_to_the_bit(jobs: Jobs, method: str) -> None:
+    job, status, output = train(jobs, 4, 2, {1: 2, 0: 6}, method)
+    assert status == 0, output
+    rows = {rank: rows_of(job, rank) for rank in (2, 3)}
+    assert rows[2][12][-1] == [2, 3]
+    for rank in (2, 3):
+        assert set(rows[rank]) == set(range(min(rows[rank]), 13))
+        for step, row in rows[rank].items():
+            assert row == rows[2][step], (rank, step)  # rank 2 has joined first
+        step, counted, pending = json.loads(job.told(f"joined-{rank}"))
+        assert step == counted == min(rows[rank]) - 1
+        assert (pending == 0.0) == (method == "marsit")  # with owners the ranks share all errors
+    assert re.search(r"rank 3 joined; 2 ranks go on after \d+ ms", output)
+
+
+def test_members_go_on_without_a_newcomer_that_dies_or_has_another_model(jobs: Jobs) -> None:
+    job, _, output = train(jobs, 5, 3, {1: 2}, OTHER=3, DIES_JOINING=2)
+    rows = {rank: rows_of(job, rank) for rank in (0, 4)}
+    assert rows[0][12][-1] == [0, 4], output
+    assert rows[0][12][1] == pytest.approx(1 + 4 / 2)  # divided by the new number of ranks
+    for step, row in rows[4].items():
+        assert row == rows[0][step]
+    assert re.search(r"ValueError: rank 3 of the job cannot join: its aggregators differ .*float32\[1001\]", output)
+    assert re.search(r"rank 3 of the job cannot join, and the others go on", output)
+
+
+def test_ranks_that_nobody_needs_end_with_the_job(jobs: Jobs) -> None:
+    job, status, output = train(jobs, 2, 1, {})
+    assert status == 0, output
+    assert rows_of(job, 0)[12][0] == 1
+
+
+OPTIMIZER = """
+import torch
+import mpicomp.torch
+from mpi4py import MPI
+me = MPI.COMM_WORLD.rank
+tell(f"pid-{me}", os.getpid())
+torch.set_num_threads(1)
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+torch.manual_seed(me if me == 2 else 0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+optimizer = mpicomp.torch.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), mpicomp.algorithm(METHOD), comm, bucket_mb=0.003
+)
+step = 0
+def load(saved):
+    global step
+    step = saved
+while step < 12:
+    optimizer.admit(model, lambda: step, load)
+    inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * me + step))
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+    if me == 1 and step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    step += 1
+tell(f"model-{me}", [parameter.tolist() for parameter in model.parameters()])
+tell(f"members-{me}", comm.members)
+comm.close()
+"""
+
+
+def test_optimizers_copy_model_and_state_to_a_newcomer(jobs: Jobs) -> None:
+    pytest.importorskip("torch")
+    job = jobs.run_tolerant(3, OPTIMIZER, METHOD="local-top-k")
+    _, output = job.finish()
+    assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
+    assert job.told("model-0") == job.told("model-2")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [(1, r"must lie in 0 \.\. 0, since a rank has to train"), (True, "whole number")]
+)
+def test_numbers_of_ranks_that_wait_are_checked(given: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        mpicomp.Communicator(spares=given, alone=True)
