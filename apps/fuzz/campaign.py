@@ -122,7 +122,7 @@ def _fuzz(target: Target, runs: int, seconds: int, seed: int, corpus: Path) -> N
         if fault:
             raise AssertionError(f"{target.name}: {fault}")
 
-    limits = [f"-timeout={LONGEST_S:g}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={mutation.MOST_BYTES}"]
+    limits = [f"-timeout={HUNG_S:g}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={mutation.MOST_BYTES}"]
     amount = [f"-runs={runs}", f"-max_total_time={seconds}", f"-seed={seed}", "-print_final_stats=1"]
     places = [f"-artifact_prefix={corpus}/fault-{target.name}-", str(folder)]
     atheris.Setup([sys.argv[0], *amount, *limits, *places], read)

@@ -249,7 +249,7 @@ TARGETS = [
     Target("seals", "compare_seal", _seal_seeds, _compare_seal, (DamagedMessage,)),
     Target("call-marks", "RecursiveDoubling.Test", _mark_seeds, _exchange_marks, (DamagedMessage,)),
     Target("call-descriptions", "read_description, difference",
-           lambda: [_MINE.encode(), _MINE.encode() + CLOSES, b"barrier"], _describe_difference),
+           lambda: [_MINE.encode(), _MINE.encode() + CLOSES, b"barrier"], _describe_difference, ()),
     Target("missing-ranks", "MissingRanks.receive_messages",
            lambda: [struct.pack("<qq", kind, 7) + b"text" * (kind % 2) for kind in range(5)], _receive_question, ()),
     Target("array-headers", "point_to_point.read_header",

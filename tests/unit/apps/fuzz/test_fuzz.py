@@ -29,7 +29,6 @@ KINDS = {
     "a fault that is no UTF-8": ("pipeline-faults", b"\xc2"),
     "a question that is cut off": ("missing-ranks", b"\0" * 9),
     "a layout of an unknown type": ("pipeline-layouts", b"\0" + struct.pack("<10q", 9, 1, 4, *[0] * 7)),
-    "a layout of negative lengths": ("pipeline-layouts", b"\0" + struct.pack("<10q", 1, 1, -4, *[0] * 7)),
     "a layout of other fields": ("pipeline-layouts", b'\1["\\"*\\"", [{"dtype": 1}]]'),
     "a layout of no tensor": ("pipeline-layouts", b'\1["[\\"tuple\\", 3]", []]'),
     "more hosts than there are": ("allocations", b"\0 7\n\1 n[1-99999999]"),
@@ -37,6 +36,7 @@ KINDS = {
     "a node without tasks": ("allocations", b"\0 7\n\1 n\n\2 4\n\3 0"),
     "a host file that is no UTF-8": ("allocations", b"\5 \n\nh\xe4st\n"),
     "a line of another form in cgroup": ("quotas", b"0\n\nmax"),
+    "a limit in cgroup that is no UTF-8": ("quotas", b"0::/\n\n\xff"),
     "an option that Python cannot hash": ("assignments", b"a={[]: 1}"),
 }
 
