@@ -14,6 +14,7 @@ import _sitebuiltins
 import atexit
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from mpi4py import MPI
 from collectives import trace as traces
 from collectives.errors import explains_itself
 from collectives.launcher import mark
+from collectives.progress.polling import SLEEP_S
 from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, revoke
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ OURS = ("collectives", "mpicomp")
 _installed = False
 _status: int | None = None
 _expects_deaths = False
+_other_failed = False
 _is_leaving = False
 
 
@@ -153,14 +156,23 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
-    if is_tolerant_job() and (not _expects_deaths or describe_failed(MPI.COMM_WORLD)):
+    # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
+    # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
+    if is_tolerant_job() and _expects_deaths and not describe_failed(MPI.COMM_WORLD) and _can_regroup():
+        for ending in tuple(_open):
+            ending.leave_by_error()
+        deadline = time.monotonic() + GRACE_S
+        # where all ranks raise, none is left to end with a status but this one
+        while not all(ending.all_left for ending in _open):
+            if time.monotonic() > deadline:
+                _die()
+            time.sleep(SLEEP_S)
+    if is_tolerant_job():
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in tuple(_open):
             if ending.leaves_spares is not None:
                 ending.leaves_spares()
             revoke(ending.mpi_comm)
-        # MPI_Abort of Open MPI 5.0.11 ends no other rank there and may leave the launcher hanging, which it did in 14
-        # of 14 jobs of 5 and 8 ranks. The others' calls fail instead.
         time.sleep(READING_S)  # in which they name the rank that died first
         _leave(status or 1)
     MPI.COMM_WORLD.Abort(status)
@@ -271,6 +283,12 @@ def _leave_after_death(dead: str) -> None:
     _leave_without_finalizing()
 
 
+def fail_at_end() -> None:
+    """End the program with status 1 in place of 0: a rank has ended by an exception, and the others went on."""
+    global _other_failed
+    _other_failed = True
+
+
 def leave_without_finalizing() -> None:
     """End this process without MPI_Finalize, which may wait for a rank that has died."""
     atexit.unregister(_leave_without_finalizing)
@@ -308,20 +326,36 @@ def _after_fork() -> None:
 
 
 def _status_after_death() -> int:
-    """Return the status of survivors whose program has come to its end, from the environment; by default 0."""
+    """Return the status of survivors whose program has come to its end: that of the environment, if it has one."""
     text = os.environ.get(STATUS_AFTER_DEATH, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else int(_other_failed)
 
 
 def _leave_child() -> None:
     _leave(exit_status())
 
 
+def _can_regroup() -> bool:
+    """Return True unless a communicator has failed: its other ranks have given it up too, and do not regroup."""
+    return not any(ending.has_failed for ending in _open)
+
+
 def _leave(status: int) -> NoReturn:
+    _flush_streams()
+    os._exit(status & 0xFF)
+
+
+def _die() -> NoReturn:
+    """End by a signal: the launcher reports that to the other ranks, and no exit status but 0."""
+    _flush_streams()
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    os._exit(status & 0xFF)
 
 
 os.register_at_fork(after_in_child=_after_fork)

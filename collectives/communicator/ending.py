@@ -199,6 +199,21 @@ class Ending:
         if self._size > 1 and not self._calls.broken:
             self._missing.leave(getattr(sys, "last_value", None))  # of an uncaught exception
 
+    @property
+    def has_failed(self) -> bool:
+        """A call has failed, so that all ranks give the communicator up."""
+        return self._calls.failure is not None and self._calls.broken != _CLOSED
+
+    @property
+    def all_left(self) -> bool:
+        """All other ranks have sent that their programs end."""
+        return self._missing.n_left == self._size - 1
+
+    def leave_by_error(self) -> None:
+        """Notify all other ranks that an uncaught exception ends this one, whose death MPI reports next."""
+        if self._size > 1:
+            self._missing.leave_all()
+
     def leave_block(self, error: BaseException | None) -> None:
         """End the communicator of a ``with`` block that an exception has left; the other ranks are notified."""
         if not self._calls.broken:

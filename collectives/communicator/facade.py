@@ -32,7 +32,7 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailur
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process, expect_deaths, leave_without_finalizing
+from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
@@ -261,7 +261,7 @@ class Communicator(metaclass=_Listed):
         self.regroup: Regroup | None = None
         self.newcomers: Newcomers | None = None
         if on_failure == "regroup" and pool.size > 1:
-            self.regroup = Regroup(self, leave_without_finalizing, numbers)
+            self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
         if spares:
             self.newcomers = Newcomers(self, pool, layouts, pool.size - spares)
             self.ending.leaves_spares = self.newcomers.leave

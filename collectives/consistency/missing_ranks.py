@@ -163,6 +163,18 @@ class MissingRanks:
         with suppress(MPI.Exception):
             self._send(_LEAVING, self.partners, cause)
 
+    def leave_all(self) -> None:
+        """Notify all other ranks that an exception ends this one."""
+        with suppress(MPI.Exception):
+            self._send(_LEAVING, self._others)
+
+    @property
+    def n_left(self) -> int:
+        """Return the number of ranks that have sent that their programs end."""
+        with suppress(MPI.Exception):
+            self.receive_messages()
+        return len(self._left)
+
     def stop_sending(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Send no more messages; return how many went to each rank, and how many have come, which is still counted."""
         self._stopped = True

@@ -111,6 +111,8 @@ def await_death(comm: MPI.Comm) -> bool:
             look(comm)
         except MPI.Exception:
             return True
+        if failed_ranks(comm):  # a message that has arrived hides the error from a probe
+            return True
         time.sleep(SLEEP_S)
     return False
 

@@ -27,11 +27,11 @@ from mpi4py import MPI
 from collectives.arrays.vectors import Flat
 from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveMismatch, NonFiniteGradient, PeerFailure, RanksLost
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure, RanksLost
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import agree, look, reports_death, revoke, with_survivors
+from collectives.recovery.fault_tolerance import agree, await_death, look, reports_death, revoke, with_survivors
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Regroup:
     comm : Communicator
     on_death : callable
         Called before the survivors regroup.
+    on_error : callable
+        Called if a rank died of an uncaught exception; on all survivors.
     members : sequence of int
         Rank that each rank has in the job.
 
@@ -84,8 +86,10 @@ class Regroup:
         Set when the survivors regroup, where one of them has come by `meet`.
     """
 
-    def __init__(self, comm: Communicator, on_death: Callable[[], None], members: Iterable[int]) -> None:
-        self._comm, self.on_death = comm, on_death
+    def __init__(
+        self, comm: Communicator, on_death: Callable[[], None], on_error: Callable[[], None], members: Iterable[int]
+    ) -> None:
+        self._comm, self.on_death, self._on_error = comm, on_death, on_error
         self.members, self.count = tuple(members), 0
         self.has_met = self._meets = False
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
@@ -192,7 +196,7 @@ class Regroup:
             A survivor does not come.
         """
         comm = self._comm
-        if self.is_active or comm.calls.broken or not reports_death(error, comm.mpi_comm):
+        if self.is_active or comm.calls.broken or not self._is_death(error):
             return False
         start, idle = time.perf_counter(), [call for call in comm.calls.in_flight() if not call.busy]
         self.is_active = True
@@ -206,9 +210,17 @@ class Regroup:
                 call.busy = False
         return True
 
+    def _is_death(self, error: BaseException) -> bool:
+        mpi_comm = self._comm.mpi_comm
+        if reports_death(error, mpi_comm):
+            return True
+        # a rank that an exception ends sends a notice, which arrives before MPI's notice of its death
+        return isinstance(error, CollectiveTimeout) and self._comm.missing.n_left > 0 and await_death(mpi_comm)
+
     def _regroup(self, start: float) -> None:
         comm = self._comm
         self.on_death()
+        has_left = comm.missing.n_left > 0
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts = comm.layout, comm.hosts
         saved: list[tuple[Any, Any]] | None = None
@@ -220,7 +232,7 @@ class Regroup:
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
-                self._settle(new)
+                has_left |= self._settle(new, has_left)
                 if saved is None:
                     again = self._drop()
                     saved = self.save_users()
@@ -240,6 +252,8 @@ class Regroup:
                 break
             old = new
         self.count += 1
+        if has_left:
+            self._on_error()
         lost = self._lost(before)
         self._begin_again(again, lost)
         if len(self.members) < len(before):
@@ -282,15 +296,16 @@ class Regroup:
         lost = sorted(set(before) - set(self.members))
         return f"{list_ranks(lost)} died" if lost else "a rank died"
 
-    def _settle(self, new: MPI.Comm) -> None:
-        """Settle the calls in flight that a survivor has ended."""
+    def _settle(self, new: MPI.Comm, has_left: bool) -> bool:
+        """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_left`."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
-        reports = gather_objects(new, (self._begun, unsettled, self._meets), self._comm.timeout)
+        reports = gather_objects(new, (self._begun, unsettled, has_left, self._meets), self._comm.timeout)
         self.has_met |= any(meets for *_, meets in reports)
         for call in ordered:
-            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight, _ in reports):
+            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight, *_ in reports):
                 call.is_settled = True
+        return any(left for _, _, left, _ in reports)
 
     def _drop(self) -> list[Call]:
         """Roll back the calls in flight that are not settled; return those that can be made again."""

@@ -359,6 +359,32 @@ def test_exit_handlers_of_survivors_run_once(jobs: Jobs) -> None:
     assert [(job.folder / f"handler-{rank}").read_text() for rank in (0, 2)] == ["x", "x"]
 
 
+RAISING = """
+with mpicomp.Communicator(on_failure="regroup", timeout=20) as comm:
+    tell(f"pid-{comm.rank}", os.getpid())
+    before = comm.rank
+    for step in range(3):
+        if step == 1 and before in RANKS:
+            raise ValueError(f"bad data of rank {before}")
+        comm.allreduce(np.ones(1000))
+    tell(f"members-{before}", comm.members)
+"""
+
+
+def test_survivors_of_an_uncaught_exception_go_on_and_the_launcher_fails(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, RAISING, RANKS=(1,))
+    status, output = job.finish()
+    assert status == 1, output
+    assert "ValueError: bad data of rank 1" in output
+    assert [job.told(f"members-{rank}") for rank in (0, 2)] == ["(0, 2)"] * 2
+
+
+def test_a_job_all_of_whose_ranks_raise_ends_with_a_failure(jobs: Jobs) -> None:
+    status, output = jobs.run_tolerant(2, RAISING, RANKS=(0, 1)).finish()
+    assert status == 1, output
+    assert "ValueError: bad data of rank" in output
+
+
 TOO_FEW = """
 from collectives import PeerFailure, Torus
 comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,37 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that cannot open each other's descriptors, as in containers of their own."""
+    monkeypatch.setattr(shared_memory, "_describe", lambda descriptor: f"0 0 /proc/self/fd/{descriptor}")
+
+
+def test_a_file_never_has_a_name(folder: Path) -> None:
+    if shared_memory._open_nameless(folder, 1, ExitStack()) < 0:
+        pytest.skip("this file system has no files without names")
+    listed = list[Path]()
+
+    def work(rank: int, gather: Any) -> None:
+        def list_and_gather(text: str) -> Generator[bool, None, Sequence[str]]:
+            listed.extend(folder.iterdir())
+            return (yield from gather(text))
+
+        made(100, list_and_gather)
+
+    on_ranks(work)
+    assert listed == []
+
+
+@pytest.mark.usefixtures("named")
+def test_ranks_that_cannot_open_descriptors_share_files_by_name(folder: Path) -> None:
+    everyones = on_ranks(lambda rank, gather: made(100, gather))
+    for rank, memory in enumerate(everyones):
+        memory.segments[rank][:] = rank + 1
+    assert [[int(one[0]) for one in memory.segments] for memory in everyones] == [[1, 2, 3]] * RANKS
+    assert not any(folder.iterdir())
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 5000])
 def test_all_ranks_see_what_each_of_them_writes(folder: Path, nbytes: int) -> None:
     everyones = on_ranks(lambda rank, gather: made(nbytes, gather))
@@ -67,6 +99,7 @@ def test_all_ranks_see_what_each_of_them_writes(folder: Path, nbytes: int) -> No
     assert not any(folder.iterdir())
 
 
+@pytest.mark.usefixtures("named")
 def test_files_take_memory_only_once_they_have_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, taking = list[bool](), os.posix_fallocate
 
@@ -79,6 +112,7 @@ def test_files_take_memory_only_once_they_have_no_name(folder: Path, monkeypatch
     assert taken == [True] * RANKS
 
 
+@pytest.mark.usefixtures("named")
 def test_others_cannot_look_into_a_segment(folder: Path) -> None:
     modes = list[int]()
 
@@ -98,6 +132,7 @@ def refuse(*arguments: Any, **options: Any) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("place", ["folder", "map", "pages"])
 def test_a_rank_without_memory_is_an_error_on_all(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     owner, name = {
