@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collectives.communicator.nodes import NodeLayout
 
 LOOK_S = 0.01  # between two looks of a spare at the pool, which cost a few microseconds each
-_DISMISSAL = 1  # tag of the message by which a member ends a spare
+_DISMISSAL, _READY = 1, 2  # tags of messages: a member ends a spare; a spare has come to `admit`
 _log = logging.getLogger("collectives")
 
 GetState = Callable[[], Any]
@@ -76,6 +76,7 @@ class Newcomers:
         self._number, self._wanted = pool.rank, n_members
         self.is_spare = pool.rank >= n_members
         self._members, self._spares = list(range(n_members)), list(range(n_members, pool.size))  # ranks of the pool
+        self._all_ready, self._n_admitted = False, 0
         here = ref(self)
 
         def leave() -> None:
@@ -124,7 +125,7 @@ class Newcomers:
             return self._wait(comm, state, load, each)
         regroup.has_met = False
         mine = np.array(
-            [comm.size < self._wanted and self.waiting > 0, comm.calls_in_flight > 0 or not ready], np.int64
+            [comm.size < self._wanted and self._are_ready(), comm.calls_in_flight > 0 or not ready], np.int64
         )
         is_missing, is_busy = comm.allreduce(mine, "max")
         if is_busy or not is_missing:
@@ -132,6 +133,18 @@ class Newcomers:
         if not regroup.has_met:
             regroup.meet()
         return self._assemble(comm, state, load, each)
+
+    def _are_ready(self) -> bool:
+        """Return True if there are spares and all have come to `admit`: members must not wait for their imports."""
+        if not self._all_ready:
+            self._all_ready = all(map(self._is_ready, self._spares))
+        return self._all_ready and self.waiting > 0
+
+    def _is_ready(self, spare: int) -> bool:
+        try:
+            return self._pool.Iprobe(spare, _READY)
+        except MPI.Exception:  # it has died, and nobody waits for it
+            return True
 
     # Spares -----------------------------------------------------------------------------------------------------------
 
@@ -145,6 +158,10 @@ class Newcomers:
         SystemExit
             The members have ended.
         """
+        for member in () if self._all_ready else self._members:
+            with suppress(MPI.Exception):  # this member has died
+                self._pool.Isend([np.empty(0, np.uint8), 0, MPI.BYTE], member, _READY).Free()
+        self._all_ready = True
         while self.is_spare:
             if self._pool.Is_revoked():
                 self._assemble(comm, state, load, each)
