@@ -59,6 +59,7 @@ class CommunicatorArguments(NamedTuple):
     link: EmulatedLink | None
     ranks_per_node: int | None
     checksums: bool
+    copy_residuals_every: int | None
 
 
 def validate_arguments(
@@ -74,6 +75,7 @@ def validate_arguments(
     ranks_per_node: int | None = None,
     on_failure: str = "raise",
     checksums: object = False,
+    copy_residuals_every: object = None,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -107,13 +109,15 @@ def validate_arguments(
         if emulated is not None and link_of(parent) is not None:
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         _validate_on_failure(on_failure, parent)
+        every = _validate_copies(copy_residuals_every, on_failure)
         checked = validate_checksums(checksums, topology)
         workers = Workers(int(threads)) if threads > 1 else None
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
             per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
         limits = timeouts(timeout, arrival_timeout)
-        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated, per_node, checked)
+        route = _topology(topology, parent)
+        return CommunicatorArguments(parent, route, *limits, workers, emulated, per_node, checked, every)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
@@ -124,6 +128,18 @@ def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
         raise ValueError(f"on_failure is {on_failure!r}: choose 'raise' or 'regroup'")
     if on_failure == "regroup" and parent.size > 1 and not is_tolerant(parent):
         raise ValueError(f"on_failure='regroup' needs an MPI whose ranks outlive others: {CURE}")
+
+
+def _validate_copies(every: object, on_failure: str) -> int | None:
+    if every is None:
+        return None
+    if isinstance(every, bool) or not isinstance(every, Integral):
+        raise TypeError(f"copy_residuals_every must be a number of steps or None, not {every!r}")
+    if every < 1:
+        raise ValueError(f"copy_residuals_every must be at least 1, not {every}")
+    if on_failure != "regroup":
+        raise ValueError("copy_residuals_every has no use without on_failure='regroup': pass both, or neither")
+    return int(every)
 
 
 def require_rank(alone: bool = False) -> None:
