@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 import mpicomp
+from collectives.execution.handle import Traffic
+from collectives.progress.polling import Backoff, Limits, drive
+from mpicomp.aggregator.residual_copies import ResidualCopies, ResidualCopy, ages_of, buddies_of, with_copy
+from mpicomp.feedback.redistribute import among_survivors
 from tests.unit.faults.jobs import JOB_S, Job, Jobs
 
 pytestmark = pytest.mark.timeout(2 * JOB_S)
@@ -62,7 +66,9 @@ def expected(method: str, options: dict[str, Any], every: int, deaths: dict[int,
     ends = sorted({*deaths.values(), STEPS})
     for first, last in zip([0, *ends], ends, strict=False):
 
-        def train(comm: Any, ranks: list[int] = ranks, first: int = first, last: int = last) -> Any:
+        def train(
+            comm: Any, ranks: list[int] = ranks, states: dict[int, Any] = states, first: int = first, last: int = last
+        ) -> Any:
             me = ranks[comm.rank]
             aggregator = mpicomp.algorithm(method, **options).start(comm, N)
             if me in states:
@@ -126,3 +132,73 @@ def test_no_error_is_lost_or_counted_twice_if_a_rank_dies_within_a_step(jobs: Jo
         given = np.sum([gradient(rank, step) for step, group in enumerate(groups) for rank in group], 0)
         sums.append(np.abs(given - applied - pending).max())
     assert min(sums) < 1e-4 < max(sums)
+
+
+# Parts, without deaths -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node_of", "apart"), [([0] * 5, 0), ([0, 0, 1, 1], 4), ([0, 1, 0, 1, 2], 5), ([0, 0, 0, 1], 2), ([0, 1, 2], 3)]
+)
+def test_each_rank_keeps_one_copy_and_of_another_node_where_that_is_possible(node_of: list[int], apart: int) -> None:
+    buddies = buddies_of(node_of)
+    assert sorted(buddies) == list(range(len(node_of)))
+    assert all(rank != buddy for rank, buddy in enumerate(buddies))
+    assert sum(node_of[rank] != node_of[buddy] for rank, buddy in enumerate(buddies)) == apart
+
+
+def test_a_copy_is_held_once_the_step_has_ended_and_is_forgotten_with_a_step_that_fails() -> None:
+    def work(comm: Any) -> Any:
+        copies, traffic = ResidualCopies(comm, 2, {"residual": "mean", "step": "shared"}), Traffic()
+        found = []
+        for step, end in ((2, copies.keep), (4, copies.drop)):
+            backoff = Backoff(Limits(20.0), lambda: "no copy")
+            state = {"residual": np.full(3, 10.0 * comm.rank + step, np.float32)}
+            drive(copies.exchange(state, step, 7, backoff, traffic), backoff)
+            end()
+            assert copies.held is not None
+            assert copies.held.entries is not None
+            found.append((copies.held.rank, copies.held.step, copies.held.entries["residual"].tolist()))
+        return found, traffic.bytes_sent
+
+    assert mpicomp.run_local(3, work)[0] == ([(2, 2, [22.0] * 3)] * 2, 24)
+
+
+def test_copies_of_steps_that_were_taken_back_are_lost() -> None:
+    state = {"residual": np.ones(2, np.float32), "step": 4}
+    copy = ResidualCopy(1, 5, {"residual": np.ones(2, np.float32)})
+    kinds: Any = {"residual": "mean", "step": "shared"}
+    assert with_copy(state, copy, [1], kinds).state is state
+    assert ages_of([(1, 5), (2, 4)], [1, 2], 4) == {1: None, 2: 0}
+    assert with_copy(state, copy._replace(step=4), [1], kinds).state["residual"].tolist() == [2.0, 2.0]
+
+
+def test_errors_of_a_dead_owner_are_kept_and_the_mean_stays_that_of_the_survivors() -> None:
+    kinds: Any = {"n": "shared", "mine": "mean", "owners": "owner", "owned": "owned"}
+    states: list[Any] = [
+        {
+            "n": 6,
+            "mine": np.full(6, 3.0 * rank, np.float32),
+            "owners": np.where(np.arange(6) // 2 == rank, 1.0 + rank, 0).astype(np.float32),
+            "owned": np.array([2 * rank, 2 * rank + 2]),
+        }
+        for rank in range(3)
+    ]
+    kept = among_survivors(states[:2], kinds, None, states[2:])
+    lost = among_survivors(states[:2], kinds, None)
+    assert kept["mine"].tolist() == lost["mine"].tolist() == [1.5] * 6
+    assert kept["owners"].tolist() == [1, 1, 2, 2, 3, 3]
+    assert lost["owners"].tolist() == [1, 1, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("every", "error", "text"),
+    [
+        (0, ValueError, "at least 1, not 0"),
+        (2.5, TypeError, "number of steps or None, not 2.5"),
+        (2, ValueError, "pass both"),
+    ],
+)
+def test_copies_that_cannot_be_made_are_refused(every: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"copy_residuals_every .*{text}"):
+        mpicomp.Communicator(copy_residuals_every=every)
