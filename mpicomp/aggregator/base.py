@@ -124,8 +124,10 @@ class Aggregator:
 
     def _residual_copies(self) -> ResidualCopies | None:
         """Return the copies of residuals that the communicator asks for; None: there is nothing to copy."""
-        comm, kinds = self.comm, self.state_kinds
+        comm, like = self.comm, self.feedback.like()
         every = comm.copy_residuals_every
+        # residuals without elements are those of options that keep none
+        kinds = {key: kind for key, kind in self.state_kinds.items() if kind == "owned" or np.size(like.get(key, ()))}
         if every is None or comm.regroup is None or comm.size == 1 or not (self.n and copied_keys(kinds)):
             return None
         if not self.driver.undoes:

@@ -134,7 +134,7 @@ def test_no_error_is_lost_or_counted_twice_if_a_rank_dies_within_a_step(jobs: Jo
     assert min(sums) < 1e-4 < max(sums)
 
 
-# Parts, without deaths -------------------------------------------------------------------------------------------------
+# Parts, without deaths ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
