@@ -19,6 +19,7 @@
 #              make examples
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
 #              With TORCH_SOURCE=FOLDER those of a tree of sources of PyTorch, on 4 ranks
+# make fuzz    feeds bytes that coverage guides to every decoder and reader; FUZZ="elias stores --seconds 60" for some
 # make warm    compiles all kernels; tests and jobs then find them
 # make dist    the wheel and the source archive in dist/, checked, and the wheel tried in an environment of its own
 # make clean   forgets the environments and all caches
@@ -45,6 +46,7 @@ NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collecti
 DEMO ?=
 EXAMPLES ?=
 FIXTURES ?=
+FUZZ ?= --all --runs 1e5
 TORCH_SUITE ?=
 CHECKED ?=
 # PyTorch for Linux brings several gigabytes of CUDA from the usual package index, and none from this one. Where it is
@@ -58,7 +60,7 @@ READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
 READY_SITE := .venv-site/.ready
 
-.PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-integrations test-system test-cluster test-slurm torch-suite fixtures \
+.PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-integrations test-system test-cluster test-slurm torch-suite fixtures fuzz \
     lint site site-check bench dist clean
 MAKEFLAGS += --no-print-directory
 
@@ -149,6 +151,11 @@ test-slurm: $(READY)
 torch-suite: $(READY)
 	.venv/bin/python -m pip install --quiet --target build/torch-suite expecttest
 	source slurm/env.sh && PYTHONPATH=build/torch-suite python -m tests.system.torch_suite $(TORCH_SUITE)
+
+# Nothing else of ours needs atheris, which has no other packages.
+fuzz: $(READY)
+	.venv/bin/python -m pip install --quiet --no-deps --target build/fuzz --upgrade atheris==3.0.0
+	source slurm/env.sh && PYTHONPATH=build/fuzz python -W ignore -m apps.fuzz $(FUZZ)
 
 # One number of ranks after the other, even if an earlier one has failed. FIXTURES="--only marsit" for a part.
 fixtures: $(READY)

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
+from collectives.regular_file import open_regular
 from mpicomp.checkpoint.state import join
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
+_MOST_BYTES = 1 << 24  # of a manifest
 LEAVES = {"tensor": Tensor, "array": np.ndarray}
 """Of a state: types that are kept as tensors, and what its text calls them."""
 
@@ -77,7 +79,9 @@ class CheckpointFiles:
     def _manifest(self) -> dict[str, Any]:
         path = self.path / MANIFEST
         try:
-            manifest: dict[str, Any] = parse_json(path.read_text(), most_digits=MOST_DIGITS)
+            with open_regular(path) as file:
+                content = file.read(_MOST_BYTES).decode()
+            manifest: dict[str, Any] = parse_json(content, most_digits=MOST_DIGITS)
             fields(fields(manifest, ranks=int, header=dict, sha256=dict)["header"], options=dict)
             if manifest["ranks"] < 1:
                 raise ValueError(f"its 'ranks' is {manifest['ranks']}")

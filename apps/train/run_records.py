@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.json_file import fields, parse_json
+from collectives.regular_file import open_regular
 
 Record = dict[str, Any]
 CURE = "write it with apps.train --json"
@@ -30,8 +31,9 @@ def read_run(path: Path) -> list[Record]:
     A file that holds no run of ``apps.train`` raises ValueError, which names the file, the cause and the cure.
     """
     records = []
-    # Bytes that are no text become a line that is no JSON.
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
+    with open_regular(path) as file:
+        text = file.read().decode("utf-8", "replace")  # bytes that are no text become a line that is no JSON
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             records.append(fields(parse_json(line, most_digits=MOST_DIGITS), kind=str))
         except ValueError as error:

@@ -141,7 +141,10 @@ class Ending:
     def _peer_failure(self, error: MPI.Exception | PeerFailure) -> PeerFailure:
         """Return the error to raise for one of MPI; after a death the other ranks' calls fail too."""
         text = str(error) if isinstance(error, PeerFailure) else f"{self._calls.here}: MPI says {error}"
-        is_death = is_tolerant(self.mpi_comm) and reports_death(error, self.mpi_comm)
+        # A rank that waits may have found the death in MPI's list before any error of MPI.
+        is_death = is_tolerant(self.mpi_comm) and (
+            reports_death(error, self.mpi_comm) or bool(failed_ranks(self.mpi_comm))
+        )
         if is_death:
             for one in tuple(self.family):
                 revoke(one.mpi_comm)

@@ -216,7 +216,7 @@ def _receive(comm: Communicator, call: Call, vector: Flat, source: int, tag: int
     if heading is not None:
         yield from comm.await_request(call, heading, call.describe)
         call.arrival = None  # from now on both ranks are there
-        theirs = bytes(header).rstrip(b"\0").decode()
+        theirs = read_header(header)
     try:
         yield from comm.await_request(call, request, call.describe)
     except MPI.Exception as error:
@@ -232,6 +232,11 @@ def _receive(comm: Communicator, call: Call, vector: Flat, source: int, tag: int
 def description(vector: Flat) -> str:
     """Return dtype and shape of an array, in as many characters as travel with it."""
     return f"{vector.dtype}{list(vector.shape)}"[:_DESCRIPTION_BYTES]
+
+
+def read_header(header: bytes | Bytes) -> str:
+    """Return the description that travels with an array; damaged bytes have replacement characters in their place."""
+    return bytes(header).rstrip(b"\0").decode(errors="replace")
 
 
 def message(memory: Bytes) -> list[object]:

@@ -72,6 +72,8 @@ class CallCheck:
         self._exchanges: list[RecursiveDoubling] = []
         missing.partners = {one.peer for one in rounds_of(comm.rank, comm.size)}
         self._idle: list[RecursiveDoubling] = []  # the last one is reused first: its memory is in the cache
+        # By number: the error of a call in which the ranks differ, None until all descriptions have come.
+        self._mismatches: dict[int, CollectiveMismatch | None] = {}
 
     def enter(self, call: Call) -> None:
         """Give a call its number, unless it has one."""
@@ -114,7 +116,8 @@ class CallCheck:
         Raises
         ------
         CollectiveMismatch
-            The ranks differ. The text is the same on all ranks, and has the call of each group of ranks.
+            The ranks differ. The text is the same on all ranks, and has the call of each group of ranks. Of several
+            calls in which they differ, all raise the error of the first one.
         """
         self.enter(call)
         number = call.number
@@ -138,7 +141,7 @@ class CallCheck:
             self._numbers[turn] += AT_ONCE
             self._idle.append(exchange)
             if exchange.mark == DIFFERENT:
-                yield from self._raise_mismatch(call, number)
+                yield from self._raise_first_mismatch(call, number)
             if call.record is not None:
                 call.record[COMPARED] = time.perf_counter()
         elif meanwhile is not None:
@@ -173,6 +176,22 @@ class CallCheck:
             "(look for one that stopped or took another branch)"
         )
 
+    def _raise_first_mismatch(self, call: Call, number: int) -> Steps:
+        """Raise the error of this call, or of an earlier one in which the ranks differ.
+
+        Ranks may wait for their calls in different orders, so this call's check may end before that of an earlier one.
+        """
+        self._mismatches[number] = None
+        earlier = range(max(1, number - AT_ONCE + 1), number)
+        while any(self._numbers[one % AT_ONCE] <= one for one in earlier):
+            yield False
+        first = min(self._mismatches)
+        if first == number:
+            yield from self._raise_mismatch(call, number)
+        while (error := self._mismatches[first]) is None:
+            yield False
+        raise CollectiveMismatch(str(error), error.closes)
+
     def _raise_mismatch(self, call: Call, number: int) -> Steps:
         """Exchange descriptions, and raise the error that they show."""
         comm, tag, mine = self._comm, TEXT_TAG + number % AT_ONCE, call.name()
@@ -183,26 +202,40 @@ class CallCheck:
         # if one rank cannot use the communicator any more, no rank can
         closes = not call.group.ending.tolerates_mismatch(call)
         description = mine.wire if isinstance(mine, Description) else mine
-        text = np.frombuffer(description.encode() + CLOSES * closes, np.uint8)
+        message = np.frombuffer(description.encode() + CLOSES * closes, np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]
-        sends = [comm.Isend([text, text.size, MPI.BYTE], rank, tag) for rank in others]
+        sends = [comm.Isend([message, message.size, MPI.BYTE], rank, tag) for rank in others]
         texts, status = {comm.rank: description}, MPI.Status()
         for rank in others:
             while not comm.Iprobe(rank, tag, status):
                 if self._missing.has_left(rank) and not comm.Iprobe(rank, tag):
-                    raise CollectiveMismatch(f"{call.describe()}: {list_ranks([rank])} left before", closes=True)
+                    text = self._missing.mismatch or f"{call.describe()}: {list_ranks([rank])} left before"
+                    raise CollectiveMismatch(text, closes=True)
                 yield False
             landed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             yield from until(comm.Irecv([landed, landed.size, MPI.BYTE], rank, tag), call)
-            closes |= bytes(landed).endswith(CLOSES)
-            texts[rank] = bytes(landed).removesuffix(CLOSES).decode()
+            texts[rank], their_end = read_description(bytes(landed))
+            closes |= their_end
         for send in sends:
             yield from until(send, call)
-        raise CollectiveMismatch(
+        error = CollectiveMismatch(
             f"the ranks differ in collective call {number}{difference(texts)}. "
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank",
             closes,
         )
+        if closes:
+            self._mismatches[number] = error
+        else:
+            del self._mismatches[number]  # the ranks go on
+        raise error
+
+
+def read_description(message: bytes) -> tuple[str, bool]:
+    """Return the description of another rank's call, and whether that rank can no longer use the communicator.
+
+    Damaged bytes have replacement characters in their place: the mismatch is reported nevertheless.
+    """
+    return message.removesuffix(CLOSES).decode(errors="replace"), message.endswith(CLOSES)
 
 
 # Recursive doubling ---------------------------------------------------------------------------------------------------

@@ -61,9 +61,10 @@ def difference(texts: Mapping[int, str]) -> str:
     if len(kinds) == 1 and kinds != {()}:
         kind = kinds.pop()[0]
         for place in range(2, min(map(len, split.values()))):
-            parts = {rank: text[place].split(_IN_PART) for rank, text in split.items()}
-            if len({compared for compared, _ in parts.values()}) > 1:
-                return f", {kind}: {_listed({rank: shown for rank, (_, shown) in parts.items()})}"
+            # not `split`: a name, or a damaged description, may have the separator once more or not at all
+            parts = {rank: text[place].partition(_IN_PART) for rank, text in split.items()}
+            if len({compared for compared, _, _ in parts.values()}) > 1:
+                return f", {kind}: {_listed({rank: shown for rank, (_, _, shown) in parts.items()})}"
     return f": {_listed({rank: _shortened(*text) for rank, text in split.items()})}"
 
 

@@ -83,6 +83,8 @@ class MissingRanks:
                 rank, message = status.source, np.empty(status.Get_count(MPI.BYTE), np.uint8)
                 self.comm.Recv([message, message.size, MPI.BYTE], rank, TAG)
                 self._received[rank] += 1
+                if message.size < 2 * _HEAD.itemsize:  # damaged: these messages have no checksums
+                    continue
                 kind, calls = message[: _HEAD.itemsize * 2].view(_HEAD).tolist()
                 text = bytes(message[_HEAD.itemsize * 2 :]).decode(errors="replace")
                 if kind == _DAMAGED:

@@ -243,10 +243,11 @@ class Backoff:
         missing = getattr(self.group, "missing", None)
         if missing is not None and missing.damage:
             return DamagedMessage(missing.damage)
-        cause = self.mismatch or (missing and missing.mismatch) or self._mismatch_elsewhere()
-        if not cause:
-            return CollectiveTimeout(text)
-        return CollectiveMismatch(text if cause == self.mismatch else f"{text}: {cause}", closes=True)
+        theirs = missing.mismatch if missing is not None else ""
+        if self.mismatch:  # another rank may have all descriptions, and so the whole text
+            return CollectiveMismatch(theirs or text, closes=True)
+        cause = theirs or self._mismatch_elsewhere()
+        return CollectiveMismatch(f"{text}: {cause}", closes=True) if cause else CollectiveTimeout(text)
 
     def _notice(self, stalled_s: float, limit_s: float) -> None:
         """Log a long stall; if ranks have not come, find out first which ones."""

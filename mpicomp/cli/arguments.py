@@ -12,6 +12,7 @@ from collectives.quoting import suggestion
 OptionValue: TypeAlias = bool | int | float | str | None
 DTYPES = ("float16", "float32", "float64")
 MOST_COUNTS = 1000
+_MOST_STEPS = 100_000  # of a range, many of which may round to one size
 
 
 def choice(option: str, text: str, choices: Collection[str]) -> str:
@@ -70,6 +71,8 @@ def counts(text: str) -> tuple[int, ...]:
         factor = _part(bounds[2], part) if len(bounds) > 2 else 2.0
         if factor <= 1 or high < low:
             raise ValueError(f"--count {part}: in min:max:factor, max is at least min and the factor above 1")
+        if math.log(high / low) > _MOST_STEPS * math.log(factor):
+            raise ValueError(f"--count {text}: these are too many sizes; take a larger factor")
         size = float(low)
         while size <= high and len(found) <= MOST_COUNTS:
             if not found or found[-1] != round(size):
@@ -92,7 +95,7 @@ def assignment(text: str) -> tuple[str, OptionValue]:
     for read in (ast.literal_eval, float):
         try:
             found = read(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as of {[]: 1}, and of deep nesting
             continue
         if found is None or isinstance(found, bool | int | float):
             return key, found

@@ -6,7 +6,8 @@ interface of stores, which keep the last message of every example in memory or i
 ``activations.py`` code rows. ``cut.py`` is one end of a cut between stages, and makes steps of its holder transactions;
 ``messages.py`` has its messages, ``tensors.py`` their tensors. ``slice_step.py`` is a batch on its way through a stage,
 ``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py`` has weights that stages
-share. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
+share. ``stage_checkpoints.py`` saves all stages after the same step, also after a death, and ``step_folder.py`` has the
+files. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from mpicomp.pipeline.split_learning import SplitClient as SplitClient
     from mpicomp.pipeline.split_learning import SplitServer as SplitServer
     from mpicomp.pipeline.stage import PipelineStage as PipelineStage
+    from mpicomp.pipeline.stage_checkpoints import StageCheckpoints as StageCheckpoints
+    from mpicomp.pipeline.stage_checkpoints import StageLost as StageLost
     from mpicomp.pipeline.store import Store as Store
     from mpicomp.pipeline.store_rows import differing as differing
 
@@ -42,6 +45,7 @@ _NAMES = {
     "schedule": "SCHEDULES Action Backward Forward Schedule ScheduleError gpipe one_forward_one_backward",
     "split_learning": "SplitClient SplitServer",
     "stage": "PipelineStage",
+    "stage_checkpoints": "StageCheckpoints StageLost",
     "store": "Store",
     "store_rows": "differing",
 }

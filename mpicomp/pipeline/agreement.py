@@ -197,6 +197,11 @@ class Pair:
         text = np.frombuffer((fault or "").encode(), np.uint8)
         (size,) = self.exchange([text.size])
         if text.size or size:
-            other = exchange(self._comm, self._other, _PAIR_TAG, text, np.empty(size, np.uint8)).tobytes().decode()
+            other = read_fault(exchange(self._comm, self._other, _PAIR_TAG, text, np.empty(size, np.uint8)).tobytes())
             faults = sorted(zip(self._names, (fault, other), strict=True))
             raise PipelineError(f"{action}: {'; '.join(f'{name}: {one}' for name, one in faults if one)}") from cause
+
+
+def read_fault(message: bytes) -> str:
+    """Return the fault that the other rank of a pair has sent; damaged bytes have replacement characters."""
+    return message.decode(errors="replace")

@@ -222,6 +222,8 @@ class CutHolder(ABC):
     comm: Communicator
     steps: int
     _rank_name: ClassVar[str]  # in errors
+    _held: Sequence[CutEnd] | None = None  # cuts of a step that is not yet committed
+    _holds: bool = False
 
     @abstractmethod
     def _held_cuts(self) -> Sequence[CutEnd]:
@@ -236,6 +238,11 @@ class CutHolder(ABC):
     @contextmanager
     def _transaction(self, cuts: Sequence[CutEnd], modules: Sequence[object]) -> Iterator[None]:
         """Count the step of the block; if the block fails, restore modules and messages as they were before it."""
+        if self._held is not None:
+            raise PipelineError(
+                f"{self.comm.here}: a second step within the block of one: make one step in each block of "
+                "StageCheckpoints.step()"
+            )
         saved = SavedModules(modules)
         try:
             yield
@@ -246,9 +253,23 @@ class CutHolder(ABC):
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
                 self.comm.give_up(error)
             raise
-        for cut in cuts:
-            cut.commit(self.steps)
-        self.steps += 1
+        self._held = cuts
+        if not self._holds:
+            self.settle_messages(True)
+
+    def hold_messages(self) -> None:
+        """Change the messages that are kept for the next step at `settle_messages` only, not at the step's end."""
+        self._holds = True
+
+    def settle_messages(self, commits: bool) -> None:
+        """Commit the step whose messages are held, if there is one, or have its messages as they were before it."""
+        cuts, self._held, self._holds = self._held, None, False
+        for cut in cuts or ():
+            if commits:
+                cut.commit(self.steps)
+            else:
+                cut.roll_back()
+        self.steps += commits and cuts is not None
 
     def _load_cuts(self, state: State, fault: str | None, states: Iterable[tuple[CutEnd, State]]) -> None:
         """Load the states of all cuts if no rank has a fault; collective.

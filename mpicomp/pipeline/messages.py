@@ -226,13 +226,18 @@ class Incoming(_Link):
         announcement = np.zeros(PLAIN_NUMBERS, np.int64)
         self.comm.recv(announcement, self.neighbour, self.tag + 1)
         layout: MessageLayout | None = None
-        if announcement[0] == _DESCRIBED:
-            text = np.empty(announcement[1], np.uint8)
-            self.comm.recv(text, self.neighbour, self.tag + 1)
-            layout = MessageLayout.from_text(text.tobytes().decode())
-        elif announcement[0] != _REFUSED:
-            layout = MessageLayout.from_numbers(announcement.tolist())
-        error = None if layout is None else self._refusal(layout)
+        error: Exception | None = None
+        try:
+            if announcement[0] == _DESCRIBED:
+                text = np.empty(announcement[1], np.uint8)
+                self.comm.recv(text, self.neighbour, self.tag + 1)
+                layout = MessageLayout.from_text(text.tobytes())
+            elif announcement[0] != _REFUSED:
+                layout = MessageLayout.from_numbers(announcement.tolist())
+        except ValueError as damage:  # the neighbour waits for an answer
+            error = damage
+        if layout is not None:
+            error = self._refusal(layout)
         agreed = layout is not None and error is None
         self.comm.send(np.array([agreed], np.int64), self.neighbour, self.tag + 1)
         error = self._adopt(layout, agreed) or error

@@ -6,7 +6,7 @@ receive is begun up to two actions ahead, and no send is waited for before the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import ClassVar
 
@@ -66,8 +66,12 @@ class PipelineStage(CutHolder):
 
     Attributes
     ----------
+    everyone : Communicator or None
+        The parameter.
     most_alive : int
         Most micro-batches whose activations the stage has kept at one time.
+    pipeline : int
+        Rank of the pipeline's first stage in the job, by which pipelines side by side differ.
     steps : int
         Number of steps so far.
 
@@ -123,7 +127,7 @@ class PipelineStage(CutHolder):
         seed: int = 0,
         everyone: Communicator | None = None,
     ) -> None:
-        self.module, self.comm, self._loss, self._everyone = module, comm, loss, everyone
+        self.module, self.comm, self._loss, self.everyone = module, comm, loss, everyone
         self.stage, self.stages, self.micro_batches = comm.rank, comm.size, micro_batches
         self.most_alive = self.steps = 0
         self._before: Downstream | None = None
@@ -144,11 +148,11 @@ class PipelineStage(CutHolder):
         options = f"{micro_batches} micro-batches, {schedule}, forward {forward}, backward {backward}, seed {seed}"
         options += "" if everyone is None else f", one of {everyone.size} stages of all replicas"
         # The first stage's place in the job is another one in each of several pipelines.
-        pipeline = agree_on_options(comm, fault, options, "the pipeline cannot be made", self._rank_name)[0]
+        self.pipeline = agree_on_options(comm, fault, options, "the pipeline cannot be made", self._rank_name)[0]
         if not self.is_first:
-            self._before = Downstream(comm, self.stage - 1, self.stage - 1, compressions, seed, pipeline)
+            self._before = Downstream(comm, self.stage - 1, self.stage - 1, compressions, seed, self.pipeline)
         if not self.is_last:
-            self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed, pipeline)
+            self._after = Upstream(comm, self.stage + 1, self.stage, compressions, seed, self.pipeline)
         self._tied = TiedParameters(comm, tied or {}, deferred=everyone is not None)
         comm.start_progress_thread()  # where it is not supported, messages go on while the stage waits
 
@@ -200,7 +204,7 @@ class PipelineStage(CutHolder):
         CollectiveTimeout, PeerFailure
             A stage does not answer. The communicator can be used no longer.
         """
-        with shared_with_replicas(self._everyone):
+        with shared_with_replicas(self.everyone):
             listed = self._agreed(inputs, targets, ids)
         micro_batches = min(self.micro_batches, listed.size)
         actions = self._actions(micro_batches)
@@ -212,7 +216,7 @@ class PipelineStage(CutHolder):
                 run.take(action, actions[number + 1 : number + 3])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
-            with shared_with_replicas(self._everyone):
+            with shared_with_replicas(self.everyone):
                 loss = agree_on_end(self.comm, run.loss, run.failure)
             self._tied.add_gradients()
         return loss
@@ -268,7 +272,7 @@ class PipelineStage(CutHolder):
                     loss = loss_of(self._loss, output, targets).item()
             except Exception as error:  # noqa: BLE001 - reported to all stages
                 failure = error
-        with shared_with_replicas(self._everyone):
+        with shared_with_replicas(self.everyone):
             return agree_on_end(self.comm, loss, failure)
 
     def predict(self, inputs: Tensors = None) -> Tensors:
@@ -292,7 +296,7 @@ class PipelineStage(CutHolder):
             As `step`.
         """
         output, failure = self._evaluated(inputs)
-        with shared_with_replicas(self._everyone):
+        with shared_with_replicas(self.everyone):
             agree_on_end(self.comm, 0.0, failure)
         return output if self.is_last else None
 
@@ -300,7 +304,7 @@ class PipelineStage(CutHolder):
         """Run a batch forward, if all stages can begin; returns this stage's output and its failure."""
         last = self.is_last and bool(targets)
         part, fault = PartOfBatch.checked(inputs, targets[0] if last else None, None, first=self.is_first, last=last)
-        with shared_with_replicas(self._everyone):
+        with shared_with_replicas(self.everyone):
             listed = agree_on_batch(self.comm, part.examples, None, fault, (0, 0))
         return pass_forward(self.module, self._before, self._after, inputs, listed)
 
@@ -362,6 +366,11 @@ class PipelineStage(CutHolder):
         elif set(sides) != set(self._sides):
             fault = "the state has other cuts: load the state that this stage has saved"
         self._load_cuts(state, fault, ((cut, sides[side]) for side, cut in self._sides.items()))
+
+    def forget_cuts(self, sides: Iterable[str]) -> None:
+        """Have all messages at the cuts "before" or "after" sent in full precision again; call it at both ends."""
+        for side in sides:
+            self._sides[side].forget_messages()
 
     def stores_alike(self) -> bool:
         """Return True on every stage if both ends of every cut have kept the same messages; collective."""

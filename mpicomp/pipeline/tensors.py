@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import AnyArray, Bytes
+from collectives.json_file import fields as require_fields
+from collectives.json_file import parse_json
+from collectives.quoting import one_line, shown
 from mpicomp.codecs.rows.row_codec import Rows
 from mpicomp.pipeline.agreement import PipelineError
 
@@ -27,6 +30,9 @@ Structure: TypeAlias = Any
 """JSON: "*" for a tensor, and lists of a kind and its contents."""
 
 _ONE = '"*"'  # structure of a tensor by itself
+_GRADIENTS = "gradients"
+_MOST_DIGITS = 4000  # of integers among the tensors
+_DAMAGED = "the neighbour's announcement of its tensors is damaged"
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # they travel as float32
 _PLAIN_TYPES = ("", "float32", "float16", "bfloat16")  # by the number that announces them
 _MOST_PLAIN_DIMS = 8
@@ -66,7 +72,7 @@ class MessageLayout:
     @property
     def gradients(self) -> MessageLayout:
         """Layout of the message that comes back."""
-        return MessageLayout("gradients", tuple(field for field in self.fields if field.coded))
+        return MessageLayout(_GRADIENTS, tuple(field for field in self.fields if field.coded))
 
     def numbers(self) -> list[int] | None:
         """Return the announcement of one coded tensor: its type, dimensions and their lengths; None for others."""
@@ -77,7 +83,17 @@ class MessageLayout:
 
     @classmethod
     def from_numbers(cls, numbers: list[int]) -> MessageLayout:
-        """Return the layout that a neighbour has announced by `numbers`."""
+        """Return the layout that a neighbour has announced by `numbers`.
+
+        Raises
+        ------
+        ValueError
+            The numbers announce no layout.
+        """
+        kind, n_dims = numbers[:2]
+        lengths = numbers[2 : 2 + max(0, n_dims)]
+        if not 0 < kind < len(_PLAIN_TYPES) or not 0 <= n_dims <= _MOST_PLAIN_DIMS or min(lengths, default=0) < 0:
+            raise ValueError(f"{_DAMAGED}: {numbers}")
         dtype, shape = _PLAIN_TYPES[numbers[0]], tuple(numbers[2 : 2 + numbers[1]])
         return cls(_ONE, (TensorField(dtype, 4 if dtype == "float32" else 2, shape, True),))
 
@@ -86,10 +102,57 @@ class MessageLayout:
         return json.dumps([self.structure, [asdict(field) for field in self.fields]])
 
     @classmethod
-    def from_text(cls, text: str) -> MessageLayout:
-        """Return the layout that a neighbour has announced by `text`."""
-        structure, fields = json.loads(text)
-        return cls(structure, tuple(TensorField(**{**one, "row_shape": tuple(one["row_shape"])}) for one in fields))
+    def from_text(cls, text: str | bytes) -> MessageLayout:
+        """Return the layout that a neighbour has announced by `text`.
+
+        Raises
+        ------
+        ValueError
+            The text announces no layout.
+        """
+        try:
+            match parse_json(text if isinstance(text, str) else text.decode(), surrogates=True):
+                case [str() as structure, list() as described]:
+                    fields = tuple(map(_field, described))
+                case _:
+                    raise ValueError("it is no pair of a structure and tensors")
+            n_tensors = _count_tensors(_read_structure(structure)) if structure != _GRADIENTS else len(fields)
+            if n_tensors != len(fields):
+                raise ValueError(f"its structure has {n_tensors} tensors, and {len(fields)} are described")
+        except ValueError as error:
+            raise ValueError(f"{_DAMAGED}: {one_line(error)}") from error
+        return cls(structure, fields)
+
+
+def _field(found: Any) -> TensorField:
+    """Return the description of a tensor; ValueError if it is none."""
+    about = require_fields(found, dtype=str, item_bytes=int, row_shape=list, coded=bool)
+    dtype, shape = getattr(torch, about["dtype"], None), about["row_shape"]
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != about["item_bytes"]:
+        raise ValueError(f"it has no type {shown(about['dtype'])} of {about['item_bytes']} bytes")
+    if about["coded"] and dtype not in _CODED:
+        raise ValueError(f"tensors of {about['dtype']} are not coded")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{shown(shape)} is no shape")
+    return TensorField(about["dtype"], about["item_bytes"], tuple(shape), about["coded"])
+
+
+def _read_structure(text: str) -> Structure:
+    return parse_json(text, most_digits=_MOST_DIGITS, surrogates=True)
+
+
+def _count_tensors(structure: Structure) -> int:
+    """Return the number of tensors of a structure; ValueError if it is none."""
+    match structure:
+        case "*":
+            return 1
+        case ["constant", None | bool() | int() | float() | str()]:
+            return 0
+        case ["tuple" | "list", *parts]:
+            return sum(map(_count_tensors, parts))
+        case ["dict", *pairs] if all(isinstance(one, list) and len(one) == 2 and type(one[0]) is str for one in pairs):
+            return sum(_count_tensors(one) for _, one in pairs)
+    raise ValueError(f"{shown(structure)} is no structure of tensors")
 
 
 def _describe(value: Tensors, tensors: list[Tensor]) -> Structure:

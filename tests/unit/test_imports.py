@@ -57,11 +57,11 @@ LAYERS = {
     "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ARRAYS),
     "mpicomp.algorithms": Layer(("mpicomp.nodes", "mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
-    "mpicomp.pipeline": Layer(BYTES, (*ARRAYS, "torch")),
     "mpicomp.torch": Layer(
         ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
         (*ARRAYS, "torch"),
     ),
+    "mpicomp.pipeline": Layer(("mpicomp.torch", *BYTES), (*ARRAYS, "torch")),
     # rich, Matplotlib and shtab only where they are installed
     "mpicomp.cli": Layer(("mpicomp", "collectives"), (*ARRAYS, "numba", "rich", "matplotlib", "shtab")),
     "mpicomp.torch.process_group": Layer(("mpicomp.torch.devices", "collectives"), (*ARRAYS, "torch")),

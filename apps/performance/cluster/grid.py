@@ -86,7 +86,7 @@ class Cell:
 
 def parse_size(text: str) -> int:
     """``"64kB"``, ``"16MB"`` in bytes; else ValueError."""
-    found = re.fullmatch(r"([\d.]+)(kB|MB)", text.strip())
+    found = re.fullmatch(r"([\d.]{1,20})(kB|MB)", text.strip())  # more digits may be beyond float64
     nbytes = round(float(found[1]) * UNITS[found[2]]) if found else 0
     if nbytes < 4 or nbytes % 4:
         raise ValueError(f"{text!r} is no size of a float32 vector: write 64kB, 16MB")

@@ -186,7 +186,7 @@ ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def quota(root: Path = ROOT, own: Path = OWN) -> float:
     """Return the number of cores whose time this container may use; infinity without a limit."""
     try:
-        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+        groups = [line.split(":", 2) for line in own.read_text(errors="replace").splitlines() if line.count(":") > 1]
     except OSError:
         return math.inf
     found = [math.inf]

@@ -20,6 +20,8 @@ HOST_FILES = (
     "HYDRA_HOST_FILE",
     "PRTE_MCA_prte_default_hostfile",
 )
+MOST_HOSTS = 1 << 18  # of a list, which a range of a few characters may exceed by far
+_MOST_DIGITS = 9
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -87,7 +89,7 @@ def granted(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Allocation:
-    names = list(expand(environ.get("SLURM_JOB_NODELIST", "") or platform.node()))
+    names = _few(expand(environ.get("SLURM_JOB_NODELIST", "") or platform.node()))
     cores = _repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or [1] * len(names)
     slots = _repeated(environ.get("SLURM_TASKS_PER_NODE", "")) or cores
     if not len(names) == len(slots) == len(cores):
@@ -103,9 +105,17 @@ def expand(names: str) -> Iterator[str]:
     """Yield the hosts of a list of Slurm's: ``n[1-2,07],m`` are n1, n2, n07 and m."""
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names):
         pieces = re.split(r"\[([^\]]*)\]", part)
-        pieces[1::2] = [list(_ranges(piece)) for piece in pieces[1::2]]
+        pieces[1::2] = [_few(_ranges(piece)) for piece in pieces[1::2]]
         pieces[::2] = [[piece] for piece in pieces[::2]]
         yield from map("".join, itertools.product(*pieces))
+
+
+def _few(names: Iterator[str]) -> list[str]:
+    """Return the names as a list; ValueError if there are more than hosts of any machine."""
+    found = list(itertools.islice(names, MOST_HOSTS + 1))
+    if len(found) > MOST_HOSTS:
+        raise ValueError(f"SLURM_JOB_NODELIST names more than {MOST_HOSTS} nodes: the variable is damaged")
+    return found
 
 
 def _ranges(text: str) -> Iterator[str]:
@@ -122,7 +132,10 @@ def _repeated(text: str) -> list[int]:
     found: list[int] = []
     for part in filter(None, text.split(",")):
         number, _, times = part.rstrip(")").partition("(x")
-        found += [_number(number)] * (_number(times) if times else 1)
+        n_times = _number(times) if times else 1
+        if len(found) + n_times > MOST_HOSTS:
+            raise ValueError(f"{text!r:.80} is of more than {MOST_HOSTS} nodes: the variable is damaged")
+        found += [_number(number)] * n_times
     return found
 
 
@@ -132,6 +145,8 @@ def _read(variable: str, path: str) -> list[str]:
             return file.read().decode().splitlines()
     except OSError as error:
         raise ValueError(f"{variable}={path}: {error.strerror}; the batch system should have written it") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{variable}={path}: no text in UTF-8 ({error.reason}); name a list of hosts") from error
 
 
 def _count(lines: list[str], environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -157,8 +172,8 @@ def _with_cores(slots: Mapping[str, int], environ: Mapping[str, str]) -> tuple[H
 
 
 def _number(text: str) -> int:
-    if text and not text.isdecimal():
-        raise ValueError(f"{text!r} should be a number: the variables of the batch system cannot be read")
+    if text and not (text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise ValueError(f"{text!r:.80} should be a number: the variables of the batch system cannot be read")
     return int(text or 0)
 
 

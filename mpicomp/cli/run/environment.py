@@ -81,9 +81,9 @@ def threads(environ: Mapping[str, str], placed: list[tuple[int | None, int]]) ->
     `placed` are cores and ranks of each host. Slurm's cores per task come first.
     """
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
-    if per_task.isdecimal() and "SLURM_JOB_ID" in environ:
+    if per_task.isdecimal() and len(per_task) < 10 and "SLURM_JOB_ID" in environ:
         return max(1, int(per_task))
-    return max(1, min((cores // ranks if cores else 1 for cores, ranks in placed), default=1))
+    return max(1, min((cores // ranks if cores and ranks else 1 for cores, ranks in placed), default=1))
 
 
 def for_shell(environ: Mapping[str, str]) -> Settings:

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from collectives.json_file import fields, parse_json
 from collectives.quoting import one_line, shown
 from mpicomp.feedback.redistribute import redistribute
 from mpicomp.torch.fsdp.parameter_groups import ShardedParameter
@@ -88,8 +89,7 @@ class ShardStates:
         """Return the aggregators' states in a state of equally many nodes and shards; ValueError if it does not fit."""
         if not isinstance(state, Mapping) or not isinstance(state.get(_DESCRIPTION), str):
             raise ValueError(f"the state is {shown(state)}; load a result of state_dict")
-        self._require_same_model(state[_DESCRIPTION])
-        saved = json.loads(state[_DESCRIPTION])
+        saved = self._require_same_model(state[_DESCRIPTION])
         if (saved["nodes"], saved["shards"]) != (self._nodes, self._shards):
             raise ValueError(
                 f"the state is of {saved['nodes']} nodes of {saved['shards']} ranks, and here are {self._nodes} of "
@@ -113,8 +113,7 @@ class ShardStates:
         if f"{key}.{_DESCRIPTION}" not in saved_keys:
             raise ValueError(f"{checkpoint_id} has no state of a hook under {key!r}; pass the key that it was saved by")
         description = self._read(checkpoint_id, key, {_DESCRIPTION: ""})[_DESCRIPTION]
-        self._require_same_model(description)
-        saved = json.loads(description)
+        saved = self._require_same_model(description)
         if (saved["nodes"], saved["shards"]) == (self._nodes, self._shards):
             return self.checked(self._read(checkpoint_id, key, self.state_dict()))
         prefix = f"{key}."
@@ -225,11 +224,15 @@ class ShardStates:
     def _description(self) -> str:
         return json.dumps({"nodes": self._nodes, "shards": self._shards, "vectors": self._described})
 
-    def _require_same_model(self, description: str) -> None:
+    def _require_same_model(self, description: str) -> dict[str, Any]:
+        """Return the content of a description: nodes, shards and vectors."""
         try:
-            vectors = json.loads(description)["vectors"]
-        except (ValueError, KeyError, TypeError) as error:
+            found = fields(parse_json(description), nodes=int, shards=int, vectors=list)
+            if min(found["nodes"], found["shards"]) < 1:
+                raise ValueError("it is of no ranks")
+        except ValueError as error:
             raise ValueError("the state's description is damaged; load an earlier one") from error
+        vectors = found["vectors"]
         if vectors != self._described:
             pairs = [*zip(vectors, self._described, strict=False), (f"{len(vectors)}", f"{len(self._described)}")]
             one, other = next((a, b) for a, b in pairs if a != b)
@@ -237,6 +240,7 @@ class ShardStates:
                 f"the state is of other vectors: it has {shown(one)} where this hook has {shown(other)}; shard the "
                 "same model in the same way, and pass the same algorithms"
             )
+        return found
 
     def _read(self, checkpoint_id: Any, key: str, template: State) -> State:
         state = {key: template}

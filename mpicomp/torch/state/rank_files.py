@@ -5,6 +5,7 @@ Frameworks save the state of rank 0. Residuals, and under "updates" moments too,
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
 from collections.abc import Sequence
@@ -139,7 +140,8 @@ def _read(file: Path) -> tuple[str, list[State]]:
         with open_regular(file) as opened:
             read = torch.load(opened, map_location="cpu", weights_only=True)
         return ("", read) if isinstance(read, list) else (read["save"], read["states"])
-    except OSError:
-        raise
     except Exception as error:
+        # PyTorch seeks to places that a damaged file names, for which the system's error is EINVAL
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise ValueError(f"{file} is damaged ({type(error).__name__}: {error})") from error

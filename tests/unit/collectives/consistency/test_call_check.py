@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Barrier
 
+import pytest
+
 import mpicomp
-from collectives import Communicator
+from collectives import CollectiveMismatch, Communicator
 from collectives.consistency.call_check import AT_ONCE, CallCheck
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.execution.handle import Call
@@ -37,3 +40,21 @@ def test_a_call_whose_check_is_over_at_once_has_not_stalled_since_it_waited_for_
         return late.idle_turns
 
     assert mpicomp.run_local(2, turns_idle) == [0, 0]
+
+
+def test_of_several_mismatches_the_first_is_raised_whichever_check_ends_first() -> None:
+    def error(comm: Communicator) -> str:
+        check = CallCheck(comm.mpi_comm, MissingRanks(comm.mpi_comm, 1.0))
+        calls = [Call(comm, partial("{} of rank {}".format, n, comm.rank)) for n in (1, 2)]
+        for call in calls:
+            check.enter(call)
+        steps = [check.steps(call, comm.rank) for call in reversed(calls)]
+        with pytest.raises(CollectiveMismatch) as caught:
+            while True:
+                for one in steps:
+                    next(one)
+        return str(caught.value)
+
+    first, second = mpicomp.run_local(2, error)
+    assert first == second
+    assert first.startswith("the ranks differ in collective call 1: rank 0: 1 of rank 0; rank 1: 1 of rank 1")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectives import CollectiveTimeout
+from collectives import CollectiveMismatch, CollectiveTimeout
 from collectives.progress.polling import LONGEST_LOOK_S, Backoff, Limits
 
 
@@ -134,3 +134,14 @@ def test_who_has_left_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting.missing.left = "rank 2 will not come"
     with pytest.raises(CollectiveTimeout, match="rank 1 of 3 waits: rank 2 will not come"):
         waiting.look(1)
+
+
+def test_a_rank_without_all_descriptions_raises_the_error_of_a_rank_that_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Waiting(7, monkeypatch)
+    waiting.backoff.mismatch, waiting.missing.mismatch = "barrier()", "the ranks differ: rank 0: barrier(); rank 1: sum"
+    waiting.backoff.group.given_up = lambda: True
+    with pytest.raises(CollectiveMismatch) as caught:
+        waiting.look(1)
+    assert str(caught.value) == waiting.missing.mismatch

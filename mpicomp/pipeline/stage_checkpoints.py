@@ -1,0 +1,429 @@
+"""Checkpoints of a pipeline that all stages share, also after the death of a rank.
+
+**The commit rule.** A step is committed on all survivors or on none. A rank that has made its part of a step passes an
+exchange with all others before it changes the messages that it keeps, and before it drops its copy of the state before
+the step. If a survivor has passed the exchange, all ranks had completed the step, and all survivors write the state
+after it. Otherwise all of them write the state before it.
+
+A rank that has died left no state. Its model and optimizer are those of the same stage in another replica, and its
+messages those that its neighbours keep at the other ends of its cuts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from collectives.consistency.descriptions import gather_objects
+from collectives.errors import CollectiveError, PeerFailure
+from collectives.quoting import list_ranks
+from collectives.recovery.fault_tolerance import agree, failed_ranks, is_tolerant, reports_death, revoke, with_survivors
+from mpicomp.codecs.options import whole
+from mpicomp.pipeline.agreement import PipelineError
+from mpicomp.pipeline.stage import PipelineStage
+from mpicomp.pipeline.step_folder import (
+    Gather,
+    Place,
+    checkpoints,
+    on_all_ranks,
+    read_manifest,
+    read_state,
+    step_of,
+    write,
+)
+
+State = dict[str, Any]
+_OURS = "mpicomp"  # entry of the states of this library's optimizers
+_KEPT = 2  # checkpoints
+
+
+class Stateful(Protocol):
+    """Object whose state can be saved and restored, such as a module, an optimizer or a learning rate's schedule."""
+
+    def state_dict(self) -> State:
+        """Return the state: tensors, numbers, texts, and lists and dictionaries of these."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Go on from a state."""
+        ...
+
+
+class StageLost(PeerFailure):
+    """A rank of a pipeline has died, and all survivors end with this error, which names the checkpoint to go on from.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The dead ranks.
+    places : tuple of (int, int)
+        Their replicas and stages.
+    step : int
+        Number of steps that the checkpoint has; 0 if there is none.
+    path : Path or None
+        The checkpoint.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from mpicomp.pipeline import StageLost
+    >>> try:
+    ...     raise StageLost("rank 3 died", (3,), ((1, 1),), 12, Path("saved/step-00000012"))
+    ... except StageLost as error:
+    ...     print(error, error.path.name)
+    rank 3 died step-00000012
+    """
+
+    def __init__(
+        self,
+        message: str,
+        ranks: Sequence[int] = (),
+        places: Sequence[Place] = (),
+        step: int = 0,
+        path: Path | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.ranks, self.places, self.step, self.path = tuple(ranks), tuple(places), step, path
+
+
+class StageCheckpoints:
+    """Checkpoints of all stages of a pipeline after the same step, on a schedule and after the death of a rank.
+
+    Use it in a ``with`` block around the training, and `step` around each step. Where pipelines run side by side and a
+    rank dies, the survivors write the state after the last step that all of them have completed, and raise `StageLost`.
+    The same job goes on from there. Without replicas the state of the dead stage is gone, and the error names the last
+    checkpoint on the schedule.
+
+    Parameters
+    ----------
+    folder : str or PathLike
+        On a file system that all ranks see; made if it is missing. The two newest checkpoints are kept.
+    stage : PipelineStage
+        This rank's. Its communicator and ``everyone`` determine the replicas.
+    parts : dict of str to objects with ``state_dict`` and ``load_state_dict``
+        Module, optimizer, and all else that a step changes, by name; the same names on all ranks.
+    every : int
+        Number of steps between checkpoints.
+
+    Attributes
+    ----------
+    steps : int
+        Number of steps that are committed.
+
+    Raises
+    ------
+    PipelineError
+        An argument cannot be used, or the folder cannot be made; on all ranks.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.pipeline import PipelineStage, StageCheckpoints
+    >>> def train(comm, folder, last):
+    ...     module = torch.nn.Linear(4, 4)
+    ...     stage = PipelineStage(module, comm, micro_batches=2, loss=torch.nn.functional.mse_loss)
+    ...     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    ...     parts = {"module": module, "optimizer": optimizer}
+    ...     with StageCheckpoints(folder, stage, parts, every=2) as checkpoints:
+    ...         first = checkpoints.load()
+    ...         for number in range(first, last):
+    ...             with checkpoints.step():
+    ...                 optimizer.zero_grad()
+    ...                 stage.step(torch.ones(8, 4), -torch.ones(8, 4))
+    ...                 optimizer.step()
+    ...     return first, checkpoints.steps
+    >>> folder = mkdtemp()
+    >>> mpicomp.run_local(2, lambda comm: train(comm, folder, last=3))
+    [(0, 3), (0, 3)]
+    >>> mpicomp.run_local(2, lambda comm: train(comm, folder, last=5))
+    [(3, 5), (3, 5)]
+    """
+
+    def __init__(
+        self, folder: str | PathLike[str], stage: PipelineStage, parts: Mapping[str, Stateful], *, every: int = 100
+    ) -> None:
+        self._folder, self._stage, self._parts, self._every = Path(folder), stage, dict(parts), every
+        self._comm = stage.comm if stage.everyone is None else stage.everyone
+        self.steps = 0
+        self._before: State | None = None  # state before the step that this rank makes now
+        self._is_in_step = self._is_loaded = False
+
+        def check() -> None:
+            if not whole(every, 1):
+                raise ValueError(f"every must be a number of steps, not {every!r:.80}")
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        everyones = self._comm.allgather_object((stage.pipeline, stage.stage, sorted(self._parts)))
+        pipelines = sorted({pipeline for pipeline, _, _ in everyones})
+        self._places = [(pipelines.index(pipeline), number) for pipeline, number, _ in everyones]
+        self._place = self._places[self._comm.rank]
+        self._grid = len(pipelines), stage.stages
+        names = {rank: theirs for rank, (_, _, theirs) in enumerate(everyones)}
+        if len(set(map(tuple, names.values()))) > 1:
+            raise PipelineError(f"{self._comm.here}: the ranks name different parts, name the same on all: {names}")
+
+    # Steps -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Commit the step that the ``with`` block makes on all ranks, or on none; collective.
+
+        The block calls ``stage.step`` once, and steps of the optimizer and of all other parts. After each `every` steps
+        a checkpoint is written.
+
+        Raises
+        ------
+        PipelineError
+            `load` was not called and the folder has checkpoints, or a rank cannot write; on all ranks.
+        CollectiveTimeout, PeerFailure
+            A rank does not answer.
+        """
+        if not self._is_loaded:
+            self._require_new()
+        # Without replicas the dead stage's state is lost, so that no copy of the others is needed.
+        self._before = copy.deepcopy(self._state_of_parts()) if self._grid[0] > 1 else None
+        self._is_in_step = True
+        self._stage.hold_messages()
+        try:
+            yield
+            self._comm.allgather(np.array([[self.steps]], np.int64))
+        except BaseException as error:
+            if not self._is_due_to_death(error):  # after a death the survivors settle the step
+                self._leave_step(commits=False)
+            raise
+        self._leave_step(commits=True)
+        if self.steps % self._every == 0:
+            self.save()
+
+    def _leave_step(self, commits: bool) -> None:
+        self._stage.settle_messages(commits)
+        self.steps += commits
+        self._is_in_step, self._before = False, None
+
+    def save(self) -> Path:
+        """Write a checkpoint now, unless there is one of this step; collective.
+
+        Returns
+        -------
+        Path
+            The checkpoint.
+
+        Raises
+        ------
+        PipelineError
+            A rank cannot write; on all ranks. Earlier checkpoints are untouched.
+        """
+        return self._write(self._comm.allgather_object, self._state_of_parts(), ())
+
+    def load(self) -> int:
+        """Go on from the newest checkpoint, if there is one; collective.
+
+        Ranks that were dead when it was written begin with the model and the optimizer of the same stage in another
+        replica, and with the messages that their neighbours have kept. Residuals of the stage's optimizers are
+        distributed as by `mpicomp.torch.redistribute_states`. PyTorch's random state of the CPU is restored, too.
+
+        Returns
+        -------
+        int
+            Number of steps that it has; 0 if there is none.
+
+        Raises
+        ------
+        PipelineError
+            It is of another grid, or damaged, or the ranks see different folders; on all ranks.
+        """
+        found: list[Path] = []
+        on_all_ranks(self._comm.allgather_object, self._comm.here, lambda: found.extend(checkpoints(self._folder)))
+        newest = self._comm.allgather_object(step_of(found[-1]) if found else 0)
+        if len(set(newest)) > 1:
+            raise PipelineError(
+                f"{self._comm.here}: the ranks see different checkpoints in {self._folder}: use a folder that all see"
+            )
+        self._is_loaded = True
+        if not found:
+            return 0
+        states: list[State] = []
+        unpaired: list[str] = []
+
+        def read() -> None:
+            lost = read_manifest(found[-1], self._grid)
+            states.append(self._own_state(found[-1], lost))
+            unpaired.extend(side for side, other in self._neighbours() if {self._place, other} <= set(lost))
+
+        on_all_ranks(self._comm.allgather_object, self._comm.here, read)
+        state = states[0]
+        for name in sorted(self._parts):  # in one order on all ranks: some load together
+            load = partial(self._parts[name].load_state_dict, state["parts"][name])
+            on_all_ranks(self._comm.allgather_object, self._comm.here, load)
+        self._stage.load_state_dict(state["stage"])
+        self._stage.forget_cuts(unpaired)
+        torch.set_rng_state(state["random"])
+        self.steps = int(state["step"])
+        return self.steps
+
+    def _require_new(self) -> None:
+        def check() -> None:
+            if checkpoints(self._folder):
+                raise ValueError(
+                    f"{self._folder} has checkpoints of an earlier run: call load() before the first step, or name "
+                    "another folder"
+                )
+
+        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        self._is_loaded = True
+
+    # States ----------------------------------------------------------------------------------------------------------
+
+    def _state_of_parts(self) -> State:
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        return {"parts": parts, "random": torch.get_rng_state()}
+
+    def _write(self, gather: Gather, state: State, lost: Sequence[Place]) -> Path:
+        state = {**state, "step": self.steps, "stage": self._stage.state_dict()}
+        here, place = self._comm.here, self._place
+        return write(gather, here, self._folder, self.steps, place, state, self._grid, lost, _KEPT)
+
+    def _neighbours(self) -> list[tuple[str, Place]]:
+        """Return the sides of this stage that have cuts, and the place at the other end of each."""
+        replica, stage = self._place
+        sides = [("before", (replica, stage - 1)), ("after", (replica, stage + 1))]
+        return [(side, other) for side, other in sides if 0 <= other[1] < self._grid[1]]
+
+    def _own_state(self, path: Path, lost: Sequence[Place]) -> State:
+        """Return the state with which this rank goes on, from those of the ranks that were alive."""
+        stage = self._place[1]
+        alive = [(one, stage) for one in range(self._grid[0]) if (one, stage) not in lost]
+        source = self._place if self._place in alive else alive[0]
+        state = read_state(path, source)
+        if set(state["parts"]) != set(self._parts):
+            raise ValueError(f"{path} has the parts {sorted(state['parts'])}, not {sorted(self._parts)}: name the same")
+        if len(alive) < self._grid[0]:
+            state["parts"] = self._redistributed([read_state(path, one)["parts"] for one in alive], state["parts"])
+        if source == self._place:
+            return state
+        codings = state["stage"]["codings"]  # of another replica, until a neighbour has those of this one
+        for side, other in self._neighbours():
+            if other not in lost:
+                end = {"before": "after", "after": "before"}[side]
+                for key in [key for key in codings if key.endswith(f" {side}")]:
+                    del codings[key]
+                for key, one in read_state(path, other)["stage"]["codings"].items():
+                    if key.endswith(f" {end}"):
+                        codings[f"{key.removesuffix(end)}{side}"] = one
+        return state
+
+    def _redistributed(self, everyones: Sequence[State], own: State) -> State:
+        """Return the parts' states, where those of this library's optimizers are divided among all replicas again."""
+        found = dict(own)
+        for name, state in own.items():
+            if isinstance(state, dict) and isinstance(state.get(_OURS), dict) and "ranks" in state[_OURS]:
+                from mpicomp.torch import redistribute_states
+
+                states = [
+                    {**one[name], _OURS: {**one[name][_OURS], "ranks": len(everyones), "rank": rank}}
+                    for rank, one in enumerate(everyones)
+                ]
+                found[name] = redistribute_states(states, self._grid[0])[self._place[0]]
+        return found
+
+    # Deaths ----------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                if self.steps:
+                    self.save()  # all ranks are here, and a later death loses nothing
+            except CollectiveError as caught:
+                error = caught
+        if error is None:
+            return
+        if self._is_due_to_death(error):
+            raise self._settle_with_survivors() from error
+        if kind is None:
+            raise error
+
+    def _is_due_to_death(self, error: BaseException) -> bool:
+        comm = self._comm.missing.comm
+        if not isinstance(error, CollectiveError) or not is_tolerant(comm):
+            return False
+        return reports_death(error, comm) or _is_revoked(comm) or bool(failed_ranks(comm))
+
+    def _settle_with_survivors(self) -> StageLost:
+        """Write a checkpoint with the survivors if all stages are left; return the error to raise; on all survivors."""
+        comm, here = self._comm, self._comm.here
+        old, group = comm.missing.comm, comm.missing.comm.Get_group()
+        text = f"{here}: a rank has died, and not all survivors come to write a checkpoint"
+        while True:
+            revoke(old)
+            new = with_survivors(old.Shrink, comm.arrival_timeout, lambda: text)
+            new.Set_errhandler(MPI.ERRORS_RETURN)
+            found: StageLost | None = None
+            try:
+                alive = MPI.Group.Translate_ranks(new.Get_group(), None, group)
+                found = self._write_rest(partial(_gather, new, comm.arrival_timeout), alive)
+            except (MPI.Exception, PeerFailure) as error:
+                if not reports_death(error, new):
+                    raise
+                revoke(new)  # ranks may wait for messages of this one
+            if with_survivors(partial(agree, new, found is not None), comm.arrival_timeout, lambda: text):
+                assert found is not None  # as this rank has agreed
+                return found
+            old = new
+
+    def _write_rest(self, gather: Gather, alive: Sequence[int]) -> StageLost:
+        reached = max(gather(self.steps))
+        if self._is_in_step and self.steps < reached:  # a survivor has passed the exchange at the end of this step
+            self._leave_step(commits=True)
+        self._stage.settle_messages(False)
+        dead = [rank for rank in range(self._comm.size) if rank not in alive]
+        places = [self._places[rank] for rank in dead]
+        left = {self._places[rank][1] for rank in alive}
+        gone = [stage for stage in range(self._grid[1]) if stage not in left]
+        during = f"rank {', '.join(map(str, dead))}" if len(dead) == 1 else list_ranks(dead)
+        stages = " and ".join(f"stage {stage} of replica {replica}" for replica, stage in places)
+        text = f"{self._comm.here}: {during}, {stages}, died after step {self.steps}"
+        path: Path | None = None
+        if not gone:
+            try:
+                path = self._write(gather, self._before or self._state_of_parts(), places)
+                cure = f"all stages are saved after this step in {path}: start the same job again, which loads it"
+                return StageLost(f"{text}; {cure}", dead, places, self.steps, path)
+            except PipelineError as error:
+                text += f"; the checkpoint of this step could not be written ({error})"
+        else:
+            text += f"; no other replica has the state of stage {', '.join(map(str, gone))}"
+        newest = gather(max(map(step_of, checkpoints(self._folder)), default=0))[0]
+        if not newest:
+            return StageLost(f"{text}, and there is no checkpoint: start again from scratch", dead, places)
+        path = self._folder / f"step-{newest:08d}"
+        cure = f"the newest checkpoint of all stages is {path}: start the same job again, which loads it"
+        return StageLost(f"{text}; {cure}", dead, places, newest, path)
+
+
+def _gather(comm: MPI.Comm, timeout_s: float, one: object) -> list[Any]:
+    return gather_objects(comm, one, timeout_s)
+
+
+def _is_revoked(comm: MPI.Comm) -> bool:
+    try:
+        return bool(comm.Is_revoked())
+    except (MPI.Exception, NotImplementedError):
+        return False

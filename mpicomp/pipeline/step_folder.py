@@ -1,0 +1,146 @@
+"""Folder of a pipeline's checkpoints, one for a step: each is complete or absent.
+
+``step-00000012/`` has ``replica-0-stage-1.pt``, one for each rank that was alive, and ``manifest.json`` with the grid
+and the ranks that were not. The ranks write into a hidden folder; once all have written, one of them renames it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collectives.atomic_file import flush_folder, flushed
+from collectives.json_file import parse_json
+from collectives.quoting import one_line
+from mpicomp.pipeline.agreement import PipelineError
+
+Gather = Callable[[Any], list[Any]]
+"""Exchange of one object of each rank; collective."""
+Place = tuple[int, int]
+"""Replica and stage of a rank."""
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,15})")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, the oldest first."""
+    return sorted((one for one in folder.glob("step-*") if _NAME.fullmatch(one.name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Return the step after which a checkpoint was written."""
+    return int(path.name.removeprefix("step-"))
+
+
+def state_file(place: Place) -> str:
+    """Return the name of the file of a rank's state."""
+    return f"replica-{place[0]}-stage-{place[1]}.pt"
+
+
+def on_all_ranks(gather: Gather, here: str, work: Callable[[], None]) -> None:
+    """Run a function; if it fails on any rank, raise PipelineError on all; collective."""
+    fault = None
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - reported to all ranks
+        fault = f"{here}: {one_line(error) or type(error).__name__}"
+    found = [one for one in gather(fault) if one is not None]
+    if found:
+        raise PipelineError(found[0])
+
+
+def write(
+    gather: Gather,
+    here: str,
+    folder: Path,
+    step: int,
+    place: Place,
+    state: dict[str, Any],
+    grid: tuple[int, int],
+    lost: Sequence[Place],
+    kept: int,
+) -> Path:
+    """Write the checkpoint of a step, unless it is there; collective over the ranks of `gather`.
+
+    `grid` has the numbers of replicas and stages, and `lost` the places of ranks that do not write.
+
+    Raises
+    ------
+    PipelineError
+        A rank cannot write; on all ranks. Earlier checkpoints are untouched.
+    """
+    final = folder / f"step-{step:08d}"
+    partial = folder / f".{final.name}.partial"
+    places = gather((place, final.is_dir()))
+    if any(exists for _, exists in places):
+        return final
+    first = places[0][0] == place
+
+    def make_folder() -> None:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+
+    def write_state() -> None:
+        with flushed(partial / state_file(place)) as file:
+            torch.save(state, file)
+
+    def finish() -> None:
+        if not first:
+            return
+        replicas, stages = grid
+        manifest = {"step": step, "replicas": replicas, "stages": stages, "lost": [list(one) for one in lost]}
+        with flushed(partial / MANIFEST) as file:
+            file.write(json.dumps(manifest).encode())
+        flush_folder(partial)
+        partial.rename(final)
+        flush_folder(folder)
+        for old in checkpoints(folder)[:-kept]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    for work in (make_folder, write_state, finish):
+        on_all_ranks(gather, here, work)
+    return final
+
+
+def read_manifest(path: Path, grid: tuple[int, int]) -> list[Place]:
+    """Return the places of ranks that were dead when a checkpoint was written.
+
+    Raises
+    ------
+    ValueError, OSError
+        The checkpoint is of another grid, or damaged.
+    """
+    found = parse_json((path / MANIFEST).read_text())
+    try:
+        theirs = found["replicas"], found["stages"]
+        lost = [(int(replica), int(stage)) for replica, stage in found["lost"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / MANIFEST} is damaged ({error!r}): remove {path} to load an earlier one") from error
+    if theirs != grid:
+        raise ValueError(
+            f"{path} is of {theirs[0]} replicas of {theirs[1]} stages, and there are {grid[0]} of {grid[1]}: start as "
+            "many ranks, or name another folder"
+        )
+    return lost
+
+
+def read_state(path: Path, place: Place) -> dict[str, Any]:
+    """Return the state of a rank in a checkpoint; ValueError or OSError if its file is missing or damaged."""
+    file = path / state_file(place)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # any error of zipfile and pickle on foreign bytes
+        raise ValueError(f"{file} is damaged ({one_line(error)}): remove {path} to load an earlier one") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{file} is damaged: remove {path} to load an earlier one")
+    return state
