@@ -124,11 +124,13 @@ class Aggregator:
 
     def _residual_copies(self) -> ResidualCopies | None:
         """Return the copies of residuals that the communicator asks for; None: there is nothing to copy."""
-        comm, like = self.comm, self.feedback.like()
-        every = comm.copy_residuals_every
+        comm, every = self.comm, self.comm.copy_residuals_every
+        if every is None or comm.regroup is None or comm.size == 1:
+            return None
         # residuals without elements are those of options that keep none
+        like = self.feedback.like()
         kinds = {key: kind for key, kind in self.state_kinds.items() if kind == "owned" or np.size(like.get(key, ()))}
-        if every is None or comm.regroup is None or comm.size == 1 or not (self.n and copied_keys(kinds)):
+        if not copied_keys(kinds):
             return None
         if not self.driver.undoes:
             raise ValueError(
@@ -419,6 +421,8 @@ class Aggregator:
             except BaseException:
                 if has_committed and self.driver.can_undo:
                     self.driver.undo()
+                if copies is not None:
+                    copies.drop()
                 self.driver.roll_back()
                 if call.wide is not None:  # it may have been overwritten; a repetition begins from the vector
                     call.values, call.wide = given, None
