@@ -123,7 +123,7 @@ class Aggregator:
         self._fingerprint = self._text.fingerprint
 
     def _residual_copies(self) -> ResidualCopies | None:
-        """Return the copies of residuals that the communicator asks for; None: there is nothing to copy."""
+        """Return the copies of residuals if the communicator has a period for them; None: there is nothing to copy."""
         comm, every = self.comm, self.comm.copy_residuals_every
         if every is None or comm.regroup is None or comm.size == 1:
             return None

@@ -6,6 +6,10 @@ are averaged in full precision. Then the vectors of the methods are laid out lik
 
 DDP cannot hand an error on: it would take it for a gradient. So errors are kept until DDP has done with the iteration.
 A callback of autograd's that comes after DDP's then raises them, at the end of backward.
+
+Where the communicator regroups after the death of a rank, DDP must not use its own process group any more. It does so
+for its buckets, once; for a map of used parameters with ``find_unused_parameters``, which is refused; and for buffers,
+which `BufferBroadcast` copies in its place.
 """
 # Annotations are not postponed: DDP compares those of the hook.
 
@@ -20,18 +24,20 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from collectives import Communicator
+from collectives import Communicator, PeerFailure
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
-from collectives.quoting import shown
+from collectives.quoting import list_ranks, shown
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.parameters import require_dense_floats
@@ -55,6 +61,8 @@ class DDPHookState(NonCopyable, StateOwner):
         The progress thread makes the calls.
     frozen : sequence of NamedParameter
         Parameters that DDP does not average, as they required no gradient when the model was wrapped.
+    own_iterations : int
+        First iterations in which a rank must not die, as DDP forms its buckets after them over its process group.
 
     Attributes
     ----------
@@ -99,9 +107,12 @@ class DDPHookState(NonCopyable, StateOwner):
         members: Sequence[NamedParameter],
         in_background: bool,
         frozen: Sequence[NamedParameter] = (),
+        own_iterations: int = 0,
     ) -> None:
         self.comm = comm
+        self._own_iterations, self._members_before = own_iterations, comm.members
         self.iterations = 0
+        self._seen_iterations = 0  # of this hook, while `iterations` goes on from a state
         self._members, self._frozen = members, frozen
         self._names = {member.parameter: member.name for member in members}
         self._all_named = bool(members)
@@ -220,6 +231,7 @@ class DDPHookState(NonCopyable, StateOwner):
             if self.iterations == MOST_DENSE or (before and before != self._first_bucket):
                 self._dense = None
         self.iterations += 1
+        self._seen_iterations += 1
 
     def _member(self, parameter: Tensor) -> NamedParameter:
         """Return a parameter that has no vector yet; without the model, those of the first iteration are numbered."""
@@ -245,7 +257,7 @@ class DDPHookState(NonCopyable, StateOwner):
         @keep_uncompiled
         def before_ddp_waits() -> None:
             vectors.queue.wait()
-            queue(self._raise_error)
+            queue(self._end_backward)
 
         with suppress(RuntimeError):  # a rank that has left DDP's join() is not in backward
             queue(before_ddp_waits)
@@ -255,6 +267,19 @@ class DDPHookState(NonCopyable, StateOwner):
         error = (self._vectors if self._dense is None else self._dense).queue.take_failure()
         if error is not None:
             raise error
+
+    @keep_uncompiled
+    def _end_backward(self) -> None:
+        self._raise_error()
+        before = self._members_before
+        lost = sorted(set(before) - set(self.comm.members))
+        if not lost or self._seen_iterations > self._own_iterations:
+            return
+        raise PeerFailure(
+            f"{self.comm.here}, rank {self.comm.members[self.comm.rank]} of {len(before)} before: {list_ranks(lost)} "
+            f"died in iteration {self._seen_iterations}, and DistributedDataParallel forms its buckets over its "
+            f"process group after iteration {self._own_iterations}: start again from the last checkpoint"
+        )
 
 
 Hook = Callable[[DDPHookState, GradBucket], Future[Tensor]]
@@ -293,8 +318,8 @@ def ddp_hook(
     ------
     ValueError
         The communicator's ranks are not those of the process group, a parameter is no floating-point tensor that can be
-        reached, the model has a hook already, or names are needed and there is no model. The other ranks raise
-        CollectiveMismatch.
+        reached, the model has a hook already, or names are needed and there is no model. The communicator regroups,
+        and DDP needs its process group in each iteration. The other ranks raise CollectiveMismatch.
     TypeError
         The model is no DistributedDataParallel, or another argument is something else.
     CollectiveMismatch
@@ -308,6 +333,9 @@ def ddp_hook(
 
     The first iteration is averaged in full precision, since DDP regroups its buckets after it; so is the second one
     where the first bucket does not show that DDP has done so. Residuals and counters of steps begin after that.
+
+    With ``Communicator(on_failure="regroup")`` training goes on after the death of a rank. The hook then copies the
+    model's buffers before each forward, in DDP's place, whose process group is not used after the first iteration.
 
     ``backward()`` raises the errors of :meth:`mpicomp.Aggregator.aggregate`, on all ranks. The gradients of the vectors
     that failed are NaN then, on all ranks, and training can go on after ``NonFiniteGradient``. So with a
@@ -339,6 +367,8 @@ def ddp_hook(
                 "model: ddp_hook(algorithm, comm, model)"
             )
         algorithms = [*algorithms_by_name(algorithm, members).values(), algorithm]
+        if comm.regroup is not None:
+            _require_survivable(model)
         in_background = comm.size > 1 and overlap_by_thread(comm)
     except (ValueError, TypeError, RuntimeError) as error:
         comm.reject(reword(error, f"{comm.here}: {error}"), "making a DDP hook")
@@ -346,7 +376,12 @@ def ddp_hook(
     comm.agree(fingerprint(f"ddp_hook {ranks}"), lambda: f"ddp_hook for a process group of ranks {shown(ranks)}")
     for one in dict.fromkeys(one for one in algorithms if isinstance(one, Algorithm)):
         one.connect(comm)
-    return DDPHookState(algorithm, comm, members, in_background, frozen), average_bucket
+    own_iterations = 0
+    if comm.regroup is not None and model is not None:
+        own_iterations = 2 if model.static_graph else 1
+        buffers = BufferBroadcast(comm)
+        model._register_buffer_comm_hook(buffers, BufferBroadcast.run, _BufferCommHookLocation.PRE_FORWARD)
+    return DDPHookState(algorithm, comm, members, in_background, frozen, own_iterations), average_bucket
 
 
 @keep_uncompiled
@@ -400,6 +435,23 @@ def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist
             "ranks in the same order, such as comm.split(0, key=torch.distributed.get_rank())"
         )
     return group
+
+
+def _require_survivable(model: DistributedDataParallel | None) -> None:
+    """Raise ValueError unless DDP can do without its process group after the death of a rank."""
+    given = "the communicator has on_failure='regroup'"
+    if model is None:
+        raise ValueError(
+            f"{given}, and DDP's process group does not outlive its ranks; pass the model, whose buffers the hook then "
+            "copies: ddp_hook(algorithm, comm, model)"
+        )
+    if model.find_unused_parameters and not model.static_graph:
+        raise ValueError(
+            f"{given}, and with find_unused_parameters=True DDP sums over its process group in each iteration, which "
+            "does not outlive its ranks; leave it out, pass static_graph=True, or train with DistributedOptimizer"
+        )
+    if hasattr(model, "buffer_hook"):
+        raise ValueError(f"{given}, and the model has a hook for its buffers already; wrap the module again without it")
 
 
 def _members_of(model: DistributedDataParallel) -> tuple[list[NamedParameter], list[NamedParameter]]:

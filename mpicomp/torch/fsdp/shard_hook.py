@@ -257,8 +257,8 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
     ------
     ValueError
         The model is not sharded, or over several meshes, or the mesh has a dimension of replicas, which FSDP averages
-        itself; the communicator is another one; or a hook is set already. CollectiveMismatch on the other ranks if
-        they could make the call.
+        itself; the communicator is another one, or regroups after a death; or a hook is set already.
+        CollectiveMismatch on the other ranks if they could make the call.
     TypeError
         An argument is something else; CollectiveMismatch on the other ranks.
     CollectiveMismatch
@@ -302,6 +302,11 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
         if not isinstance(comm, Communicator):
             require_communicator(comm, "fsdp_hook", _CALL)
         require_algorithm(algorithm)
+        if comm.regroup is not None:
+            raise ValueError(
+                "the communicator has on_failure='regroup', and FSDP cannot go on without the shards of a dead rank; "
+                "pass one with on_failure='raise', and start again from the last checkpoint after a death"
+            )
         groups = parameter_groups(model)
         _require_hookable(groups)
         arguments = _described(algorithm, groups)
