@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
@@ -59,6 +59,7 @@ class CommunicatorArguments(NamedTuple):
     link: EmulatedLink | None
     ranks_per_node: int | None
     checksums: bool
+    copy_residuals_every: int | None
 
 
 def validate_arguments(
@@ -76,6 +77,7 @@ def validate_arguments(
     checksums: object = False,
     spares: object = 0,
     trace: object = None,
+    copy_residuals_every: object = None,
 ) -> CommunicatorArguments:
     """Return the arguments of `Communicator`, ready for use.
 
@@ -109,14 +111,17 @@ def validate_arguments(
         if emulated is not None and link_of(parent) is not None:
             raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
         _validate_on_failure(on_failure, parent)
-        _validate_spares(spares, on_failure, parent, emulated is not None, trace is not None)
+        others = {"link": emulated, "trace": trace, "copy_residuals_every": copy_residuals_every}
+        _validate_spares(spares, on_failure, parent, others)
+        every = _validate_copies(copy_residuals_every, on_failure)
         checked = validate_checksums(checksums, topology)
         workers = Workers(int(threads)) if threads > 1 else None
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
             per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
         limits = timeouts(timeout, arrival_timeout)
-        return CommunicatorArguments(parent, _topology(topology, parent), *limits, workers, emulated, per_node, checked)
+        route = _topology(topology, parent)
+        return CommunicatorArguments(parent, route, *limits, workers, emulated, per_node, checked, every)
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
@@ -129,15 +134,28 @@ def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
         raise ValueError(f"on_failure='regroup' needs an MPI whose ranks outlive others: {CURE}")
 
 
-def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, has_link: bool, has_trace: bool) -> None:
+def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, others: Mapping[str, object]) -> None:
     if isinstance(spares, bool) or not isinstance(spares, Integral):
         raise TypeError(f"spares must be a whole number, not {spares!r}")
     if not 0 <= int(spares) < parent.size:
         raise ValueError(f"spares must lie in 0 .. {parent.size - 1}, since a rank has to train, not {spares}")
     if spares and on_failure != "regroup":
         raise ValueError(f"spares={spares} need on_failure='regroup': without it the job ends with the first dead rank")
-    if spares and (has_link or has_trace):
-        raise ValueError(f"spares={spares} cannot be combined with {'link' if has_link else 'trace'}: leave one out")
+    given = [name for name, option in others.items() if option is not None]
+    if spares and given:
+        raise ValueError(f"spares={spares} cannot be combined with {given[0]}: leave one out")
+
+
+def _validate_copies(every: object, on_failure: str) -> int | None:
+    if every is None:
+        return None
+    if isinstance(every, bool) or not isinstance(every, Integral):
+        raise TypeError(f"copy_residuals_every must be a number of steps or None, not {every!r}")
+    if every < 1:
+        raise ValueError(f"copy_residuals_every must be at least 1, not {every}")
+    if on_failure != "regroup":
+        raise ValueError("copy_residuals_every has no use without on_failure='regroup': pass both, or neither")
+    return int(every)
 
 
 def require_rank(alone: bool = False) -> None:

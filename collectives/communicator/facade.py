@@ -135,6 +135,9 @@ class Communicator(metaclass=_Listed):
     checksums : bool
         Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
         differs; see docs/checksums.md. Equal on all ranks.
+    copy_residuals_every : int, optional
+        Steps after which each rank sends a copy of its residual to another rank, so that the survivors of its death can
+        add it to theirs; with on_failure="regroup". None: no copies. Equal on all ranks. See docs/faults.md.
 
     Attributes
     ----------
@@ -227,14 +230,16 @@ class Communicator(metaclass=_Listed):
         on_failure: Literal["raise", "regroup"] = "raise",
         checksums: bool = False,
         spares: int = 0,
+        copy_residuals_every: int | None = None,
     ) -> None:
         given = arguments.validate_arguments(
             mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
-            on_failure, checksums, spares, trace,
+            on_failure, checksums, spares, trace, copy_residuals_every,
         )  # fmt: skip
         self.topology, self.workers = given.topology, given.workers
         self.timeout, self.arrival_timeout = given.timeout, given.arrival_timeout
         self.ranks_per_node, self.checksums = given.ranks_per_node, given.checksums
+        self.copy_residuals_every = given.copy_residuals_every
         with reporting_deaths(given.parent, "while the ranks made a communicator"):
             mpi_comm, layout, hosts, self._key = arguments.duplicate(
                 given.parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums, spares

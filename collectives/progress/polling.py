@@ -280,6 +280,32 @@ def until(request: Testable, backoff: Backoff) -> Iterator[bool]:
         yield False
 
 
+def drive(steps: Iterator[bool], backoff: Backoff) -> None:
+    """Run steps to their end without a call.
+
+    Parameters
+    ----------
+    steps : iterator of bool
+        Each resumption returns whether anything moved.
+    backoff : Backoff
+        Waits while nothing does.
+
+    Raises
+    ------
+    CollectiveTimeout
+
+    Examples
+    --------
+    >>> from collectives.progress.polling import Backoff, Limits, drive
+    >>> drive(iter([True, False]), Backoff(Limits(timeout=1.0), lambda: "nothing to do"))
+    """
+    for moved in steps:
+        if moved:
+            backoff.moved()
+        else:
+            backoff.idle()
+
+
 def done(backoff: Backoff, request: Testable | None) -> Iterator[bool]:
     """Return steps of a call that end when a request is over.
 

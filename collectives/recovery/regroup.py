@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -56,8 +56,15 @@ class Survivor(Protocol):
         """Return the state from which a newcomer goes on, of a peer's `save`."""
         ...
 
-    def renew(self, saved: Any, survivors: tuple[int, ...]) -> None:
-        """Continue from `save` on the communicator as it is now, whose ranks were `survivors` before; collective."""
+    def renew(self, saved: Any, survivors: tuple[int, ...]) -> Mapping[int, int | None]:
+        """Continue from `save` on the communicator as it is now, whose ranks were `survivors` before; collective.
+
+        Returns
+        -------
+        dict
+            Age in steps of each dead rank's residual that a survivor has taken over, None for a lost one; empty: there
+            are no copies of residuals.
+        """
         ...
 
 
@@ -225,6 +232,7 @@ class Regroup:
         layouts = comm.layout, comm.hosts
         saved: list[tuple[Any, Any]] | None = None
         again: list[Call] = []
+        ages: list[Mapping[int, int | None]] = []
         while True:
             for one in (old, *(part.mpi_comm for part in comm.parts)):
                 revoke(one)
@@ -239,7 +247,7 @@ class Regroup:
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
-                self.renew_users(saved, survivors)
+                ages = self.renew_users(saved, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
@@ -258,8 +266,9 @@ class Regroup:
         self._begin_again(again, lost)
         if len(self.members) < len(before):
             _log.warning(
-                "%s, %s before: %s; %d of %d ranks go on after %.0f ms, without 1/%d of what each residual had pending",
-                comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start), len(before),
+                "%s, %s before: %s; %d of %d ranks go on after %.0f ms, %s",
+                comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start),
+                _describe_residuals(ages, before, comm.size),
             )  # fmt: skip
 
     def meet(self) -> None:
@@ -279,10 +288,11 @@ class Regroup:
         """Return the long-lived users in the order of joining, with their states."""
         return [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
 
-    def renew_users(self, saved: Iterable[tuple[Any, Any]], survivors: tuple[int, ...]) -> None:
-        """Continue from `save_users` on the communicator as it is now; collective."""
-        for survivor, state in saved:
-            survivor.renew(state, survivors)
+    def renew_users(
+        self, saved: Iterable[tuple[Any, Any]], survivors: tuple[int, ...]
+    ) -> list[Mapping[int, int | None]]:
+        """Continue from `save_users` on the communicator as it is now; collective. Returns the ages of residuals."""
+        return [survivor.renew(state, survivors) for survivor, state in saved]
 
     def counters(self) -> tuple[int, int]:
         """Return the counters that a newcomer takes over by `adopt`."""
@@ -336,6 +346,25 @@ class Regroup:
             else:
                 call.steps = self.steps(call, call.remake())
                 comm.enter(call)
+
+
+def _describe_residuals(ages: Iterable[Mapping[int, int | None]], before: Sequence[int], size: int) -> str:
+    """Return the fate of the residuals of dead ranks, for the warning; `before` has their first numbers."""
+    oldest: dict[int, int | None] = {}
+    for one in ages:
+        for rank, age in one.items():
+            known = oldest.get(rank, 0)
+            oldest[rank] = None if age is None or known is None else max(age, known)
+    if not oldest:
+        return f"without {len(before) - size}/{len(before)} of what each residual had pending"
+    kept = {before[rank]: age for rank, age in sorted(oldest.items())}
+    return ", ".join(_describe_residual(rank, age) for rank, age in kept.items())
+
+
+def _describe_residual(rank: int, age: int | None) -> str:
+    if age is None:
+        return f"without the residual of rank {rank}"
+    return f"with the residual of rank {rank}" + (f" of {age} step{'s'[: age != 1]} before" if age else "")
 
 
 class _Again(Exception):

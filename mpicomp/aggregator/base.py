@@ -20,13 +20,15 @@ from collectives.communicator.routes import VERSION
 from collectives.consistency.descriptions import gather_objects
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.handle import Traffic, keep_uncompiled
 from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
+from collectives.progress.polling import Backoff, Limits, drive
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
+from mpicomp.aggregator.residual_copies import ResidualCopies, Saved, ages_of, copied_keys, with_copy
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 from mpicomp.feedback.redistribute import among_survivors
@@ -112,10 +114,30 @@ class Aggregator:
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
             tensors += f", rows of {tensors_listed(matrix_rows)},"
+        self._copies = self._residual_copies()
+        if self._copies is not None:
+            tensors += f", residuals copied every {self._copies.every} steps,"
         text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "
         text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
         self._text = CallText(comm, algorithm, spec, self._tag, text)
         self._fingerprint = self._text.fingerprint
+
+    def _residual_copies(self) -> ResidualCopies | None:
+        """Return the copies of residuals if the communicator has a period for them; None: there is nothing to copy."""
+        comm, every = self.comm, self.comm.copy_residuals_every
+        if every is None or comm.regroup is None or comm.size == 1:
+            return None
+        # residuals without elements are those of options that keep none
+        like = self.feedback.like()
+        kinds = {key: kind for key, kind in self.state_kinds.items() if kind == "owned" or np.size(like.get(key, ()))}
+        if not copied_keys(kinds):
+            return None
+        if not self.driver.undoes:
+            raise ValueError(
+                f"{comm.here}: residuals of {type(self.algorithm).__name__} cannot be copied every {every} steps: "
+                "leave out copy_residuals_every, or take the method that it contains"
+            )
+        return ResidualCopies(comm, every, kinds)
 
     def __repr__(self) -> str:
         spec, comm = self.spec, self.comm
@@ -356,6 +378,8 @@ class Aggregator:
         here: Staging | None = None
         there: Staging | None = None
         given: Any = None
+        has_committed = False
+        copies = self._copies
         of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
         if source is not None and target is not None:
             here, there = source.staging, target.staging
@@ -388,13 +412,25 @@ class Aggregator:
                     if there is not None:
                         yield from deliver(call, there)
                 if comm.regroup is not None:
+                    if copies is not None and copies.are_due(self.step + 1):
+                        self.driver.commit()  # taken back unless all ranks have their copies
+                        has_committed = True
+                        state = self.feedback.state()
+                        yield from copies.exchange(state, self.step + 1, call.tag, call, call.traffic)
                     yield from comm.regroup.settled(call)
             except BaseException:
+                if has_committed and self.driver.can_undo:
+                    self.driver.undo()
+                if copies is not None:
+                    copies.drop()
                 self.driver.roll_back()
                 if call.wide is not None:  # it may have been overwritten; a repetition begins from the vector
                     call.values, call.wide = given, None
                 raise
-            self.driver.commit()
+            if not has_committed:
+                self.driver.commit()
+            elif copies is not None:
+                copies.keep()
             self.step += 1
             self._can_undo = True
             call.traffic.ended = call.traffic.clock()
@@ -475,10 +511,12 @@ class Aggregator:
 
     # After the death of ranks ----------------------------------------------------------------------------------------
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Saved:
         """Return the state to go on from once the survivors have regrouped."""
         self.feedback.check_ready()
-        return self._state(self.feedback.state())
+        copies = self._copies
+        held, size = (None, 0) if copies is None else (copies.held, copies.size)
+        return Saved(self._state(self.feedback.state()), held, size)
 
     def describe(self) -> str:
         """Return the kind of the vectors, the method and its tag, which are equal on all ranks."""
@@ -487,30 +525,49 @@ class Aggregator:
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         return f"{spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {self.algorithm}, tag {self._tag}"
 
-    def enter(self, peers: dict[str, Any]) -> dict[str, Any]:
+    def enter(self, peers: Saved) -> Saved:
         """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
         kinds = self.state_kinds
         if "shard" in kinds.values():
             raise ValueError(f"{self.algorithm} divides vectors among the ranks of a node, and takes no newcomers")
+        there = peers.state
         state = {
-            key: _without_errors(value) if kinds[key] in ("mean", "owner") else value for key, value in peers.items()
+            key: _without_errors(value) if kinds[key] in ("mean", "owner") else value for key, value in there.items()
         }
-        return state | {key: np.zeros(2, np.int64) for key, kind in kinds.items() if kind == "owned" and key in peers}
+        state |= {key: np.zeros(2, np.int64) for key, kind in kinds.items() if kind == "owned" and key in there}
+        return Saved(state, None, 0)
 
-    def renew(self, saved: dict[str, Any], survivors: tuple[int, ...]) -> None:
-        """Go on among the survivors, each from its own residual; collective.
+    def renew(self, saved: Saved, survivors: tuple[int, ...]) -> dict[int, int | None]:
+        """Go on among the survivors, each from its own residual and the copy that it holds; collective.
 
-        The residuals of dead ranks are lost, and so are errors of elements that they owned.
+        Without copies the residuals of dead ranks are lost, and so are errors of elements that they owned.
+
+        Returns
+        -------
+        dict
+            Age in steps of the residual that was added for each dead rank, None where it is lost; empty: no copies.
         """
-        comm, kinds = self.comm, self.state_kinds
+        comm, kinds, copy = self.comm, self.state_kinds, saved.held
         with comm.tags_from(self._first_tag):
             self._assemble()
-        if not {kinds[key] for key in saved} <= {"mean", "shared"}:
-            everyones = gather_objects(comm.mpi_comm, saved, comm.timeout)
-            saved = among_survivors(everyones, kinds, getattr(self.feedback, "stand_in", None))
-        taken = self._checked_state(saved)
+        dead = [rank for rank in range(saved.size) if rank not in survivors]
+        ages: dict[int, int | None] = {}
+        if dead:
+            held = gather_objects(comm.mpi_comm, copy and (copy.rank, copy.step), comm.timeout)
+            ages = ages_of(held, dead, saved.state["step"])
+        state, of_dead = with_copy(saved.state, copy, dead, kinds)
+        if not {kinds[key] for key in state} <= {"mean", "shared"}:
+            everyones = gather_objects(comm.mpi_comm, (state, of_dead), comm.timeout)
+            stand_in, alive = getattr(self.feedback, "stand_in", None), [one for one, _ in everyones]
+            state = among_survivors(alive, kinds, stand_in, [one for _, copied in everyones for one in copied])
+        taken = self._checked_state(state)
         self.feedback.load(taken)
         self.step, self._can_undo = taken["step"], False
+        if (copies := self._copies) is not None:
+            backoff = Backoff(Limits(comm.timeout), lambda: f"{comm.here}: no copy of the residual")
+            drive(copies.exchange(self.feedback.state(), self.step, self._tag, backoff, Traffic()), backoff)
+            copies.keep()
+        return ages
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -591,6 +648,8 @@ class Aggregator:
             self._reject_second_call(self._call)
         taken = self._checked_state(state)
         restored = self.feedback.load(taken)
+        if self._copies is not None:
+            self._copies.forget()
         self.step = taken["step"]
         self._can_undo = False
         if restored:  # ranks that restored different states must notice it in their next call

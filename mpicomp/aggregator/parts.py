@@ -105,9 +105,12 @@ class Driver(Protocol):
         ``array_steps(call, source, target)`` makes the steps of two `Flat` arrays on one device, without a copy.
     prepares : bool
         `prepare` has work to do in some steps.
+    undoes : bool
+        `undo` can take back each step right after its `commit`, as copies of residuals need it.
     """
 
     prepares: bool = True
+    undoes: bool = False
     array_steps: Callable[..., Iterator[bool]] | None = None
 
     @property

@@ -31,6 +31,7 @@ class StepDriver(Driver):
         One of `is_dense` and ``parts.dense`` is missing.
     """
 
+    undoes = True
     skips_empty = True  # ranks exchange nothing for vectors without elements
 
     def __init__(self, comm: Communicator, parts: Parts, is_dense: Callable[[int], bool] | None = None) -> None:

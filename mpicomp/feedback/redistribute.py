@@ -81,7 +81,12 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
     return [dict(merged) for _ in range(ranks)]
 
 
-def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind], stand_in: StandIn | None) -> State:
+def among_survivors(
+    states: Sequence[State],
+    kinds: Mapping[str, StateKind],
+    stand_in: StandIn | None,
+    of_dead: Sequence[State] = (),
+) -> State:
     """Return the state from which each survivor goes on, of the states of all survivors, after the same step.
 
     Like `redistribute`, but elements that only dead ranks owned have no pending error.
@@ -93,6 +98,8 @@ def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind], sta
     stand_in : callable or None
         Called as ``stand_in(state, elements)`` with a survivor's state, for each shard whose owners have all died;
         returns a state of this shard without pending errors.
+    of_dead : sequence of dict
+        Copies of dead ranks' states, of which only the errors of elements that they owned are taken.
 
     Returns
     -------
@@ -101,7 +108,7 @@ def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind], sta
     shard = next((key for key, kind in kinds.items() if kind == "shard"), None)
     n = int(states[0]["n"])
     if shard is None:
-        return redistribute(_with_owners(states, kinds, n), 1, kinds)[0]
+        return redistribute(_with_owners(states, kinds, n, of_dead), 1, kinds)[0]
     groups: dict[Range, list[State]] = {}
     for state in states:
         groups.setdefault(tuple(np.asarray(state[shard]).tolist()), []).append(state)
@@ -113,17 +120,23 @@ def among_survivors(states: Sequence[State], kinds: Mapping[str, StateKind], sta
     return redistribute(everyones or states, 1, kinds)[0]
 
 
-def _with_owners(states: Sequence[State], kinds: Mapping[str, StateKind], n: int) -> list[State]:
-    """Return the states, and one without errors for each range of elements that nobody owns."""
+def _with_owners(
+    states: Sequence[State], kinds: Mapping[str, StateKind], n: int, of_dead: Sequence[State] = ()
+) -> list[State]:
+    """Return the states, the copies of dead ranks', and one without errors for each range that nobody owns."""
     owned = next((key for key, kind in kinds.items() if kind == "owned" and key in states[0]), None)
     if owned is None:
         return [*states]
-    ranges = [tuple(np.asarray(state[owned]).tolist()) for state in states]
+    ranges = [tuple(np.asarray(state[owned]).tolist()) for state in (*states, *of_dead)]
     if not any(ranges):  # each state has the elements of all owners
         return [*states]
-    nobody = {key: np.zeros_like(value) if kinds[key] == "owner" else value for key, value in states[0].items()}
+    # a mean over more states than there are survivors must stay that of the survivors
+    of_mean = [key for key in states[0] if kinds[key] == "mean"]
+    means = {key: _merge(key, [state[key] for state in states], "mean", None) for key in of_mean}
+    nobody = {key: np.zeros_like(value) if kinds[key] == "owner" else value for key, value in states[0].items()} | means
     gaps = _gaps([(start, stop) for start, stop in filter(None, ranges)], n)
-    return [*states, *({**nobody, owned: np.array(gap, np.int64)} for gap in gaps)]
+    dead = [{**nobody, **{key: one for key, one in state.items() if key not in means}} for state in of_dead]
+    return [*states, *dead, *({**nobody, owned: np.array(gap, np.int64)} for gap in gaps)]
 
 
 def _gaps(ranges: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
