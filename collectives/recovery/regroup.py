@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -101,6 +101,8 @@ class Regroup:
         self.has_met = self._meets = False
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
         self._joined = self._begun = 0  # users; calls in the order of all ranks
+        # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
+        self._unrepeated: dict[int, str] = {}
         self.is_active = False
 
     # The commit rule -------------------------------------------------------------------------------------------------
@@ -112,6 +114,8 @@ class Regroup:
 
     def steps(self, call: Call, steps: Steps) -> Steps:
         """Return the steps of a call that settles before it ends, also where it ends by an error of all ranks."""
+        if lost := self._unrepeated.pop(call.sequence, ""):
+            raise self._ranks_lost(call, lost)
         try:
             yield from steps
         except Exception as error:
@@ -263,6 +267,7 @@ class Regroup:
         if has_left:
             self._on_error()
         lost = self._lost(before)
+        self._unrepeated = dict.fromkeys(self._unrepeated, lost)
         self._begin_again(again, lost)
         if len(self.members) < len(before):
             _log.warning(
@@ -306,16 +311,23 @@ class Regroup:
         lost = sorted(set(before) - set(self.members))
         return f"{list_ranks(lost)} died" if lost else "a rank died"
 
+    def _ranks_lost(self, call: Call, lost: str) -> RanksLost:
+        text = f"{self._comm.here}: {lost} during {call.name()}; the survivors can make the call again"
+        return RanksLost(text, self.members)
+
     def _settle(self, new: MPI.Comm, has_left: bool) -> bool:
         """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_left`."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
-        reports = gather_objects(new, (self._begun, unsettled, has_left, self._meets), self._comm.timeout)
-        self.has_met |= any(meets for *_, meets in reports)
+        unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
+        mine = _Report(self._begun, unsettled, unrepeated, has_left, self._meets)
+        reports = gather_objects(new, mine, self._comm.timeout)
+        self.has_met |= any(one.meets for one in reports)
         for call in ordered:
-            if any(call.sequence <= begun and call.sequence not in in_flight for begun, in_flight, *_ in reports):
+            if any(call.sequence <= one.begun and call.sequence not in one.unsettled for one in reports):
                 call.is_settled = True
-        return any(left for _, _, left, _ in reports)
+        self._unrepeated |= {place: "" for one in reports for place in one.unrepeated if place > self._begun}
+        return any(one.has_left for one in reports)
 
     def _drop(self) -> list[Call]:
         """Roll back the calls in flight that are not settled; return those that can be made again."""
@@ -341,8 +353,7 @@ class Regroup:
                 call.tag = comm.calls.next_tag()
             comm.calls.record(call)
             if call.remake is None:
-                text = f"{comm.here}: {lost} during {call.name()}; the survivors can make the call again"
-                call.steps = _raise(RanksLost(text, self.members))
+                call.steps = _raise(self._ranks_lost(call, lost))
             else:
                 call.steps = self.steps(call, call.remake())
                 comm.enter(call)
@@ -365,6 +376,16 @@ def _describe_residual(rank: int, age: int | None) -> str:
     if age is None:
         return f"without the residual of rank {rank}"
     return f"with the residual of rank {rank}" + (f" of {age} step{'s'[: age != 1]} before" if age else "")
+
+
+class _Report(NamedTuple):
+    """Calls of a rank that regroups, by their places in the order of all ranks."""
+
+    begun: int  # the last one
+    unsettled: list[int]
+    unrepeated: list[int]  # those of the unsettled ones that raise RanksLost
+    has_left: bool
+    meets: bool
 
 
 class _Again(Exception):

@@ -227,6 +227,33 @@ def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jo
         assert job.told(f"sum-{rank}") == "2"
 
 
+BEGUN_BY_ONE = """
+from collectives import RanksLost
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+handle = comm.iallreduce(np.ones(10))
+if me == 2:
+    handle.wait()  # regroups here, while rank 0 is in the broadcast
+try:
+    comm.broadcast(np.ones(1000), root=0)
+except RanksLost:
+    tell(f"sum-{me}", comm.allreduce(1))
+handle.wait()
+comm.close()
+"""
+
+
+def test_a_survivor_that_has_not_begun_a_broadcast_raises_the_error_of_those_that_have(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, BEGUN_BY_ONE)
+    status, output = job.finish()
+    assert status == 0, output
+    assert [job.told(f"sum-{rank}") for rank in (0, 2)] == ["2", "2"]
+
+
 CLOSING = """
 comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
 tell(f"pid-{comm.rank}", os.getpid())
