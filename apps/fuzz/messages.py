@@ -52,7 +52,7 @@ class _Request(Testable):
 
 
 class PeerOfInput:
-    """Communicator of two ranks, of which the other one sends the input, whatever is received."""
+    """Communicator of two ranks, whose other rank sends the input to each receive."""
 
     rank, size = 0, 2
 
@@ -175,7 +175,7 @@ def _unpickle(content: bytes) -> None:
 
 
 def _read_layout(content: bytes) -> None:
-    """Read an announcement in numbers (first byte 0) or in words, and take a message of such a layout apart."""
+    """Read an announcement in numbers (first byte 0) or in words, and split a message of that layout."""
     if content[:1] == b"\0":
         numbers = np.frombuffer(content[1:81].ljust(80, b"\0"), np.int64).tolist()
         layout = MessageLayout.from_numbers(numbers)

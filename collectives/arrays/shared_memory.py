@@ -76,7 +76,7 @@ def share_memory(nbytes: int, gather: Gather) -> Generator[bool, None, SharedMem
 
 
 def _open_nameless(folder: Path, size: int, own: ExitStack) -> int:
-    """Return the descriptor of a file without a name, or -1 where the system has none."""
+    """Return the descriptor of a file without a name, or -1 where the system cannot make one."""
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         own.callback(os.close, descriptor)

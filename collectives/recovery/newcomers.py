@@ -334,8 +334,8 @@ def admit(comm: Communicator, state: GetState, load: SetState) -> int:
     Parameters
     ----------
     state : callable
-        Returns the state of a member, which can be pickled: model, step and whatever the next step depends on. Called
-        on all members, only when a rank joins.
+        Returns the state of a member, which can be pickled: model, step and all else on which the next step depends.
+        Called on all members, only when a rank joins.
     load : callable
         Takes this state on the newcomer.
 

@@ -69,7 +69,7 @@ class StageLost(PeerFailure):
     places : tuple of (int, int)
         Their replicas and stages.
     step : int
-        Number of steps that the checkpoint has; 0 if there is none.
+        Number of steps that the checkpoint has; 0 without a checkpoint.
     path : Path or None
         The checkpoint.
 
@@ -238,7 +238,7 @@ class StageCheckpoints:
         Returns
         -------
         int
-            Number of steps that it has; 0 if there is none.
+            Number of steps that it has; 0 without a checkpoint.
 
         Raises
         ------

@@ -125,7 +125,7 @@ class MessageLayout:
 
 
 def _field(found: Any) -> TensorField:
-    """Return the description of a tensor; ValueError if it is none."""
+    """Return the description of a tensor; ValueError for any other value."""
     about = require_fields(found, dtype=str, item_bytes=int, row_shape=list, coded=bool)
     dtype, shape = getattr(torch, about["dtype"], None), about["row_shape"]
     if not isinstance(dtype, torch.dtype) or dtype.itemsize != about["item_bytes"]:
@@ -142,7 +142,7 @@ def _read_structure(text: str) -> Structure:
 
 
 def _count_tensors(structure: Structure) -> int:
-    """Return the number of tensors of a structure; ValueError if it is none."""
+    """Return the number of tensors of a structure; ValueError for any other value."""
     match structure:
         case "*":
             return 1

@@ -81,7 +81,7 @@ def train(
                 strike(number, "optimizer")
                 optimizer.step()
                 strike(number, "end")
-    # the threads of a process load one by one what they have in common
+    # the threads of a process load their common modules one by one
     found = {
         "begun": begun,
         "parameters": {name: one.detach().numpy().tobytes() for name, one in module.named_parameters()},
