@@ -158,12 +158,13 @@ def _abort(status: int, reason: str) -> None:
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
     # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
-    if is_tolerant_job() and _expects_deaths and not describe_failed(MPI.COMM_WORLD) and _can_regroup():
-        for ending in tuple(_open):
+    shared = [ending for ending in _open if ending.is_shared]
+    if is_tolerant_job() and _expects_deaths and shared and _can_regroup():
+        for ending in shared:
             ending.leave_by_error()
         deadline = time.monotonic() + GRACE_S
         # where all ranks raise, none is left to end with a status but this one
-        while not all(ending.all_left for ending in _open):
+        while not all(ending.all_left for ending in shared):
             if time.monotonic() > deadline:
                 _die()
             time.sleep(SLEEP_S)

@@ -205,9 +205,14 @@ class Ending:
         return self._calls.failure is not None and self._calls.broken != _CLOSED
 
     @property
+    def is_shared(self) -> bool:
+        """The communicator is open, and other ranks use it, or may do so once they need this one."""
+        return self._calls.broken != _CLOSED and (self._size > 1 or self.leaves_spares is not None)
+
+    @property
     def all_left(self) -> bool:
         """All other ranks have sent that their programs end."""
-        return self._missing.n_left == self._size - 1
+        return self._size > 1 and self._missing.n_left == self._size - 1
 
     def leave_by_error(self) -> None:
         """Notify all other ranks that an uncaught exception ends this one, whose death MPI reports next."""

@@ -72,7 +72,8 @@ class CallCheck:
         self._exchanges: list[RecursiveDoubling] = []
         missing.partners = {one.peer for one in rounds_of(comm.rank, comm.size)}
         self._idle: list[RecursiveDoubling] = []  # the last one is reused first: its memory is in the cache
-        # By number: the error of a call in which the ranks differ, None until all descriptions have come.
+        # By number: the error of a call in which the ranks differ, None until all descriptions have come. Once the ranks
+        # go on after an error, later calls raise their own.
         self._mismatches: dict[int, CollectiveMismatch | None] = {}
 
     def enter(self, call: Call) -> None:
@@ -185,7 +186,7 @@ class CallCheck:
         earlier = range(max(1, number - AT_ONCE + 1), number)
         while any(self._numbers[one % AT_ONCE] <= one for one in earlier):
             yield False
-        first = min(self._mismatches)
+        first = min(one for one, error in self._mismatches.items() if error is None or error.closes)
         if first == number:
             yield from self._raise_mismatch(call, number)
         while (error := self._mismatches[first]) is None:
@@ -223,10 +224,7 @@ class CallCheck:
             "Make the same calls in the same order with the same shapes, dtypes and options on every rank",
             closes,
         )
-        if closes:
-            self._mismatches[number] = error
-        else:
-            del self._mismatches[number]  # the ranks go on
+        self._mismatches[number] = error
         raise error
 
 

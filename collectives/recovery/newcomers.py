@@ -123,15 +123,19 @@ class Newcomers:
         assert regroup is not None
         if self.is_spare:
             return self._wait(comm, state, load, each)
+        if comm.calls.driver is not None:
+            comm.calls.driver.flush()
         regroup.has_met = False
         mine = np.array(
-            [comm.size < self._wanted and self._are_ready(), comm.calls_in_flight > 0 or not ready], np.int64
+            [comm.size < self._wanted and self._are_ready(), bool(comm.calls.in_flight()) or not ready], np.int64
         )
         is_missing, is_busy = comm.allreduce(mine, "max")
+        has_met, regroup.has_met = regroup.has_met, False
         if is_busy or not is_missing:
             return 0
-        if not regroup.has_met:
+        if not has_met:
             regroup.meet()
+            regroup.has_met = False
         return self._assemble(comm, state, load, each)
 
     def _are_ready(self) -> bool:
@@ -201,7 +205,6 @@ class Newcomers:
         start, here, pool, place = time.perf_counter(), comm.here, self._pool, -1 if self.is_spare else comm.rank
         regroup.on_death()
         saved = None if self.is_spare else regroup.save_users()
-        content: bytes | None = None
         revoke(pool)
         while True:
             pool = regroup.with_survivors(pool.Shrink)
@@ -225,14 +228,15 @@ class Newcomers:
                 problem = ""
                 if takes_part:
                     new.Set_errhandler(MPI.ERRORS_RETURN)
-                    if content is None and place >= 0:
+                    content = b""
+                    if new.rank == 0:  # a member; another one than before if that has died
+                        assert saved is not None
+                        users = [(user.describe(), state_of) for user, state_of in saved]
+                        counters = comm.shared_counters(), regroup.counters()
+                        content = pickle.dumps((state(), each(), users, counters), pickle.HIGHEST_PROTOCOL)
+                    elif place >= 0:
                         content = pickle.dumps((None, each(), None, None), pickle.HIGHEST_PROTOCOL)
-                        if new.rank == 0:
-                            assert saved is not None
-                            users = [(user.describe(), state_of) for user, state_of in saved]
-                            counters = comm.shared_counters(), regroup.counters()
-                            content = pickle.dumps((state(), each(), users, counters), pickle.HIGHEST_PROTOCOL)
-                    contents = gather_bytes(new, content or b"", comm.timeout)
+                    contents = gather_bytes(new, content, comm.timeout)
                     if place < 0 and saved is None:
                         saved, problem = self._take(comm, contents[: len(members)], load)
                 problems = gather_texts(pool, problem, comm.timeout)
@@ -273,8 +277,8 @@ class Newcomers:
         """Take a member's state as a newcomer; returns the users' states, or else the reason for which it cannot."""
         regroup = comm.regroup
         assert regroup is not None
-        state, _, users, (shared, counters) = pickle.loads(contents[0])
         try:
+            state, _, users, (shared, counters) = pickle.loads(contents[0])
             comm.adopt(shared)
             load(state, [pickle.loads(one)[1] for one in contents])
             own = [user for user, _ in regroup.save_users()]

@@ -237,6 +237,7 @@ class Regroup:
         saved: list[tuple[Any, Any]] | None = None
         again: list[Call] = []
         ages: list[Mapping[int, int | None]] = []
+        unrepeated = self._unrepeated
         while True:
             for one in (old, *(part.mpi_comm for part in comm.parts)):
                 revoke(one)
@@ -244,7 +245,7 @@ class Regroup:
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
-                has_left |= self._settle(new, has_left)
+                has_left |= self._settle(new, has_left, unrepeated)
                 if saved is None:
                     again = self._drop()
                     saved = self.save_users()
@@ -315,18 +316,20 @@ class Regroup:
         text = f"{self._comm.here}: {lost} during {call.name()}; the survivors can make the call again"
         return RanksLost(text, self.members)
 
-    def _settle(self, new: MPI.Comm, has_left: bool) -> bool:
+    def _settle(self, new: MPI.Comm, has_left: bool, unrepeated_before: Mapping[int, str]) -> bool:
         """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_left`."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
-        mine = _Report(self._begun, unsettled, unrepeated, has_left, self._meets)
+        # a rank that came by `meet` may have died since another one received its report
+        mine = _Report(self._begun, unsettled, unrepeated, has_left, self._meets or self.has_met)
         reports = gather_objects(new, mine, self._comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
             if any(call.sequence <= one.begun and call.sequence not in one.unsettled for one in reports):
                 call.is_settled = True
-        self._unrepeated |= {place: "" for one in reports for place in one.unrepeated if place > self._begun}
+        lost = {place: "" for one in reports for place in one.unrepeated if place > self._begun}
+        self._unrepeated = {**unrepeated_before, **lost}
         return any(one.has_left for one in reports)
 
     def _drop(self) -> list[Call]:

@@ -13,8 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray
-from collectives.execution.handle import Traffic
-from collectives.progress.polling import until
+from collectives.execution.handle import Call, Traffic
+from collectives.progress.polling import keep_alive, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ class ResidualCopies:
         landing = {key: np.empty_like(one) for key, one in leaving.items()}
         call.describe = lambda: f"{self._here}: no copy of the residual from rank {self._from}"
         requests: list[Any] = []
-        if hasattr(call, "owners"):
+        if isinstance(call, Call):
             call.owners = (*call.owners, requests, leaving, landing)
         for key in self.keys:
             for start in range(0, leaving[key].nbytes, LONGEST_MESSAGE):
@@ -129,8 +129,12 @@ class ResidualCopies:
                 requests.append(self._comm.Isend([send, send.size, MPI.BYTE], self._to, tag))
                 traffic.bytes_sent += send.size
                 traffic.messages += 1
-        for request in requests:
-            yield from until(request, call)
+        try:
+            for request in requests:
+                yield from until(request, call)
+        except BaseException:
+            keep_alive(requests, leaving, landing)  # MPI may still write there
+            raise
         self._arrived = ResidualCopy(self._from, step, landing)
 
     def keep(self) -> None:

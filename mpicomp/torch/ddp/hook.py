@@ -271,15 +271,27 @@ class DDPHookState(NonCopyable, StateOwner):
     @keep_uncompiled
     def _end_backward(self) -> None:
         self._raise_error()
+        if self._seen_iterations <= self._own_iterations:
+            self._require_all_ranks()
+
+    @keep_uncompiled
+    def before_forward(self, model: DistributedDataParallel, inputs: object) -> None:
+        """Raise PeerFailure on all survivors if a rank has died before this forward, in which DDP forms its buckets."""
+        forms_buckets = torch.is_grad_enabled() and model.require_backward_grad_sync
+        if forms_buckets and self._seen_iterations == self._own_iterations:
+            self.comm.barrier()  # where survivors notice a death
+            self._require_all_ranks()
+
+    def _require_all_ranks(self) -> None:
         before = self._members_before
         lost = sorted(set(before) - set(self.comm.members))
-        if not lost or self._seen_iterations > self._own_iterations:
-            return
-        raise PeerFailure(
-            f"{self.comm.here}, rank {self.comm.members[self.comm.rank]} of {len(before)} before: {list_ranks(lost)} "
-            f"died in iteration {self._seen_iterations}, and DistributedDataParallel forms its buckets over its "
-            f"process group after iteration {self._own_iterations}: start again from the last checkpoint"
-        )
+        if lost:
+            raise PeerFailure(
+                f"{self.comm.here}, rank {self.comm.members[self.comm.rank]} of {len(before)} before: "
+                f"{list_ranks(lost)} died in iteration {self._seen_iterations}, and DistributedDataParallel forms its "
+                f"buckets over its process group after iteration {self._own_iterations}: start again from the last "
+                "checkpoint"
+            )
 
 
 Hook = Callable[[DDPHookState, GradBucket], Future[Tensor]]
@@ -381,7 +393,10 @@ def ddp_hook(
         own_iterations = 2 if model.static_graph else 1
         buffers = BufferBroadcast(comm)
         model._register_buffer_comm_hook(buffers, BufferBroadcast.run, _BufferCommHookLocation.PRE_FORWARD)
-    return DDPHookState(algorithm, comm, members, in_background, frozen, own_iterations), average_bucket
+    state = DDPHookState(algorithm, comm, members, in_background, frozen, own_iterations)
+    if own_iterations and model is not None:
+        model.register_forward_pre_hook(state.before_forward)
+    return state, average_bucket
 
 
 @keep_uncompiled
