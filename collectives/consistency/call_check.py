@@ -72,8 +72,8 @@ class CallCheck:
         self._exchanges: list[RecursiveDoubling] = []
         missing.partners = {one.peer for one in rounds_of(comm.rank, comm.size)}
         self._idle: list[RecursiveDoubling] = []  # the last one is reused first: its memory is in the cache
-        # By number: the error of a call in which the ranks differ, None until all descriptions have come. Once the ranks
-        # go on after an error, later calls raise their own.
+        # By number: the error of a call in which the ranks differ, None until all descriptions have come. Where the
+        # ranks go on after it, later calls raise their own.
         self._mismatches: dict[int, CollectiveMismatch | None] = {}
 
     def enter(self, call: Call) -> None:
