@@ -109,7 +109,7 @@ class StageCheckpoints:
     folder : str or PathLike
         On a file system that all ranks see; made if it is missing. The two newest checkpoints are kept.
     stage : PipelineStage
-        This rank's. Its communicator and ``everyone`` determine the replicas.
+        This rank's. Its communicator and ``everyone`` determine the replicas; neither has ``on_failure="regroup"``.
     parts : dict of str to objects with ``state_dict`` and ``load_state_dict``
         Module, optimizer, and all else that a step changes, by name; the same names on all ranks.
     every : int
@@ -163,6 +163,11 @@ class StageCheckpoints:
         def check() -> None:
             if not whole(every, 1):
                 raise ValueError(f"every must be a number of steps, not {every!r:.80}")
+            if any(one.regroup is not None for one in (self._comm, stage.comm)):
+                raise ValueError(
+                    "the communicator goes on with the survivors after a death, and StageCheckpoints needs all ranks to "
+                    'end together: make the Communicator with on_failure="raise", the default'
+                )
             self._folder.mkdir(parents=True, exist_ok=True)
 
         on_all_ranks(self._comm.allgather_object, self._comm.here, check)

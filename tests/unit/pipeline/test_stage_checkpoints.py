@@ -1,0 +1,58 @@
+"""Checkpoints of stages on threads: refusals, steps that fail on one rank, and folders of earlier runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mpicomp
+from collectives import Communicator
+from mpicomp.pipeline import PipelineError, PipelineStage, StageCheckpoints
+
+Body = Callable[[StageCheckpoints, int, Callable[[], None]], Any]
+"""Called with the checkpoints, the rank, and a function that makes the passes and the optimizer's step."""
+
+
+def on_threads(folder: Path, body: Body, parts: Callable[[int], dict[str, Any]] = lambda rank: {}) -> list[Any]:
+    """Run a body on two stages of one pipeline; returns the text of its PipelineError, or its result, by rank."""
+
+    def rank(comm: Communicator) -> Any:
+        module = nn.Linear(3, 3)
+        stage = PipelineStage(module, comm, 2, loss=nn.functional.mse_loss)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+        def make_step() -> None:
+            optimizer.zero_grad()
+            stage.step(torch.ones(4, 3), -torch.ones(4, 3))
+            optimizer.step()
+
+        try:
+            with StageCheckpoints(folder, stage, {"module": module, **parts(comm.rank)}) as checkpoints:
+                return body(checkpoints, comm.rank, make_step)
+        except PipelineError as error:
+            return str(error)
+        finally:
+            stage.close()
+
+    return mpicomp.run_local(2, rank)
+
+
+def test_a_communicator_that_regroups_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    def rank(comm: Communicator) -> str:
+        stage = PipelineStage(nn.Linear(3, 3), comm, 2, loss=nn.functional.mse_loss)
+        if comm.rank == 1:
+            comm.regroup = object()  # type: ignore[assignment]
+        try:
+            with pytest.raises(PipelineError) as caught:
+                StageCheckpoints(tmp_path, stage, {})
+        finally:
+            comm.regroup = None
+        return str(caught.value)
+
+    found = mpicomp.run_local(2, rank)
+    assert all('on_failure="raise"' in text for text in found), found
