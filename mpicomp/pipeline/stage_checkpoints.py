@@ -27,7 +27,16 @@ from mpi4py import MPI
 from collectives.consistency.descriptions import gather_objects
 from collectives.errors import CollectiveError, PeerFailure
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import agree, failed_ranks, is_tolerant, reports_death, revoke, with_survivors
+from collectives.recovery.fault_tolerance import (
+    LONGEST_NOTICE_S,
+    agree,
+    describe_failed,
+    failed_ranks,
+    is_tolerant,
+    reports_death,
+    revoke,
+    with_survivors,
+)
 from mpicomp.codecs.options import whole
 from mpicomp.pipeline.agreement import PipelineError
 from mpicomp.pipeline.stage import PipelineStage
@@ -369,7 +378,11 @@ class StageCheckpoints:
         comm = self._comm.missing.comm
         if not isinstance(error, CollectiveError) or not is_tolerant(comm):
             return False
-        return reports_death(error, comm) or _is_revoked(comm) or bool(failed_ranks(comm))
+        if not (reports_death(error, comm) or _is_revoked(comm) or failed_ranks(comm)):
+            return False
+        # A rank that ends by an uncaught exception revokes communicators too. MPI does not report it as dead, and would
+        # wait for it in Shrink.
+        return bool(describe_failed(comm, LONGEST_NOTICE_S))
 
     def _settle_with_survivors(self) -> StageLost:
         """Write a checkpoint with the survivors if all stages are left; return the error to raise; on all survivors."""
