@@ -167,6 +167,7 @@ class StageCheckpoints:
         self._comm = stage.comm if stage.everyone is None else stage.everyone
         self.steps = 0
         self._before: State | None = None  # state before the step that this rank makes now
+        self._written: set[int] = set()  # steps of the checkpoints that this object has written or loaded
         self._is_in_step = self._is_loaded = False
 
         def check() -> None:
@@ -174,8 +175,8 @@ class StageCheckpoints:
                 raise ValueError(f"every must be a number of steps, not {every!r:.80}")
             if any(one.regroup is not None for one in (self._comm, stage.comm)):
                 raise ValueError(
-                    "the communicator goes on with the survivors after a death, and StageCheckpoints needs all ranks to "
-                    'end together: make the Communicator with on_failure="raise", the default'
+                    "the communicator goes on with the survivors after a death, and StageCheckpoints needs all ranks "
+                    'to end together: make the Communicator with on_failure="raise", the default'
                 )
             self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -238,8 +239,11 @@ class StageCheckpoints:
         Raises
         ------
         PipelineError
-            A rank cannot write; on all ranks. Earlier checkpoints are untouched.
+            A rank cannot write, or `load` was not called and the folder has checkpoints; on all ranks. Earlier
+            checkpoints are untouched.
         """
+        if not self._is_loaded:
+            self._require_new()
         return self._write(self._comm.allgather_object, self._state_of_parts(), ())
 
     def load(self) -> int:
@@ -259,6 +263,7 @@ class StageCheckpoints:
         PipelineError
             It is of another grid, or damaged, or the ranks see different folders; on all ranks.
         """
+        self._is_loaded = False  # until all of the state is loaded
         found: list[Path] = []
         on_all_ranks(self._comm.allgather_object, self._comm.here, lambda: found.extend(checkpoints(self._folder)))
         newest = self._comm.allgather_object(step_of(found[-1]) if found else 0)
@@ -266,8 +271,8 @@ class StageCheckpoints:
             raise PipelineError(
                 f"{self._comm.here}: the ranks see different checkpoints in {self._folder}: use a folder that all see"
             )
-        self._is_loaded = True
         if not found:
+            self._is_loaded = True
             return 0
         states: list[State] = []
         unpaired: list[str] = []
@@ -286,6 +291,8 @@ class StageCheckpoints:
         self._stage.forget_cuts(unpaired)
         torch.set_rng_state(state["random"])
         self.steps = int(state["step"])
+        self._written.add(step_of(found[-1]))
+        self._is_loaded = True
         return self.steps
 
     def _require_new(self) -> None:
@@ -308,7 +315,7 @@ class StageCheckpoints:
     def _write(self, gather: Gather, state: State, lost: Sequence[Place]) -> Path:
         state = {**state, "step": self.steps, "stage": self._stage.state_dict()}
         here, place = self._comm.here, self._place
-        return write(gather, here, self._folder, self.steps, place, state, self._grid, lost, _KEPT)
+        return write(gather, here, self._folder, self.steps, place, state, self._grid, lost, _KEPT, self._written)
 
     def _neighbours(self) -> list[tuple[str, Place]]:
         """Return the sides of this stage that have cuts, and the place at the other end of each."""
@@ -419,7 +426,10 @@ class StageCheckpoints:
         stages = " and ".join(f"stage {stage} of replica {replica}" for replica, stage in places)
         text = f"{self._comm.here}: {during}, {stages}, died after step {self.steps}"
         path: Path | None = None
-        if not gone:
+        is_ready = all(gather(self._is_loaded))
+        if not is_ready:
+            text += "; not all ranks had loaded the state to go on from"
+        elif not gone:
             try:
                 path = self._write(gather, self._before or self._state_of_parts(), places)
                 cure = f"all stages are saved after this step in {path}: start the same job again, which loads it"

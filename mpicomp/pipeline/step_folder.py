@@ -66,25 +66,30 @@ def write(
     grid: tuple[int, int],
     lost: Sequence[Place],
     kept: int,
+    written: set[int],
 ) -> Path:
     """Write the checkpoint of a step, unless it is there; collective over the ranks of `gather`.
 
-    `grid` has the numbers of replicas and stages, and `lost` the places of ranks that do not write.
+    `grid` has the numbers of replicas and stages, and `lost` the places of ranks that do not write. `written` are the
+    steps of the checkpoints that this run has written or loaded; this one is added.
 
     Raises
     ------
     PipelineError
-        A rank cannot write; on all ranks. Earlier checkpoints are untouched.
+        A rank cannot write, or the folder has a checkpoint of this step from another run; on all ranks. Earlier
+        checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
-    places = gather((place, final.is_dir()))
-    if any(exists for _, exists in places):
+    places = gather((place, step in written and final.is_dir()))
+    if any(is_there for _, is_there in places):
         return final
     first = places[0][0] == place
 
     def make_folder() -> None:
         if first:
+            if final.exists():
+                raise FileExistsError(f"{final} is of another run: name another folder, or remove this one")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
 
@@ -102,11 +107,14 @@ def write(
         flush_folder(partial)
         partial.rename(final)
         flush_folder(folder)
-        for old in checkpoints(folder)[:-kept]:
+        # another run may have left later steps
+        for old in [one for one in checkpoints(folder) if one != final][: 1 - kept or None]:
             shutil.rmtree(old, ignore_errors=True)
 
-    for work in (make_folder, write_state, finish):
-        on_all_ranks(gather, here, work)
+    on_all_ranks(gather, here, make_folder)
+    written.add(step)  # before others can die in `finish`: the folder is then this run's
+    on_all_ranks(gather, here, write_state)
+    on_all_ranks(gather, here, finish)
     return final
 
 

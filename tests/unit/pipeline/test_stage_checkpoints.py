@@ -56,3 +56,37 @@ def test_a_communicator_that_regroups_is_refused_on_all_ranks(tmp_path: Path) ->
 
     found = mpicomp.run_local(2, rank)
     assert all('on_failure="raise"' in text for text in found), found
+
+
+def test_a_step_of_another_run_is_not_taken_and_later_ones_displace_no_new_checkpoint(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        checkpoints.load()
+        if rank == 0:
+            for step in (1, 7, 8, 9):
+                (tmp_path / f"step-{step:08d}").mkdir()
+        for _ in range(2):
+            with checkpoints.step():
+                make_step()
+            if checkpoints.steps == 1:
+                with pytest.raises(PipelineError, match="step-00000001 is of another run"):
+                    checkpoints.save()
+        checkpoints.save()
+        assert (tmp_path / "step-00000002" / "manifest.json").exists()
+
+    assert on_threads(tmp_path, body) == [None, None]
+
+
+def test_no_checkpoint_is_written_after_a_state_that_could_not_be_loaded(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        checkpoints.load()
+        for _ in range(2):
+            with checkpoints.step():
+                make_step()
+            checkpoints.save()
+        if rank == 0:
+            (tmp_path / "step-00000002" / "replica-0-stage-1.pt").write_bytes(b"")
+        with pytest.raises(PipelineError, match="damaged"):
+            checkpoints.load()
+        checkpoints.save()
+
+    assert all("call load() before" in text for text in on_threads(tmp_path, body))
