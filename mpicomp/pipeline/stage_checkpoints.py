@@ -239,12 +239,18 @@ class StageCheckpoints:
         Raises
         ------
         PipelineError
-            A rank cannot write, or `load` was not called and the folder has checkpoints; on all ranks. Earlier
-            checkpoints are untouched.
+            A rank cannot write or is within `step`, or `load` was not called and the folder has checkpoints; on all
+            ranks. Earlier checkpoints are untouched.
         """
+
+        def check() -> None:
+            if self._is_in_step:
+                raise RuntimeError("save() within the block of step(): call it after the block, which commits the step")
+
+        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
         if not self._is_loaded:
             self._require_new()
-        return self._write(self._comm.allgather_object, self._state_of_parts(), ())
+        return self._write(self._comm.allgather_object, None, ())
 
     def load(self) -> int:
         """Go on from the newest checkpoint, if there is one; collective.
@@ -312,10 +318,15 @@ class StageCheckpoints:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {"parts": parts, "random": torch.get_rng_state()}
 
-    def _write(self, gather: Gather, state: State, lost: Sequence[Place]) -> Path:
-        state = {**state, "step": self.steps, "stage": self._stage.state_dict()}
+    def _write(self, gather: Gather, before: State | None, lost: Sequence[Place]) -> Path:
+        """Write a checkpoint of the parts' state before the step, or of that which they have now."""
+
+        def make_state() -> State:
+            parts = self._state_of_parts() if before is None else before
+            return {**parts, "step": self.steps, "stage": self._stage.state_dict()}
+
         here, place = self._comm.here, self._place
-        return write(gather, here, self._folder, self.steps, place, state, self._grid, lost, _KEPT, self._written)
+        return write(gather, here, self._folder, self.steps, place, make_state, self._grid, lost, _KEPT, self._written)
 
     def _neighbours(self) -> list[tuple[str, Place]]:
         """Return the sides of this stage that have cuts, and the place at the other end of each."""
@@ -424,20 +435,25 @@ class StageCheckpoints:
         gone = [stage for stage in range(self._grid[1]) if stage not in left]
         during = f"rank {', '.join(map(str, dead))}" if len(dead) == 1 else list_ranks(dead)
         stages = " and ".join(f"stage {stage} of replica {replica}" for replica, stage in places)
-        text = f"{self._comm.here}: {during}, {stages}, died after step {self.steps}"
+        text = f"{self._comm.here}: {f'{during}, {stages},' if dead else 'a rank of another pipeline'} died after step "
+        text += str(self.steps)
         path: Path | None = None
-        is_ready = all(gather(self._is_loaded))
-        if not is_ready:
+        # Without replicas there is no copy from before the step. The dead rank may be of another pipeline.
+        is_within = self._is_in_step and self._before is None
+        ready = gather((self._is_loaded, not is_within))
+        if not all(is_loaded for is_loaded, _ in ready):
             text += "; not all ranks had loaded the state to go on from"
-        elif not gone:
+        elif gone:
+            text += f"; no other replica has the state of stage {', '.join(map(str, gone))}"
+        elif not all(is_between for _, is_between in ready):
+            text += "; ranks are within the next step, and a single pipeline has no copy of the state before it"
+        else:
             try:
-                path = self._write(gather, self._before or self._state_of_parts(), places)
+                path = self._write(gather, self._before, places)
                 cure = f"all stages are saved after this step in {path}: start the same job again, which loads it"
                 return StageLost(f"{text}; {cure}", dead, places, self.steps, path)
             except PipelineError as error:
                 text += f"; the checkpoint of this step could not be written ({error})"
-        else:
-            text += f"; no other replica has the state of stage {', '.join(map(str, gone))}"
         newest = gather(max(map(step_of, checkpoints(self._folder)), default=0))[0]
         if not newest:
             return StageLost(f"{text}, and there is no checkpoint: start again from scratch", dead, places)

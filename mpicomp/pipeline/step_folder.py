@@ -62,7 +62,7 @@ def write(
     folder: Path,
     step: int,
     place: Place,
-    state: dict[str, Any],
+    make_state: Callable[[], dict[str, Any]],
     grid: tuple[int, int],
     lost: Sequence[Place],
     kept: int,
@@ -94,6 +94,7 @@ def write(
             partial.mkdir(parents=True)
 
     def write_state() -> None:
+        state = make_state()  # may fail on this rank alone, such as on a full disk
         with flushed(partial / state_file(place)) as file:
             torch.save(state, file)
 

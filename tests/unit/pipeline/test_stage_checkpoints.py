@@ -90,3 +90,34 @@ def test_no_checkpoint_is_written_after_a_state_that_could_not_be_loaded(tmp_pat
         checkpoints.save()
 
     assert all("call load() before" in text for text in on_threads(tmp_path, body))
+
+
+def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        with checkpoints.step():
+            checkpoints.save()
+
+    assert all("call it after the block" in text for text in on_threads(tmp_path, body))
+
+
+class Fragile:
+    """Part whose state cannot be made while `fails` is set, or has a value of any type."""
+
+    def __init__(self, fails: bool = False, value: object = 1) -> None:
+        self.fails, self.value = fails, value
+
+    def state_dict(self) -> dict[str, object]:
+        if self.fails:
+            raise OSError("no room on the disk")
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.value = state["value"]
+
+
+def test_a_state_that_one_rank_cannot_make_is_an_error_of_all(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        checkpoints.save()
+
+    found = on_threads(tmp_path, body, lambda rank: {"other": Fragile(fails=rank == 1)})
+    assert found == ["rank 1 of 2: no room on the disk"] * 2
