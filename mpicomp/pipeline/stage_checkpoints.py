@@ -25,7 +25,7 @@ import torch
 from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveError, PeerFailure
+from collectives.errors import CollectiveError, CollectiveTimeout, PeerFailure
 from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import (
     LONGEST_NOTICE_S,
@@ -38,7 +38,7 @@ from collectives.recovery.fault_tolerance import (
     with_survivors,
 )
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import PipelineError
+from mpicomp.pipeline.agreement import PipelineError, failure_text
 from mpicomp.pipeline.stage import PipelineStage
 from mpicomp.pipeline.step_folder import (
     Gather,
@@ -169,6 +169,7 @@ class StageCheckpoints:
         self._before: State | None = None  # state before the step that this rank makes now
         self._written: set[int] = set()  # steps of the checkpoints that this object has written or loaded
         self._is_in_step = self._is_loaded = False
+        self._is_mixed = False  # some ranks have failed in a step that others have made
 
         def check() -> None:
             if not whole(every, 1):
@@ -202,7 +203,9 @@ class StageCheckpoints:
         Raises
         ------
         PipelineError
-            `load` was not called and the folder has checkpoints, or a rank cannot write; on all ranks.
+            `load` was not called and the folder has checkpoints, or a rank cannot write; on all ranks. A rank has
+            failed in the block after ``stage.step``, or is at another step; on all that raise no other error. Call
+            `load` to go on.
         CollectiveTimeout, PeerFailure
             A rank does not answer.
         """
@@ -213,8 +216,15 @@ class StageCheckpoints:
         self._is_in_step = True
         self._stage.hold_messages()
         try:
-            yield
-            self._comm.allgather(np.array([[self.steps]], np.int64))
+            try:
+                yield
+            except Exception as error:
+                # Once the passes are over, ranks without an error wait in the exchange. After a timeout or a death of
+                # others they do not come.
+                if self._stage.holds_step and not isinstance(error, CollectiveTimeout | PeerFailure):
+                    self._report_failure(error)
+                raise
+            self._agree_on_step(None)
         except BaseException as error:
             if not self._is_due_to_death(error):  # after a death the survivors settle the step
                 self._leave_step(commits=False)
@@ -222,6 +232,33 @@ class StageCheckpoints:
         self._leave_step(commits=True)
         if self.steps % self._every == 0:
             self.save()
+
+    def _agree_on_step(self, error: Exception | None) -> None:
+        """Exchange with all ranks whether they have made the step; PipelineError if one has not; collective."""
+        everyones = self._comm.allgather(np.array([[self.steps, error is not None]], np.int64)).tolist()
+        failed = any(has_failed for _, has_failed in everyones)
+        steps = [number for number, _ in everyones]
+        if not failed and len(set(steps)) == 1:
+            return
+        self._is_loaded, self._is_mixed = False, True
+        cure = "no rank commits it, and parts may be ahead of others: call load() on all ranks, or start the job again"
+        if not failed:
+            raise PipelineError(f"{self._comm.here}: the ranks end different steps ({steps}); {cure}")
+        texts = self._comm.allgather_object(failure_text(error))
+        rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+        raise PipelineError(
+            f"{self._comm.here}: rank {rank} failed after the passes of a step ({text}); {cure}"
+        ) from error
+
+    def _report_failure(self, error: Exception) -> None:
+        """Have the other ranks raise PipelineError at the end of the step; this one raises its own error."""
+        try:
+            self._agree_on_step(error)
+        except PipelineError:
+            pass
+        except CollectiveError as other:
+            if self._is_due_to_death(other):
+                raise other from error
 
     def _leave_step(self, commits: bool) -> None:
         self._stage.settle_messages(commits)
@@ -278,6 +315,7 @@ class StageCheckpoints:
                 f"{self._comm.here}: the ranks see different checkpoints in {self._folder}: use a folder that all see"
             )
         if not found:
+            self._require_unmixed()
             self._is_loaded = True
             return 0
         states: list[State] = []
@@ -298,18 +336,26 @@ class StageCheckpoints:
         torch.set_rng_state(state["random"])
         self.steps = int(state["step"])
         self._written.add(step_of(found[-1]))
-        self._is_loaded = True
+        self._is_loaded, self._is_mixed = True, False
         return self.steps
+
+    def _require_unmixed(self) -> None:
+        if self._is_mixed:  # on all ranks alike
+            raise PipelineError(
+                f"{self._comm.here}: a step has failed on some ranks only, and {self._folder} has no checkpoint to go "
+                "on from: start the job again"
+            )
 
     def _require_new(self) -> None:
         def check() -> None:
             if checkpoints(self._folder):
                 raise ValueError(
-                    f"{self._folder} has checkpoints of an earlier run: call load() before the first step, or name "
-                    "another folder"
+                    f"{self._folder} has checkpoints, and the newest one is not loaded: call load() before the next "
+                    "step, or name another folder"
                 )
 
         on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        self._require_unmixed()
         self._is_loaded = True
 
     # States ----------------------------------------------------------------------------------------------------------

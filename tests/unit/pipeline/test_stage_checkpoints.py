@@ -89,7 +89,7 @@ def test_no_checkpoint_is_written_after_a_state_that_could_not_be_loaded(tmp_pat
             checkpoints.load()
         checkpoints.save()
 
-    assert all("call load() before" in text for text in on_threads(tmp_path, body))
+    assert all("call load()" in text for text in on_threads(tmp_path, body))
 
 
 def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
@@ -121,3 +121,61 @@ def test_a_state_that_one_rank_cannot_make_is_an_error_of_all(tmp_path: Path) ->
 
     found = on_threads(tmp_path, body, lambda rank: {"other": Fragile(fails=rank == 1)})
     assert found == ["rank 1 of 2: no room on the disk"] * 2
+
+
+def test_a_rank_that_fails_after_the_passes_ends_the_step_of_all(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> tuple[str, int]:
+        checkpoints.load()
+        with checkpoints.step():
+            make_step()
+        checkpoints.save()
+
+        def fail() -> None:
+            with checkpoints.step():
+                make_step()
+                if rank == 1:
+                    raise ValueError("no such rate")
+
+        with pytest.raises((ValueError, PipelineError)) as caught:
+            fail()
+        with pytest.raises(PipelineError, match=r"call load\(\)"):
+            checkpoints.save()  # of stages that have made different steps
+        checkpoints.load()
+        with checkpoints.step():
+            make_step()
+        return str(caught.value), checkpoints.steps
+
+    (other, steps), (own, same) = on_threads(tmp_path, body)
+    assert "rank 1 failed after the passes of a step (ValueError: no such rate)" in other
+    assert (own, steps, same) == ("no such rate", 2, 2)
+
+
+def test_ranks_at_different_steps_are_refused(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        checkpoints.steps = rank
+        with checkpoints.step():
+            make_step()
+
+    assert all("the ranks end different steps ([0, 1])" in text for text in on_threads(tmp_path, body))
+
+
+def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_first_saved(tmp_path: Path) -> None:
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        checkpoints.save()
+
+    found = on_threads(tmp_path, body, lambda rank: {"other": Fragile(value=tmp_path if rank == 1 else 1)})
+    assert all(text.startswith("rank 1 of 2: the state_dict of other has a value") for text in found), found
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_unfinished_folders_are_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000009.partial").mkdir()
+
+    def body(checkpoints: StageCheckpoints, rank: int, make_step: Callable[[], None]) -> None:
+        for _ in range(3):
+            with checkpoints.step():
+                make_step()
+            checkpoints.save()
+
+    assert on_threads(tmp_path, body) == [None, None]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
