@@ -340,7 +340,7 @@ class StageCheckpoints:
         return self.steps
 
     def _require_unmixed(self) -> None:
-        if self._is_mixed:  # on all ranks alike
+        if self._is_mixed:  # equal on all ranks
             raise PipelineError(
                 f"{self._comm.here}: a step has failed on some ranks only, and {self._folder} has no checkpoint to go "
                 "on from: start the job again"
