@@ -261,6 +261,11 @@ class CutHolder(ABC):
         """Change the messages that are kept for the next step at `settle_messages` only, not at the step's end."""
         self._holds = True
 
+    @property
+    def holds_step(self) -> bool:
+        """True after a step that succeeded on all ranks, and whose messages are held."""
+        return self._held is not None
+
     def settle_messages(self, commits: bool) -> None:
         """Commit the step whose messages are held, if there is one, or have its messages as they were before it."""
         cuts, self._held, self._holds = self._held, None, False

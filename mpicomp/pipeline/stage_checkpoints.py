@@ -25,11 +25,20 @@ import torch
 from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveError, PeerFailure
+from collectives.errors import CollectiveError, CollectiveTimeout, PeerFailure
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import agree, failed_ranks, is_tolerant, reports_death, revoke, with_survivors
+from collectives.recovery.fault_tolerance import (
+    LONGEST_NOTICE_S,
+    agree,
+    describe_failed,
+    failed_ranks,
+    is_tolerant,
+    reports_death,
+    revoke,
+    with_survivors,
+)
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import PipelineError
+from mpicomp.pipeline.agreement import PipelineError, failure_text
 from mpicomp.pipeline.stage import PipelineStage
 from mpicomp.pipeline.step_folder import (
     Gather,
@@ -109,7 +118,7 @@ class StageCheckpoints:
     folder : str or PathLike
         On a file system that all ranks see; made if it is missing. The two newest checkpoints are kept.
     stage : PipelineStage
-        This rank's. Its communicator and ``everyone`` determine the replicas.
+        This rank's. Its communicator and ``everyone`` determine the replicas; neither has ``on_failure="regroup"``.
     parts : dict of str to objects with ``state_dict`` and ``load_state_dict``
         Module, optimizer, and all else that a step changes, by name; the same names on all ranks.
     every : int
@@ -158,11 +167,18 @@ class StageCheckpoints:
         self._comm = stage.comm if stage.everyone is None else stage.everyone
         self.steps = 0
         self._before: State | None = None  # state before the step that this rank makes now
+        self._written: set[int] = set()  # steps of the checkpoints that this object has written or loaded
         self._is_in_step = self._is_loaded = False
+        self._is_mixed = False  # some ranks have failed in a step that others have made
 
         def check() -> None:
             if not whole(every, 1):
                 raise ValueError(f"every must be a number of steps, not {every!r:.80}")
+            if any(one.regroup is not None for one in (self._comm, stage.comm)):
+                raise ValueError(
+                    "the communicator goes on with the survivors after a death, and StageCheckpoints needs all ranks "
+                    'to end together: make the Communicator with on_failure="raise", the default'
+                )
             self._folder.mkdir(parents=True, exist_ok=True)
 
         on_all_ranks(self._comm.allgather_object, self._comm.here, check)
@@ -187,7 +203,9 @@ class StageCheckpoints:
         Raises
         ------
         PipelineError
-            `load` was not called and the folder has checkpoints, or a rank cannot write; on all ranks.
+            `load` was not called and the folder has checkpoints, or a rank cannot write; on all ranks. A rank has
+            failed in the block after ``stage.step``, or is at another step; on all that raise no other error. Call
+            `load` to go on.
         CollectiveTimeout, PeerFailure
             A rank does not answer.
         """
@@ -198,8 +216,15 @@ class StageCheckpoints:
         self._is_in_step = True
         self._stage.hold_messages()
         try:
-            yield
-            self._comm.allgather(np.array([[self.steps]], np.int64))
+            try:
+                yield
+            except Exception as error:
+                # Once the passes are over, ranks without an error wait in the exchange. After a timeout or a death of
+                # others they do not come.
+                if self._stage.holds_step and not isinstance(error, CollectiveTimeout | PeerFailure):
+                    self._report_failure(error)
+                raise
+            self._agree_on_step(None)
         except BaseException as error:
             if not self._is_due_to_death(error):  # after a death the survivors settle the step
                 self._leave_step(commits=False)
@@ -207,6 +232,33 @@ class StageCheckpoints:
         self._leave_step(commits=True)
         if self.steps % self._every == 0:
             self.save()
+
+    def _agree_on_step(self, error: Exception | None) -> None:
+        """Exchange with all ranks whether they have made the step; PipelineError if one has not; collective."""
+        everyones = self._comm.allgather(np.array([[self.steps, error is not None]], np.int64)).tolist()
+        failed = any(has_failed for _, has_failed in everyones)
+        steps = [number for number, _ in everyones]
+        if not failed and len(set(steps)) == 1:
+            return
+        self._is_loaded, self._is_mixed = False, True
+        cure = "no rank commits it, and parts may be ahead of others: call load() on all ranks, or start the job again"
+        if not failed:
+            raise PipelineError(f"{self._comm.here}: the ranks end different steps ({steps}); {cure}")
+        texts = self._comm.allgather_object(failure_text(error))
+        rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+        raise PipelineError(
+            f"{self._comm.here}: rank {rank} failed after the passes of a step ({text}); {cure}"
+        ) from error
+
+    def _report_failure(self, error: Exception) -> None:
+        """Have the other ranks raise PipelineError at the end of the step; this one raises its own error."""
+        try:
+            self._agree_on_step(error)
+        except PipelineError:
+            pass
+        except CollectiveError as other:
+            if self._is_due_to_death(other):
+                raise other from error
 
     def _leave_step(self, commits: bool) -> None:
         self._stage.settle_messages(commits)
@@ -224,9 +276,18 @@ class StageCheckpoints:
         Raises
         ------
         PipelineError
-            A rank cannot write; on all ranks. Earlier checkpoints are untouched.
+            A rank cannot write or is within `step`, or `load` was not called and the folder has checkpoints; on all
+            ranks. Earlier checkpoints are untouched.
         """
-        return self._write(self._comm.allgather_object, self._state_of_parts(), ())
+
+        def check() -> None:
+            if self._is_in_step:
+                raise RuntimeError("save() within the block of step(): call it after the block, which commits the step")
+
+        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        if not self._is_loaded:
+            self._require_new()
+        return self._write(self._comm.allgather_object, None, ())
 
     def load(self) -> int:
         """Go on from the newest checkpoint, if there is one; collective.
@@ -245,6 +306,7 @@ class StageCheckpoints:
         PipelineError
             It is of another grid, or damaged, or the ranks see different folders; on all ranks.
         """
+        self._is_loaded = False  # until all of the state is loaded
         found: list[Path] = []
         on_all_ranks(self._comm.allgather_object, self._comm.here, lambda: found.extend(checkpoints(self._folder)))
         newest = self._comm.allgather_object(step_of(found[-1]) if found else 0)
@@ -252,8 +314,9 @@ class StageCheckpoints:
             raise PipelineError(
                 f"{self._comm.here}: the ranks see different checkpoints in {self._folder}: use a folder that all see"
             )
-        self._is_loaded = True
         if not found:
+            self._require_unmixed()
+            self._is_loaded = True
             return 0
         states: list[State] = []
         unpaired: list[str] = []
@@ -272,17 +335,27 @@ class StageCheckpoints:
         self._stage.forget_cuts(unpaired)
         torch.set_rng_state(state["random"])
         self.steps = int(state["step"])
+        self._written.add(step_of(found[-1]))
+        self._is_loaded, self._is_mixed = True, False
         return self.steps
+
+    def _require_unmixed(self) -> None:
+        if self._is_mixed:  # equal on all ranks
+            raise PipelineError(
+                f"{self._comm.here}: a step has failed on some ranks only, and {self._folder} has no checkpoint to go "
+                "on from: start the job again"
+            )
 
     def _require_new(self) -> None:
         def check() -> None:
             if checkpoints(self._folder):
                 raise ValueError(
-                    f"{self._folder} has checkpoints of an earlier run: call load() before the first step, or name "
-                    "another folder"
+                    f"{self._folder} has checkpoints, and the newest one is not loaded: call load() before the next "
+                    "step, or name another folder"
                 )
 
         on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        self._require_unmixed()
         self._is_loaded = True
 
     # States ----------------------------------------------------------------------------------------------------------
@@ -291,10 +364,15 @@ class StageCheckpoints:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         return {"parts": parts, "random": torch.get_rng_state()}
 
-    def _write(self, gather: Gather, state: State, lost: Sequence[Place]) -> Path:
-        state = {**state, "step": self.steps, "stage": self._stage.state_dict()}
+    def _write(self, gather: Gather, before: State | None, lost: Sequence[Place]) -> Path:
+        """Write a checkpoint of the parts' state before the step, or of that which they have now."""
+
+        def make_state() -> State:
+            parts = self._state_of_parts() if before is None else before
+            return {**parts, "step": self.steps, "stage": self._stage.state_dict()}
+
         here, place = self._comm.here, self._place
-        return write(gather, here, self._folder, self.steps, place, state, self._grid, lost, _KEPT)
+        return write(gather, here, self._folder, self.steps, place, make_state, self._grid, lost, _KEPT, self._written)
 
     def _neighbours(self) -> list[tuple[str, Place]]:
         """Return the sides of this stage that have cuts, and the place at the other end of each."""
@@ -364,7 +442,11 @@ class StageCheckpoints:
         comm = self._comm.missing.comm
         if not isinstance(error, CollectiveError) or not is_tolerant(comm):
             return False
-        return reports_death(error, comm) or _is_revoked(comm) or bool(failed_ranks(comm))
+        if not (reports_death(error, comm) or _is_revoked(comm) or failed_ranks(comm)):
+            return False
+        # A rank that ends by an uncaught exception revokes communicators too. MPI does not report it as dead, and would
+        # wait for it in Shrink.
+        return bool(describe_failed(comm, LONGEST_NOTICE_S))
 
     def _settle_with_survivors(self) -> StageLost:
         """Write a checkpoint with the survivors if all stages are left; return the error to raise; on all survivors."""
@@ -399,17 +481,25 @@ class StageCheckpoints:
         gone = [stage for stage in range(self._grid[1]) if stage not in left]
         during = f"rank {', '.join(map(str, dead))}" if len(dead) == 1 else list_ranks(dead)
         stages = " and ".join(f"stage {stage} of replica {replica}" for replica, stage in places)
-        text = f"{self._comm.here}: {during}, {stages}, died after step {self.steps}"
+        text = f"{self._comm.here}: {f'{during}, {stages},' if dead else 'a rank of another pipeline'} died after step "
+        text += str(self.steps)
         path: Path | None = None
-        if not gone:
+        # Without replicas there is no copy from before the step. The dead rank may be of another pipeline.
+        is_within = self._is_in_step and self._before is None
+        ready = gather((self._is_loaded, not is_within))
+        if not all(is_loaded for is_loaded, _ in ready):
+            text += "; not all ranks had loaded the state to go on from"
+        elif gone:
+            text += f"; no other replica has the state of stage {', '.join(map(str, gone))}"
+        elif not all(is_between for _, is_between in ready):
+            text += "; ranks are within the next step, and a single pipeline has no copy of the state before it"
+        else:
             try:
-                path = self._write(gather, self._before or self._state_of_parts(), places)
+                path = self._write(gather, self._before, places)
                 cure = f"all stages are saved after this step in {path}: start the same job again, which loads it"
                 return StageLost(f"{text}; {cure}", dead, places, self.steps, path)
             except PipelineError as error:
                 text += f"; the checkpoint of this step could not be written ({error})"
-        else:
-            text += f"; no other replica has the state of stage {', '.join(map(str, gone))}"
         newest = gather(max(map(step_of, checkpoints(self._folder)), default=0))[0]
         if not newest:
             return StageLost(f"{text}, and there is no checkpoint: start again from scratch", dead, places)

@@ -6,10 +6,12 @@ and the ranks that were not. The ranks write into a hidden folder; once all have
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,35 +64,44 @@ def write(
     folder: Path,
     step: int,
     place: Place,
-    state: dict[str, Any],
+    make_state: Callable[[], dict[str, Any]],
     grid: tuple[int, int],
     lost: Sequence[Place],
     kept: int,
+    written: set[int],
 ) -> Path:
     """Write the checkpoint of a step, unless it is there; collective over the ranks of `gather`.
 
-    `grid` has the numbers of replicas and stages, and `lost` the places of ranks that do not write.
+    `grid` has the numbers of replicas and stages, and `lost` the places of ranks that do not write. `written` are the
+    steps of the checkpoints that this run has written or loaded; this one is added.
 
     Raises
     ------
     PipelineError
-        A rank cannot write; on all ranks. Earlier checkpoints are untouched.
+        A rank cannot write, or the folder has a checkpoint of this step from another run; on all ranks. Earlier
+        checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
-    places = gather((place, final.is_dir()))
-    if any(exists for _, exists in places):
+    places = gather((place, step in written and final.is_dir()))
+    if any(is_there for _, is_there in places):
         return final
     first = places[0][0] == place
 
     def make_folder() -> None:
         if first:
-            shutil.rmtree(partial, ignore_errors=True)
+            if final.exists():
+                raise FileExistsError(f"{final} is of another run: name another folder, or remove this one")
+            for unfinished in folder.glob(".step-*.partial"):  # of runs that were ended while they wrote or removed
+                shutil.rmtree(unfinished, ignore_errors=True)
             partial.mkdir(parents=True)
 
     def write_state() -> None:
+        state = make_state()  # may fail on this rank alone, such as on a full disk
         with flushed(partial / state_file(place)) as file:
             torch.save(state, file)
+        if not written:
+            _check_types(partial / state_file(place), state)
 
     def finish() -> None:
         if not first:
@@ -102,12 +113,45 @@ def write(
         flush_folder(partial)
         partial.rename(final)
         flush_folder(folder)
-        for old in checkpoints(folder)[:-kept]:
-            shutil.rmtree(old, ignore_errors=True)
+        # another run may have left later steps
+        for old in [one for one in checkpoints(folder) if one != final][: 1 - kept or None]:
+            hidden = folder / f".{old.name}.partial"  # or a run that is ended now would leave a part of it
+            with suppress(OSError):
+                old.rename(hidden)
+                shutil.rmtree(hidden)
 
-    for work in (make_folder, write_state, finish):
-        on_all_ranks(gather, here, work)
+    on_all_ranks(gather, here, make_folder)
+    on_all_ranks(gather, here, write_state)
+    written.add(step)  # before others can die in `finish`: the folder is then this run's
+    on_all_ranks(gather, here, finish)
     return final
+
+
+def _check_types(file: Path, state: dict[str, Any]) -> None:
+    """Raise TypeError unless `read_state` can load a file that was written just now."""
+    if _can_be_loaded(str(file)):
+        return
+    names = []
+    for name, part in state["parts"].items():
+        content = io.BytesIO()
+        torch.save(part, content)
+        content.seek(0)
+        if not _can_be_loaded(content):
+            names.append(name)
+    raise TypeError(
+        f"the state_dict of {', '.join(names) or 'the stage'} has a value that torch.load(weights_only=True) refuses: "
+        "let it have tensors, numbers, texts, lists and dictionaries alone, no NumPy numbers, enums or Paths"
+    )
+
+
+def _can_be_loaded(file: str | io.BytesIO) -> bool:
+    try:
+        torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, str))
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - any error of pickle
+        return False
+    return True
 
 
 def read_manifest(path: Path, grid: tuple[int, int]) -> list[Place]:
