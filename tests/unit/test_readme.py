@@ -65,6 +65,7 @@ PROGRAMS = {
     "python -m apps.reproduce": "apps/reproduce/__main__.py",
     "python -m apps.figures": "apps/figures.py",
     "python -m apps.chaos": "apps/chaos/__main__.py",
+    "python -m apps.fuzz": "apps/fuzz/__main__.py",
     "python -m apps.performance.damaged_messages": "apps/performance/damaged_messages.py",
     "python -m apps.finetune": "apps/finetune/__main__.py",
     "python -m apps.pipeline": "apps/pipeline/options.py",
