@@ -132,7 +132,7 @@ class StageCheckpoints:
     Raises
     ------
     PipelineError
-        An argument cannot be used, or the folder cannot be made; on all ranks.
+        An argument cannot be used (a ValueError of one rank), or the folder cannot be made; on all ranks.
 
     Examples
     --------
