@@ -339,7 +339,7 @@ def admit(comm: Communicator, state: GetState, load: SetState) -> int:
     ----------
     state : callable
         Returns the state of a member, which can be pickled: model, step and all else on which the next step depends.
-        Called on all members, only when a rank joins.
+        Called on one member when a rank joins, and on another one if that member dies meanwhile.
     load : callable
         Takes this state on the newcomer.
 

@@ -73,7 +73,7 @@ class DDPHookState(NonCopyable, StateOwner):
 
     Notes
     -----
-    States go by the parameters' names: without a model there are none, which is a ValueError. A state that was saved
+    States go by the parameters' names: without a model they have no names, a ValueError. A state that was saved
     before the vectors are laid out has no residuals: a hook that loads it starts from scratch. A state may lack
     parameters of the model: these get vectors of their own, which start from scratch, and the others go on exactly.
 

@@ -205,7 +205,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
         n_joined = admit_each(self.comm, lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
         if n_joined:
-            synchronizer.models_compared = False  # on all ranks alike, since the newcomers compare theirs
+            synchronizer.models_compared = False  # on all ranks, since the newcomers compare their models
         return n_joined
 
     def _require_nothing_sent(self, call: str, more: str = "") -> None:
