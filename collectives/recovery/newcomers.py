@@ -254,7 +254,7 @@ class _Admission:
     transfer : Transfer
     mine : _View
     saved : list of pairs or None
-        This rank's users and their states; None: a spare has none yet.
+        This rank's users and their states; None: a spare has no state yet.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class _Admission:
             self._regroup.renew_users(self._saved, tuple(range(len(self.members))))
 
     def _content(self) -> bytes:
-        """Return what this rank sends to all: the first member its whole state, other members their part of it."""
+        """Return the bytes that this rank sends to all: the first member its whole state, other members their parts."""
         if self._mine.place < 0:
             return b""
         whole = None
