@@ -18,7 +18,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.consistency.descriptions import gather_texts
 from collectives.quoting import one_line
 
 LAST_RANK_S = 10.0
@@ -44,8 +43,8 @@ def raise_on_all_ranks(comm: Communicator) -> Iterator[None]:
     except (OSError, ValueError, MemoryError) as error:
         message = f"rank {comm.rank} of {comm.size}: {one_line(error) or 'out of memory'}"
     if any_rank(comm, bool(message)):
-        messages = gather_texts(comm.mpi_comm, message, comm.arrival_timeout)
-        raise JobError(next(text for text in messages if text))
+        messages = comm.allgather_object(message)
+        raise JobError(next((text for text in messages if text), "a rank failed, and has died since"))
 
 
 @contextmanager
@@ -62,6 +61,14 @@ def naming_cure(path: Path, other: str) -> Iterator[None]:
 def any_rank(comm: Communicator, flag: bool) -> bool:
     """Return True on all ranks if `flag` is true on at least one."""
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0
+
+
+def gather_rows(comm: Communicator, values: np.ndarray) -> np.ndarray:
+    """Return all ranks' float64 arrays of one shape, stacked in rank order.
+
+    After a death there are as many rows as survivors, or also that of the dead rank; they are equal on all ranks.
+    """
+    return np.asarray(comm.allgather(np.ascontiguousarray(values)[np.newaxis]))
 
 
 def on_rank_0(parse: Callable[[], Result]) -> Result:
