@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import TypeVar
@@ -84,8 +84,9 @@ def fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
     """Print an error that every rank has, on rank 0; no rank returns, and so ends the job, before that."""
     if mpi_comm.rank == 0 and message is not None:
         print(f"error: {message}", file=sys.stderr, flush=True)
-    arrived = mpi_comm.Ibarrier()
-    deadline = time.monotonic() + LAST_RANK_S
-    while not arrived.Test() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with suppress(MPI.Exception):  # a rank has died, for which nobody waits
+        arrived = mpi_comm.Ibarrier()
+        deadline = time.monotonic() + LAST_RANK_S
+        while not arrived.Test() and time.monotonic() < deadline:
+            time.sleep(0.01)
     return status
