@@ -99,7 +99,7 @@ def test_the_survivors_train_on_with_each_image_once_and_their_checkpoint_is_res
     ]
     record = tmp_path / "run.json"
     own = ["--on-failure", "regroup", "--timeout", "60", "--json", str(record)]
-    job = jobs.run_tolerant(RANKS, TRAINING, ARGV=[*argv, *own])
+    job = jobs.run_warm(RANKS, TRAINING, ARGV=[*argv, *own])
     status, output = job.finish()
     assert status == 0, output
     assert job.told("status-2") == "0"
