@@ -33,7 +33,7 @@ class Report:
     comm
         Ranks of the run.
     json_path
-        File of the JSON lines; None: there is none.
+        File of the JSON lines; None: no record is written.
     header
         Returns fields of each line.
     completed_epochs
