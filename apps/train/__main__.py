@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
 import mpicomp
-from apps.train.agreement import LAST_RANK_S, JobError, fail, on_rank_0, raise_on_all_ranks
+from apps.train.agreement import LAST_RANK_S, JobError, any_rank, fail, on_rank_0, raise_on_all_ranks
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
 from apps.train.options import ONE_BIT_ADAM, parse
@@ -54,10 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=options.threads,
             link=options.link,
             ranks_per_node=options.ranks_per_node,
+            on_failure=options.on_failure,
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"
         network += "" if options.link is None else f" --link {options.link}"
+        network += "" if options.on_failure == "raise" else f" --on-failure {options.on_failure}"
         return fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
     except OSError as error:
         return fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
@@ -96,7 +99,7 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
                 require_unused(options, comm)
             saver = Saver(options, comm, training)
         with raise_on_all_ranks(comm):
-            report = Report(comm.rank == 0, options.json, _header(options, comm, training), training.epoch)
+            report = Report(comm, options.json, partial(_header, options, comm, training), training.epoch)
         stack.enter_context(report)
         if resumed is not None:
             report.print_line(f"resumed from {resumed}")
@@ -111,7 +114,7 @@ def _run(
     options: argparse.Namespace, comm: Communicator, training: Training, saver: Saver | None, report: Report
 ) -> None:
     def after_step() -> bool:
-        report.advance()
+        report.advance(training.n_steps, training.position)
         return saver is not None and saver.after_step()
 
     report.begin(options.algorithm, training.n_steps, training.position)
@@ -120,13 +123,20 @@ def _run(
             report.print_line(f"stopped by a signal after step {training.step}; continue with --resume")
             return
         record = training.close_epoch()
-        with raise_on_all_ranks(comm):
-            report.epoch(record, options.epochs)
+        _record(comm, partial(report.epoch, record, options.epochs))
         if saver is not None:
             saver.after_epoch()
-    record = training.result()
-    with raise_on_all_ranks(comm):
-        report.result(record)
+    _record(comm, partial(report.result, training.result()))
+
+
+def _record(comm: Communicator, write: Callable[[], None]) -> None:
+    """Let rank 0 write a record, or a new rank 0 if that one dies before all ranks know that it has; collective."""
+    while True:
+        with raise_on_all_ranks(comm):
+            is_writer = comm.rank == 0
+            write()
+        if any_rank(comm, is_writer):
+            return
 
 
 def _header(options: argparse.Namespace, comm: Communicator, training: Training) -> dict[str, Any]:

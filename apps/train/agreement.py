@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.consistency.descriptions import gather_texts
 from collectives.quoting import one_line
 
 LAST_RANK_S = 10.0
@@ -44,8 +43,8 @@ def raise_on_all_ranks(comm: Communicator) -> Iterator[None]:
     except (OSError, ValueError, MemoryError) as error:
         message = f"rank {comm.rank} of {comm.size}: {one_line(error) or 'out of memory'}"
     if any_rank(comm, bool(message)):
-        messages = gather_texts(comm.mpi_comm, message, comm.arrival_timeout)
-        raise JobError(next(text for text in messages if text))
+        messages = comm.allgather_object(message)
+        raise JobError(next((text for text in messages if text), "a rank failed, and has died since"))
 
 
 @contextmanager
@@ -64,6 +63,14 @@ def any_rank(comm: Communicator, flag: bool) -> bool:
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0
 
 
+def gather_rows(comm: Communicator, values: np.ndarray) -> np.ndarray:
+    """Return all ranks' float64 arrays of one shape, stacked in rank order.
+
+    After a death there are as many rows as survivors, or also that of the dead rank; they are equal on all ranks.
+    """
+    return np.asarray(comm.allgather(np.ascontiguousarray(values)[np.newaxis]))
+
+
 def on_rank_0(parse: Callable[[], Result]) -> Result:
     """Call a function that all ranks call in the same way, such as argparse's; rank 0 alone prints its output."""
     with ExitStack() as stack:
@@ -77,8 +84,9 @@ def fail(mpi_comm: MPI.Comm, message: str | None, status: int = 1) -> int:
     """Print an error that every rank has, on rank 0; no rank returns, and so ends the job, before that."""
     if mpi_comm.rank == 0 and message is not None:
         print(f"error: {message}", file=sys.stderr, flush=True)
-    arrived = mpi_comm.Ibarrier()
-    deadline = time.monotonic() + LAST_RANK_S
-    while not arrived.Test() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with suppress(MPI.Exception):  # a rank has died, for which nobody waits
+        arrived = mpi_comm.Ibarrier()
+        deadline = time.monotonic() + LAST_RANK_S
+        while not arrived.Test() and time.monotonic() < deadline:
+            time.sleep(0.01)
     return status

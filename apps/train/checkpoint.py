@@ -23,13 +23,11 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from apps.train.agreement import JobError, naming_cure, raise_on_all_ranks
+from apps.train.agreement import JobError, any_rank, gather_rows, naming_cure, raise_on_all_ranks
 from apps.train.checkpoint_files import LEAVES, MANIFEST, MODEL, CheckpointFiles, joined, rank_file
 from collectives import Communicator
 from collectives.atomic_file import flush_folder, flushed
-from collectives.consistency.descriptions import gather_texts
 from mpicomp.checkpoint.state import split
-from mpicomp.cli.timing import gather
 from mpicomp.torch import broadcast_parameters
 
 Redistribute = Callable[[list[Any], int], list[Any]]
@@ -56,10 +54,11 @@ class Checkpoint:
 
 def save(
     folder: Path, comm: Communicator, step: int, options: dict[str, Any], model: dict[str, Tensor], state: Any
-) -> Path:
+) -> Path | None:
     """Write the checkpoint of a step, unless it is there; collective.
 
-    If a rank cannot write, every rank raises JobError, and earlier checkpoints are untouched.
+    If a rank cannot write, every rank raises JobError, and earlier checkpoints are untouched. If a rank dies meanwhile,
+    all survivors return None, and can save their states of now.
 
     Parameters
     ----------
@@ -75,33 +74,44 @@ def save(
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
     exists = False
+    rank, size = comm.rank, comm.size  # those of after a death are for the next attempt
     with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
         exists = final.is_dir()
-        if comm.rank == 0 and not exists:
+        if rank == 0 and not exists:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-    if gather(comm, np.array([float(exists)])).any():
+    found = gather_rows(comm, np.array([exists, size], np.float64))
+    # Ranks that found a death earlier than others have had other numbers in this attempt.
+    if (found[:, 1] != len(found)).any():
+        return None
+    if found[:, 0].any():
         return final
     digests = np.zeros((2, 8), "<u4")  # SHA-256 of this rank's state and of the model
     try:
         with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
             leaves, text = split(state, LEAVES)
             tensors = {key: _contiguous(leaf) for key, leaf in leaves.items()}
-            digests[0] = _write(partial / rank_file(comm.rank), to_safetensors(tensors, {"state": text}))
-            if comm.rank == 0:
+            digests[0] = _write(partial / rank_file(rank), to_safetensors(tensors, {"state": text}))
+            if rank == 0:
                 digests[1] = _write(partial / MODEL, to_safetensors(model))
-        table = gather(comm, digests.astype(np.float64)).astype("<u4")
+        table = gather_rows(comm, digests.astype(np.float64)).astype("<u4")
+        if len(table) != size:
+            return None
+        renamed = False
         with raise_on_all_ranks(comm), naming_cure(folder, _CURE):
-            if comm.rank == 0:
-                sha256 = {rank_file(rank): table[rank, 0].tobytes().hex() for rank in range(comm.size)}
+            if rank == 0:
+                sha256 = {rank_file(one): table[one, 0].tobytes().hex() for one in range(size)}
                 sha256[MODEL] = table[0, 1].tobytes().hex()
-                manifest = {"ranks": comm.size, "step": step, "header": {"options": options}, "sha256": sha256}
+                manifest = {"ranks": size, "step": step, "header": {"options": options}, "sha256": sha256}
                 _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
                 flush_folder(partial)
                 partial.rename(final)
                 flush_folder(folder)
                 for old in checkpoints(folder)[:-KEPT]:
                     shutil.rmtree(old, ignore_errors=True)
+                renamed = True
+        if not any_rank(comm, renamed):  # rank 0 has died
+            return None
     except JobError:
         if comm.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -136,7 +146,7 @@ def load(
         paths = checkpoints(folder)
         if paths:
             newest, found = _step(paths[-1]), CheckpointFiles(paths[-1], _cure(paths))
-    steps = gather(comm, np.array([float(newest)]))[:, 0]
+    steps = gather_rows(comm, np.array([float(newest)]))[:, 0]
     with raise_on_all_ranks(comm):
         if (steps != steps[0]).any():
             raise ValueError(f"{folder} shows this rank other checkpoints than rank 0; use a folder all ranks see")
@@ -174,7 +184,7 @@ def _redistributed(files: CheckpointFiles, comm: Communicator, redistribute: Red
             tensors = {key: _contiguous(leaf) for key, leaf in leaves.items()}
             layout = {key: (str(one.dtype).removeprefix("torch."), *one.shape) for key, one in tensors.items()}
             told = json.dumps({"state": text, "layout": layout})
-    found = json.loads(gather_texts(comm.mpi_comm, told, comm.timeout)[0])
+    found = json.loads(comm.broadcast_object(told))
     if comm.rank != 0:
         tensors = {
             key: torch.empty(shape, dtype=getattr(torch, dtype)) for key, (dtype, *shape) in found["layout"].items()

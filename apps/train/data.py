@@ -99,9 +99,14 @@ class Sampler:
 
     def epoch(self, epoch: int) -> Tensor:
         """Image indices of an epoch on one rank: int64 of shape (steps, batch)."""
-        order = np.random.Generator(np.random.Philox(key=[self._seed, epoch])).permutation(self._n_samples)
-        batches = order[: self.n_steps * self._size * self._batch].reshape(self.n_steps, self._size, self._batch)
-        return torch.from_numpy(batches[:, self._rank].copy())
+        order = epoch_order(self._n_samples, self._seed, epoch)
+        batches = order[: self.n_steps * self.global_batch].view(self.n_steps, self._size, self._batch)
+        return batches[:, self._rank].clone()
+
+
+def epoch_order(n_samples: int, seed: int, epoch: int) -> Tensor:
+    """Return the order of an epoch's images: int64 of shape (samples,)."""
+    return torch.from_numpy(np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n_samples))
 
 
 def _load_digits() -> Dataset:

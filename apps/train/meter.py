@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from apps.train.agreement import gather_rows
 from collectives import Communicator
 from mpicomp.algorithms import Aggregator
-from mpicomp.cli.timing import gather
 from mpicomp.cli.trace import length, union
 
 
@@ -46,7 +46,7 @@ class Meter:
         per element over all M ranks.
         """
         own = [self.bytes_sent, self.messages, self.seconds_communicating, self.seconds_training]
-        rows = gather(comm, np.array(own, np.float64))
+        rows = gather_rows(comm, np.array(own, np.float64))
         moved = self.vectors_moved * n_parameters
         return {
             "rounds_so_far": self.rounds,
@@ -60,7 +60,7 @@ class Meter:
     def per_round(self, comm: Communicator) -> dict[str, Any]:
         """One synchronization, in the terms of ``mpicomp bench``; collective. Seconds are those of the slowest rank."""
         median, p99 = np.percentile(self.round_seconds or [0.0], (50, 99))
-        rows = gather(comm, np.array([median, p99, self.bytes_sent, self.messages], np.float64))
+        rows = gather_rows(comm, np.array([median, p99, self.bytes_sent, self.messages], np.float64))
         rounds = max(1, self.rounds)
         return {
             "seconds": float(rows[:, 0].max()),

@@ -23,7 +23,7 @@ NODES = "nodes"
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset(
     {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data"}
-    | {"threads", "trace", "link", "ranks_per_node"}
+    | {"threads", "trace", "link", "ranks_per_node", "on_failure"}
 )
 """Options that a resumed run may change, as they do not enter the arithmetic, or only with the nodes of `identity`."""
 _PER_RANKS = frozenset({"batch", "lr", "topology", "network", NODES})
@@ -138,6 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--timeout", type=_positive_float, default=60.0, help="seconds to wait for a silent rank")
     add("--arrival-timeout", type=_positive_float, default=300.0, help="seconds that a rank may come late to a call")
+    add(
+        "--on-failure",
+        choices=("raise", "regroup"),
+        default="raise",
+        help="after the death of a rank: end with an error, or go on with the others, under `mpirun --with-ft ulfm`",
+    )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where models and data lie; GPUs are dealt in turn")
     add("--threads", type=positive, default=1, help="threads of each rank that encode and decode pieces")
     add = parser.add_argument_group("output").add_argument

@@ -14,7 +14,7 @@ from mpicomp.torch import redistribute_states
 
 State = dict[str, Any]
 
-_SHARED = ("epoch", "step", "epoch_step", "global_batch", "best_accuracy")
+_SHARED = ("epoch", "step", "images", "loss_images", "best_accuracy")
 
 
 def redistribute(states: Sequence[State], ranks: int) -> list[State]:

@@ -1,9 +1,10 @@
-"""Show and record a training run, on rank 0 alone."""
+"""Show and record a training run, on rank 0."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from apps.train.agreement import naming_cure
 from apps.train.run_records import MOST_DIGITS
+from collectives import Communicator
 from collectives.json_file import fields, parse_json
 from mpicomp.cli.command import on_terminal
 
@@ -23,15 +25,28 @@ STATUS_DIVERGED = 3
 class Report:
     """Shows a progress bar on a terminal or one line per epoch elsewhere, then a table; writes JSON lines.
 
-    Every line has the fields of `header`. The lines of the epochs before a resume are kept; without any, the file
-    starts anew. On ranks other than 0, which are not `active`, every method does nothing.
+    Rank 0 does so, or after its death the new rank 0. Every line has the fields of `header`, as they are when it is
+    written. The lines of the epochs before a resume are kept; without any, the file starts from scratch.
+
+    Parameters
+    ----------
+    comm
+        Ranks of the run.
+    json_path
+        File of the JSON lines; None: no record is written.
+    header
+        Returns fields of each line.
+    completed_epochs
+        Epochs before a resume.
     """
 
-    def __init__(self, active: bool, json_path: Path | None, header: dict[str, Any], completed_epochs: int) -> None:
-        self._active = active
-        self._header = header
-        self._path = json_path if active else None
-        self._console = Console(quiet=not active, highlight=False, soft_wrap=True, force_terminal=on_terminal())
+    def __init__(
+        self, comm: Communicator, json_path: Path | None, header: Callable[[], dict[str, Any]], completed_epochs: int
+    ) -> None:
+        self._comm, self._header, self._path, self._completed = comm, header, json_path, completed_epochs
+        self._console = Console(
+            quiet=not self._is_active, highlight=False, soft_wrap=True, force_terminal=on_terminal()
+        )
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -40,13 +55,23 @@ class Report:
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            disable=not (active and self._console.is_terminal),
+            disable=not (self._is_active and self._console.is_terminal),
         )
-        if self._path is not None:
-            with naming_cure(self._path, "--json file"):
-                kept = _epoch_lines(self._path, completed_epochs)
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._path.write_text("".join(kept))
+        self._has_file = False
+        if self._path is not None and self._is_active:
+            self._open(self._path)
+
+    @property
+    def _is_active(self) -> bool:
+        return self._comm.rank == 0
+
+    def _open(self, path: Path) -> None:
+        """Make the file, with the lines of the epochs that are completed."""
+        with naming_cure(path, "--json file"):
+            kept = _epoch_lines(path, self._completed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(kept))
+        self._has_file = True
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -57,19 +82,21 @@ class Report:
 
     def print_line(self, text: str) -> None:
         """Print one line."""
+        self._console.quiet = not self._is_active
         self._console.print(text, markup=False)
 
     def begin(self, description: str, n_steps: int, done: int) -> None:
         """Start the progress bar of a run of `n_steps` steps, of which `done` were made before a resume."""
         self._task = self._progress.add_task(description, total=n_steps, completed=done, state="")
 
-    def advance(self) -> None:
-        """Move the progress bar by one step."""
-        self._progress.advance(self._task)
+    def advance(self, n_steps: int, done: int) -> None:
+        """Move the progress bar; after a death the run has more steps."""
+        self._progress.update(self._task, total=n_steps, completed=done)
 
     def epoch(self, record: dict[str, Any], n_epochs: int) -> None:
         """Record and show an epoch."""
-        self._write({"kind": "epoch", **self._header, **record})
+        self._completed = record["epoch"] - 1
+        self._write({"kind": "epoch", **self._header(), **record})
         accuracy = f"accuracy {record['accuracy']:.2%}"
         self._progress.update(self._task, state=accuracy)
         self.print_line(
@@ -80,8 +107,10 @@ class Report:
 
     def result(self, record: dict[str, Any]) -> None:
         """Record and show the outcome."""
-        record = {"kind": "result", **self._header, **record}
+        self._completed = record["epochs"]
+        record = {"kind": "result", **self._header(), **record}
         self._write(record)
+        self._console.quiet = not self._is_active
         table = Table(show_header=False, box=None)
         for label, value in (
             ("algorithm", f"{record['algorithm']} over {record['topology']}, {record['ranks']} ranks"),
@@ -98,10 +127,13 @@ class Report:
 
     def diverged(self, epoch: int) -> None:
         """Record that training ended in `epoch` because a rank met NaN or infinity."""
-        self._write({"kind": "diverged", **self._header, "epoch": epoch})
+        self._completed = epoch - 1
+        self._write({"kind": "diverged", **self._header(), "epoch": epoch})
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._path is not None:
+        if self._path is not None and self._is_active:
+            if not self._has_file:  # the former rank 0 has died, perhaps while it wrote this line
+                self._open(self._path)
             # JSON has no NaN or infinity, which may be the loss of a run that fails.
             record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
             with naming_cure(self._path, "--json file"), self._path.open("a") as file:

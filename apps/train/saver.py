@@ -24,7 +24,7 @@ class Saver:
     def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training) -> None:
         self._folder: Path = options.checkpoint
         self._every, self._unit = options.checkpoint_every
-        self._options = identity(options, comm.layout.sizes)
+        self._options = options
         self._comm, self._training = comm, training
         self._last_step = training.step
         comm.stop_requested()  # installs the handlers: a signal during the first step must not end the rank
@@ -46,8 +46,15 @@ class Saver:
         run = self._training
         if not run.optimizer.models_differ:
             require_same(run.model, self._comm)  # a checkpoint of models that differ would hide the error for good
-        checkpoint.save(self._folder, self._comm, run.step, self._options, run.model.state_dict(), run.state_dict())
+        while not self._is_saved():  # a rank has died, so that the others have new ranks and states
+            pass
         self._last_step = run.step
+
+    def _is_saved(self) -> bool:
+        comm, run = self._comm, self._training
+        options = identity(self._options, comm.layout.sizes)
+        path = checkpoint.save(self._folder, comm, run.step, options, run.model.state_dict(), run.state_dict())
+        return path is not None
 
 
 def resume(options: argparse.Namespace, comm: Communicator, training: Training) -> str | None:

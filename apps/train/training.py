@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from apps.train.agreement import JobError
-from apps.train.data import Dataset, Sampler, Split
+from apps.train.agreement import JobError, gather_rows
+from apps.train.data import Dataset, Split
+from apps.train.dealer import Dealer
 from apps.train.learning_rate import LearningRate
 from apps.train.meter import Meter
 from apps.train.models import build
@@ -24,7 +25,6 @@ from collectives import Communicator
 from collectives.json_file import fields
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_node import method_of
-from mpicomp.cli.timing import gather
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, average_buffers, broadcast_parameters
 
 _EVALUATION_BATCH = 500
@@ -46,10 +46,10 @@ class Training:
 
     Attributes
     ----------
-    epoch, step
-        How many have been completed since the run's start.
-    epoch_step
-        Steps of the epoch that is under way, of those that it has on this number of ranks.
+    step
+        Number of steps since the run's start.
+    dealer
+        Place in the order of images.
     """
 
     def __init__(
@@ -69,23 +69,15 @@ class Training:
         self.model = self.model.to(device)
         broadcast_parameters(self.model, comm)
         self.optimizer = _optimizer(options, self.model, comm, algorithm, islands)
-        self.sampler = Sampler(len(dataset.train), options.batch, comm.rank, comm.size, options.seed)
-        steps_per_epoch = self.sampler.n_steps
-        self.n_steps = options.epochs * steps_per_epoch
-        self.learning_rate = LearningRate(
-            options.lr,
-            self.n_steps,
-            round(options.warmup_epochs * steps_per_epoch),
-            options.decay,
-            tuple(epoch * steps_per_epoch for epoch in options.decay_epochs),
-            options.decay_factor,
-        )
+        self.dealer = Dealer(len(dataset.train), options.batch, comm, options.seed)
         _warm_up(algorithm or self.optimizer.algorithm, comm)
-        self.epoch = self.step = self.epoch_step = 0
+        self.step = 0
         self.best_accuracy = 0.0
         self.meter = Meter()
+        # Mean losses of this rank's batches, times the images of all ranks in these steps, whose number may change.
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._comm = comm
+        self._loss_images = 0
+        self._comm, self._options = comm, options
         self._dataset = dataset.to(device)
         self._generator = _generator_of(self._loss_sum.device)
         self._full_precision_every: int | None = getattr(method_of(algorithm), "full_precision_every", None)
@@ -96,9 +88,32 @@ class Training:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
+    def epoch(self) -> int:
+        """Number of epochs that have been completed since the run's start."""
+        return self.dealer.epoch
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the whole run on this number of ranks."""
+        return int(self._options.epochs) * self.dealer.n_steps
+
+    @property
     def position(self) -> int:
         """Steps of the schedule that are done: `step`, unless a part of the run was on another number of ranks."""
-        return self.epoch * self.sampler.n_steps + self.epoch_step
+        return self.dealer.position
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """Schedule of the run on this number of ranks."""
+        options, steps_per_epoch = self._options, self.dealer.n_steps
+        return LearningRate(
+            options.lr,
+            self.n_steps,
+            round(options.warmup_epochs * steps_per_epoch),
+            options.decay,
+            tuple(epoch * steps_per_epoch for epoch in options.decay_epochs),
+            options.decay_factor,
+        )
 
     def train_epoch(self, after_step: Callable[[], bool]) -> bool:
         """Run the rest of the current epoch; returns whether it was completed.
@@ -108,9 +123,8 @@ class Training:
         """
         images, labels = self._dataset.train.images, self._dataset.train.labels
         optimizer, model = self.optimizer, self.model
-        order = self.sampler.epoch(self.epoch)
         model.train()
-        for indices in order[self.epoch_step :]:
+        while (indices := self.dealer.draw()) is not None:
             started = time.perf_counter()
             before = optimizer.synchronizations
             self._set_learning_rate()
@@ -119,9 +133,9 @@ class Training:
             loss.backward()
             computed = time.perf_counter()
             optimizer.step()
-            self._loss_sum += loss.detach()
+            self._loss_sum.add_(loss.detach(), alpha=self.dealer.global_batch)
+            self._loss_images += self.dealer.global_batch
             self.step += 1
-            self.epoch_step += 1
             if optimizer.synchronizations > before:
                 self._after_synchronization(computed)
             self.meter.seconds_training += time.perf_counter() - started
@@ -130,7 +144,6 @@ class Training:
         if isinstance(optimizer, DistributedOptimizer) and optimizer.models_differ:
             optimizer.synchronize()
             self._after_synchronization()
-        self.epoch, self.epoch_step = self.epoch + 1, 0
         return True
 
     def close_epoch(self) -> dict[str, Any]:
@@ -138,11 +151,13 @@ class Training:
         average_buffers(self.model, self._comm)
         accuracy, test_loss = self.evaluate(self._dataset.test)
         self.best_accuracy = max(self.best_accuracy, accuracy)
-        losses = gather(self._comm, self._loss_sum.reshape(1).cpu().numpy())
+        losses = gather_rows(self._comm, self._loss_sum.reshape(1).cpu().numpy())
+        loss = float(losses.mean()) / max(1, self._loss_images)
         self._loss_sum.zero_()
+        self._loss_images = 0
         return {
             "epoch": self.epoch,
-            "loss": float(losses.mean()) / self.sampler.n_steps,
+            "loss": loss,
             "accuracy": accuracy,
             "test_loss": test_loss,
             "learning_rate": self.learning_rate(self.position - 1),
@@ -153,7 +168,17 @@ class Training:
     def evaluate(self, split: Split) -> tuple[float, float]:
         """Accuracy and mean loss of the model on a split, of which each rank evaluates a part; collective."""
         self.model.eval()
-        mine = slice(self._comm.rank, None, self._comm.size)
+        while True:
+            size = self._comm.size
+            right, loss = self._evaluate_part(split, slice(self._comm.rank, None, size))
+            rows = gather_rows(self._comm, np.array([right, loss, size], np.float64))
+            # The part of a rank that has died since is evaluated by the others. All decide by the same rows.
+            if (rows[:, 2] == len(rows)).all():
+                right, loss, _ = rows.sum(axis=0)
+                return float(right) / len(split), float(loss) / len(split)
+
+    def _evaluate_part(self, split: Split, mine: slice) -> tuple[int, float]:
+        """Return the number of right answers on a part of a split, and the sum of its losses."""
         images, labels = split.images[mine], split.labels[mine]
         right, loss = 0, 0.0
         for batch_images, batch_labels in zip(
@@ -162,8 +187,7 @@ class Training:
             scores = self.model(batch_images)
             right += int((scores.argmax(1) == batch_labels).sum())
             loss += float(F.cross_entropy(scores, batch_labels, reduction="sum"))
-        totals = gather(self._comm, np.array([right, loss], np.float64)).sum(axis=0)
-        return float(totals[0]) / len(split), float(totals[1]) / len(split)
+        return right, loss
 
     def result(self) -> dict[str, Any]:
         """The closing record of the run; JobError if the ranks hold different parameters; collective."""
@@ -187,11 +211,11 @@ class Training:
         sha256 = hashlib.sha256()
         for parameter in self.model.parameters():
             sha256.update(parameter.detach().contiguous().cpu().numpy().tobytes())
-        digests = gather(self._comm, np.frombuffer(sha256.digest(), "<u4").astype(np.float64))
+        digests = gather_rows(self._comm, np.frombuffer(sha256.digest(), "<u4").astype(np.float64))
         differing = np.flatnonzero((digests != digests[0]).any(axis=1))
         if differing.size:
             raise JobError(
-                f"rank {differing[0]} of {self._comm.size} ends with other parameters than rank 0; please report this, "
+                f"rank {differing[0]} of {len(digests)} ends with other parameters than rank 0; please report this, "
                 "and train again from an earlier checkpoint"
             )
         return sha256.hexdigest()
@@ -201,10 +225,10 @@ class Training:
         return {
             "epoch": self.epoch,
             "step": self.step,
-            "epoch_step": self.epoch_step,
-            "global_batch": self.sampler.global_batch,
+            "images": self.dealer.images,
             "best_accuracy": self.best_accuracy,
             "loss_sum": self._loss_sum.clone(),
+            "loss_images": self._loss_images,
             "buffers": dict(self.model.named_buffers()),
             "optimizer": self.optimizer.state_dict(),
             "meter": self.meter.state_dict(),
@@ -222,36 +246,29 @@ class Training:
 
     @torch.no_grad()
     def _load_own(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
-        counters = dict.fromkeys(("epoch", "step", "epoch_step", "global_batch"), int)
+        counters = dict.fromkeys(("epoch", "step", "images", "loss_images"), int)
         fields(state, **counters, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
         self.model.load_state_dict(model)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["buffers"][name])
-        self.epoch, self.step, self.best_accuracy = state["epoch"], state["step"], state["best_accuracy"]
+        self.dealer.seek(state["epoch"], state["images"])
+        self.step, self.best_accuracy = state["step"], state["best_accuracy"]
         self._loss_sum.copy_(state["loss_sum"])
-        self._continue_epoch(state["epoch_step"], state["global_batch"])
+        self._loss_images = state["loss_images"]
         self.meter.load_state_dict(state["meter"])
         if state["torch_random"] is None:
             self._seed_rank(self._comm.rank + 1_000_003 * self.step)
         else:
             self._generator.set_state(state["torch_random"])
 
-    def _continue_epoch(self, steps: int, global_batch: int) -> None:
-        """Go on in an epoch of which so many steps are done, at the next whole batch if batches were of other sizes.
-
-        So no image comes twice, and the images of a part of a batch are left out.
-        """
-        self.epoch_step = min(-(-steps * global_batch // self.sampler.global_batch), self.sampler.n_steps)
-        if steps:
-            self._loss_sum *= self.epoch_step / steps
-
     def _seed_rank(self, number: int) -> None:
         """Have dropout differ between ranks, as their images do."""
         torch.manual_seed(self._seed * 1_000_003 + number + 1)
 
     def _set_learning_rate(self) -> None:
+        rate = self.learning_rate(self.position - 1)  # the images of this step have been drawn
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.position)
+            group["lr"] = rate
 
     def _after_synchronization(self, computed: float = 0.0) -> None:
         self.meter.count(self.optimizer.aggregators, computed)

@@ -210,6 +210,9 @@ try:
 except RanksLost as error:
     tell(f"error-{me}", f"{error} {error.members}")
 tell(f"sum-{me}", comm.allreduce(1))
+if me == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+tell(f"stop-{me}", comm.stop_requested())
 comm.close()
 """
 
@@ -225,6 +228,7 @@ def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jo
             job.told(f"error-{rank}"),
         )
         assert job.told(f"sum-{rank}") == "2"
+    assert job.told("stop-0") == "False"  # made again without rank 2
 
 
 BEGUN_BY_ONE = """

@@ -52,6 +52,7 @@ ERRORS: tuple[tuple[tuple[str, ...], int, str], ...] = (
         1,
         "--topology torus:2x3: rank 0 of .: 2 ranks do not fill a torus of 2 x 3 .* fit: 1 x 2",
     ),
+    (("--on-failure", "regroup"), 1, "--on-failure regroup: .*: start the job by `mpirun --with-ft ulfm`"),
     (("--dataset", "idx", "--data", "{folder}/no"), 1, "rank 0 of 2: there is no folder .*; correct --data DIR"),
     (("--dataset", "idx", "--data", "{folder}/cut"), 1, "rank 0 of 2: .*/train-images.* is damaged: fetch it"),
     (("--checkpoint", "{folder}/cut/t10k-labels-idx1-ubyte"), 1, "rank 0 of 2: cannot write .*--checkpoint folder"),

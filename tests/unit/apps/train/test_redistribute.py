@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from apps.train.data import load
+from apps.train.data import Sampler, load
 from apps.train.options import parse
 from apps.train.redistribute import redistribute
 from apps.train.training import Training
@@ -20,13 +20,19 @@ ARGV = ("--hidden", "8", "--epochs", "3", "--decay", "cosine", "--warmup-epochs"
 State = dict[str, Any]
 
 
+def rest(training: Training) -> set[int]:
+    """Return the images that this rank has yet to draw in the epoch."""
+    batches = iter(training.dealer.draw, None)
+    return {index for batch in batches for index in batch.tolist()}
+
+
 def begin(ranks: int, batch: int, steps: int) -> tuple[list[State], dict[str, Any], set[int]]:
     """All ranks' states after steps of the first epoch, their model, and the images that they saw."""
 
     def work(comm: Communicator) -> tuple[State, dict[str, Any], set[int]]:
         training = Training(parse([*ARGV, "--batch", str(batch)]), comm, DIGITS, Marsit(3))
         training.train_epoch(lambda: training.step == steps)
-        seen = set(training.sampler.epoch(0)[:steps].flatten().tolist())
+        seen = set(Sampler(len(DIGITS.train), batch, comm.rank, ranks, 0).epoch(0)[:steps].flatten().tolist())
         return copy.deepcopy(training.state_dict()), copy.deepcopy(training.model.state_dict()), seen
 
     states, models, seen = zip(*run_local(ranks, work), strict=True)
@@ -38,25 +44,25 @@ def test_an_epoch_goes_on_where_it_was_on_other_ranks(ranks: int, batch: int) ->
     states, model, seen = begin(3, 16, 20)
     new = redistribute(states, ranks)
 
-    def work(comm: Communicator) -> tuple[set[int], float, Training]:
+    def work(comm: Communicator) -> tuple[set[int], float, tuple[int, ...], float]:
         training = Training(parse([*ARGV, "--batch", str(batch)]), comm, DIGITS, Marsit(3))
         for part in training.restoring(model, new[comm.rank]):
             part()
-        left = training.sampler.epoch(0)[training.epoch_step :]
-        return set(left.flatten().tolist()), float(training._loss_sum), training
+        place = training.step, training.epoch, training.position, training.dealer.n_steps
+        rate = training.learning_rate(training.position)
+        return rest(training), float(training._loss_sum) / training._loss_images, place, rate
 
-    lefts, losses, trainings = zip(*run_local(ranks, work), strict=True)
-    left, training = set.union(*lefts), trainings[0]
+    lefts, losses, places, rates = zip(*run_local(ranks, work), strict=True)
+    left = set.union(*lefts)
     size = ranks * batch
     assert len(left) == sum(map(len, lefts))
     assert not left & seen
-    assert len(DIGITS.train) - len(seen) - len(left) < 2 * size
-    assert (training.step, training.epoch) == (20, 0)
-    assert training.position == min(-(-20 * 48 // size), training.sampler.n_steps)
-    progress = training.position / training.sampler.n_steps
-    assert training.learning_rate(training.position) == pytest.approx(0.03 * progress, rel=0.1, abs=0.03 * size / 1437)
-    mean = np.mean([float(state["loss_sum"]) for state in states]) / 20
-    assert losses == pytest.approx([mean * training.epoch_step] * ranks)
+    assert len(DIGITS.train) - len(seen) - len(left) < size
+    assert set(places) == {(20, 0, 20 * 48 // size, 1437 // size)}
+    progress = (20 * 48 // size) / (1437 // size)
+    assert rates[0] == pytest.approx(0.03 * progress, rel=0.1, abs=0.03 * size / 1437)
+    mean = np.mean([float(state["loss_sum"]) for state in states]) / (20 * 48)
+    assert losses == pytest.approx([mean] * ranks)
 
 
 def test_the_same_global_batch_has_the_same_steps() -> None:
@@ -94,7 +100,7 @@ def test_buffers_become_their_means_and_counts_stay() -> None:
         assert state["torch_random"] is None
 
 
-@pytest.mark.parametrize("key", ["epoch", "step", "epoch_step", "global_batch", "best_accuracy"])
+@pytest.mark.parametrize("key", ["epoch", "step", "images", "loss_images", "best_accuracy"])
 def test_states_of_different_steps_are_told(key: str) -> None:
     states, *_ = begin(2, 16, 1)
     states[1][key] = 77

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from apps.train.report import Report
 
@@ -18,8 +21,13 @@ EPOCH: dict[str, Any] = {
 }
 
 
+def ranks(rank: int) -> Any:
+    """Return a stand-in for a communicator, whose rank may change."""
+    return SimpleNamespace(rank=rank)
+
+
 def write_epochs(path: Path, epochs: range, completed: int, **changes: Any) -> None:
-    with Report(True, path, {"algorithm": "dense"}, completed) as report:
+    with Report(ranks(0), path, lambda: {"algorithm": "dense"}, completed) as report:
         report.begin("dense", 10, completed)
         for epoch in epochs:
             report.epoch({"epoch": epoch, **EPOCH, **changes}, 5)
@@ -63,9 +71,27 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "run.json"
-    with Report(False, path, {}, 0) as report:
+    with Report(ranks(1), path, dict, 0) as report:
         report.begin("dense", 10, 0)
         report.epoch({"epoch": 1, **EPOCH}, 5)
         report.print_line("hello")
     assert not path.exists()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("left", ["", '{"kind": "epoch", "epoch": 2, "loss": 0.5}\n', '{"kind": "epo'])
+def test_a_new_rank_0_goes_on_with_the_record_and_repeats_no_line(tmp_path: Path, capsys: Any, left: str) -> None:
+    path, comm = tmp_path / "run.json", ranks(1)
+    write_epochs(path, range(1, 2), 0)
+    with path.open("a") as file:
+        file.write(left)  # by the former rank 0, which has died while the ranks recorded the second epoch
+    with Report(comm, path, lambda: {"algorithm": "dense"}, 0) as report:
+        report.begin("dense", 10, 0)
+        report.epoch({"epoch": 1, **EPOCH}, 5)
+        report.epoch({"epoch": 2, **EPOCH}, 5)
+        assert path.read_text().endswith(left)
+        comm.rank = 0
+        report.epoch({"epoch": 2, **EPOCH}, 5)
+        report.epoch({"epoch": 3, **EPOCH}, 5)
+    assert [(one["kind"], one["epoch"]) for one in records(path)] == [("epoch", 1), ("epoch", 2), ("epoch", 3)]
+    assert "epoch   2/5" in capsys.readouterr().out
