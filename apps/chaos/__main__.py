@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from apps.chaos import churn
+from apps.chaos import churn, soak
 from apps.chaos.case import METHODS, Case, case_of_kills
 from apps.chaos.job import Launcher
 from apps.chaos.judge import Verdict
@@ -112,6 +112,19 @@ def _churn(options: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
+def _soak(options: argparse.Namespace) -> int:
+    records = [
+        soak.run(soak.Soak(options.calls, options.ranks, deaths, options.seed))
+        for deaths in dict.fromkeys((0, options.deaths))
+    ]
+    print(soak.table(records), flush=True)
+    if options.json is not None:
+        write_record(options.json, {"jobs": records})
+    failed = [text for record in records for text in record["failures"]]
+    print(*failed, sep="\n", file=sys.stderr, flush=True)
+    return int(bool(failed))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apps.chaos", description="Run trainings whose ranks die.")
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -141,6 +154,14 @@ def _parser() -> argparse.ArgumentParser:
     churning.add_argument("--seed", type=int, default=1, help="of model, data and kills (default %(default)s)")
     churning.add_argument("--ways", nargs="+", default=churn.WAYS, choices=churn.WAYS, help="default: all")
     churning.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
+    soaking = modes.add_parser("soak", help="very many calls of all methods, without deaths and with deaths")
+    soaking.add_argument("--calls", type=int, default=1_000_000, help="of each of the two jobs (default %(default)s)")
+    soaking.add_argument("--ranks", type=int, default=2, help="ranks that make the calls (default %(default)s)")
+    soaking.add_argument(
+        "--deaths", type=int, default=8, help="ranks that die in the second job, each of which another one replaces"
+    )
+    soaking.add_argument("--seed", type=int, default=1, help="of the calls and deaths (default %(default)s)")
+    soaking.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
     mismatches = modes.add_parser("mismatches", help="sequences of calls in which one rank makes another call")
     mismatches.add_argument("--count", type=int, default=500, help="number of sequences (default %(default)s)")
     mismatches.add_argument(
@@ -158,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
 MODES: dict[str, Callable[[argparse.Namespace], int]] = {
     "kills": _kills,
     "churn": _churn,
+    "soak": _soak,
     "mismatches": _mismatches,
     "punish": _punish,
 }

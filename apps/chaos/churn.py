@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -113,13 +113,17 @@ class Way:
     training : Training
     folder, data : Path
         Of this way's jobs and checkpoints; of the samples.
+    env : dict of str
+        Environment of MPI's jobs.
     every_s : float
         Seconds between two kills.
     seed : int
         Of the kills.
     """
 
-    def __init__(self, name: str, training: Training, folder: Path, data: Path, every_s: float, seed: int) -> None:
+    def __init__(
+        self, name: str, training: Training, folder: Path, data: Path, env: Mapping[str, str], every_s: float, seed: int
+    ) -> None:
         self.name, self._training, self._folder, self._data = name, training, folder, data
         self._saved = folder / "checkpoints"
         self._saved.mkdir(parents=True)
@@ -137,7 +141,7 @@ class Way:
         self._ended: float | None = None  # when the last job ended
         self.restart_seconds: list[float] = []
         self.start_samples = 0
-        self._env = mpi_environment() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._env = dict(env) | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
@@ -153,7 +157,7 @@ class Way:
             time.sleep(POLL_S)
         self._pause()
         self.setup.stop()
-        self.start_samples = self.timeline.samples
+        self.start_samples, self._progress = self.timeline.samples, 0.0
 
     def take_turn(self, seconds: float) -> None:
         """Let the training go on for so many seconds, with kills in their time."""
@@ -344,7 +348,8 @@ def campaign(
     `report` is called with the record after each round of turns; the last one is returned.
     """
     write_data(training.dataset, folder)
-    ways = [Way(name, training, folder / name, folder, every_s, seed) for name in names]
+    env = mpi_environment()
+    ways = [Way(name, training, folder / name, folder, env, every_s, seed) for name in names]
     loads: list[float] = []
     try:
         for way in ways:

@@ -48,11 +48,15 @@ class RunningJob:
         """Return the lines that ranks have written since the last call, each with the rank at the start."""
         return self.reader.read()
 
+    def processes(self) -> list[int]:
+        """Return the launcher and all processes that it has started."""
+        return [self._process.pid, *descendants(self._process.pid)]
+
     def pause(self) -> None:
         """Stop the launcher and all ranks."""
         known: set[int] = set()
         # the launcher first, since it may be starting ranks
-        while new := [pid for pid in (self._process.pid, *descendants(self._process.pid)) if pid not in known]:
+        while new := [pid for pid in self.processes() if pid not in known]:
             for pid in new:
                 _send(pid, signal.SIGSTOP)
             known.update(new)
