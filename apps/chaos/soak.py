@@ -15,6 +15,7 @@ from apps.chaos.running_job import RunningJob, make_folder
 from apps.environment import environment
 from apps.launch import find_mpirun, mpi_environment
 from apps.records import Record, write_record
+from mpicomp.algorithms import ALGORITHMS
 
 POLL_S = 0.1
 WATCHDOG_S = 300.0
@@ -34,12 +35,15 @@ class Soak:
     calls, ranks, seed : int
     deaths : int
         Ranks that die one after the other, each of which another one replaces.
+    methods : tuple of str
+        Names of methods; empty: all.
     """
 
     calls: int
     ranks: int
     deaths: int
     seed: int
+    methods: tuple[str, ...] = ()
 
     def request(self) -> Record:
         """Return the request of a job for `apps.chaos.soak_rank`."""
@@ -48,6 +52,7 @@ class Soak:
             "calls": self.calls,
             "look_every": max(1, self.calls // LOOKS),
             "seed": self.seed,
+            "methods": sorted(self.methods or ALGORITHMS),
             "on_failure": "regroup" if self.deaths else "raise",
             "spares": self.deaths,
             "deaths": [round(self.calls * (FIRST_DEATH + span * number)) for number in range(self.deaths)],

@@ -25,7 +25,7 @@ import mpicomp
 from apps.chaos.lines import Lines
 from apps.records import Record, read_record
 from collectives import Communicator, RanksLost
-from mpicomp.algorithms import ALGORITHMS, Aggregator
+from mpicomp.algorithms import Aggregator
 
 TIMEOUT_S = 120.0
 LENGTHS = (3, 500, 10_000, 60_000, 300_000)
@@ -61,8 +61,8 @@ class Soak:
         self._deaths, self._regroups = set(request["deaths"]), request["on_failure"] == "regroup"
         self._comm, self._lines = comm, lines
         self.number = self.checksum = 0
-        names = sorted(ALGORITHMS)
-        self._aggregators: list[Aggregator] = [self._start(name, n) for name in names for n in LENGTHS]
+        self._methods: list[str] = request["methods"]
+        self._aggregators: list[Aggregator] = [self._start(name, n) for name in self._methods for n in LENGTHS]
         draw = np.random.default_rng(self._seed)
         self._vectors = [draw.standard_normal(n, np.float32) for n in LENGTHS]
         self._results = [np.empty(n, np.float32) for n in LENGTHS]
@@ -116,9 +116,9 @@ class Soak:
             self._broadcast(index)
 
     def _aggregate(self, draw: random.Random, index: int) -> None:
-        place = draw.randrange(len(ALGORITHMS)) * len(LENGTHS) + index
+        place = draw.randrange(len(self._methods)) * len(LENGTHS) + index
         if not self._regroups and draw.randrange(MADE_AGAIN_EVERY) == 0:
-            self._aggregators[place] = self._start(sorted(ALGORITHMS)[place // len(LENGTHS)], LENGTHS[index])
+            self._aggregators[place] = self._start(self._methods[place // len(LENGTHS)], LENGTHS[index])
         vector = self._vectors[index] * np.float32(1 + 0.1 * self._comm.rank)
         self._check(self._aggregators[place].aggregate(vector, out=self._results[index]))
 
