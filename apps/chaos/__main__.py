@@ -25,7 +25,7 @@ from apps.chaos.mismatches import Outcome
 from apps.chaos.mismatches import campaign as play_all
 from apps.chaos.punish import punish
 from apps.emulator.network import ClusterError, Layout, Network
-from apps.launch import exit_on_signals
+from apps.launch import JobFailed, exit_on_signals
 from apps.records import Record, write_record
 from collectives.cost.rate import Rate
 
@@ -101,11 +101,15 @@ def _churn(options: argparse.Namespace) -> int:
         if options.json is not None:
             write_record(options.json, record)
 
-    with tempfile.TemporaryDirectory(prefix="mpicomp-churn-") as folder:
-        record = churn.campaign(
-            training, 60 * options.minutes, options.turn, options.every, options.seed, Path(folder), report,
-            options.ways,
-        )  # fmt: skip
+    try:
+        with tempfile.TemporaryDirectory(prefix="mpicomp-churn-") as folder:
+            record = churn.campaign(
+                training, 60 * options.minutes, options.turn, options.every, options.seed, Path(folder), report,
+                options.ways,
+            )  # fmt: skip
+    except (JobFailed, ValueError) as error:  # ValueError: the dataset is missing
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     report(record)
     failed = churn.failures(record)
     print(*failed, sep="\n", file=sys.stderr, flush=True)

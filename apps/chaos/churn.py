@@ -23,7 +23,7 @@ from apps.chaos.judge import BALANCED
 from apps.chaos.running_job import RunningJob, make_folder
 from apps.chaos.timeline import Kill, Timeline
 from apps.environment import environment
-from apps.launch import find_mpirun, mpi_environment
+from apps.launch import JobFailed, find_mpirun, mpi_environment
 from apps.records import Record, read_record, write_record
 
 POLL_S = 0.02
@@ -151,12 +151,12 @@ class Way:
         self._launch()
         regroups = self.name == "regroup"
         ranks = self._training.ranks + (self._training.spares if regroups else 0)
-        while len(self._ready) < ranks or len(self.timeline.steps) < WARM_STEPS:
+        while len(self._ready) < ranks or self.timeline.newest < WARM_STEPS:
             self._advance(self.setup)
-            self.timeline.settle()
             time.sleep(POLL_S)
         self._pause()
         self.setup.stop()
+        self._ended = None
         self.start_samples, self._progress = self.timeline.samples, 0.0
 
     def take_turn(self, seconds: float) -> None:
@@ -266,7 +266,9 @@ class Way:
         self._progress = clock.now
         self._failed_starts += 1
         if self._failed_starts > MOST_FAILED_STARTS:
-            raise RuntimeError(f"{self.name}: {MOST_FAILED_STARTS} jobs in a row made no step; {self.errors[-1:]}")
+            raise JobFailed(
+                f"{self.name}: {MOST_FAILED_STARTS} jobs in a row made no step\n{''.join(self.errors[-1:])}"
+            )
         self._launch()
 
     def _add_error(self, text: str, output: str) -> None:
@@ -313,7 +315,8 @@ class Way:
             "jobs": line.job + 1,
             "planned_restarts": self.planned,
             "repeated": line.repeated,
-            "lost_median": float(np.median([kill.lost for kill in kills])) if kills else 0.0,
+            # a checkpoint has the residuals of all ranks
+            "lost_median": float(np.median([kill.lost for kill in kills])) if kills and self.name == "regroup" else 0.0,
             "residuals_compared": line.balanced,
             "residuals_not_compared": line.unbalanced,
             **{f"p{part}_s": float(np.percentile(found, part)) if times else None for part in (50, 99)},

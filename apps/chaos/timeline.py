@@ -11,6 +11,7 @@ import numpy as np
 Row = dict[str, Any]
 ROUNDING = 1e-4  # of the residuals' magnitude
 LAG = 20  # steps behind the newest one, for which no rank writes a line any more
+PAUSED_LAG = 2  # the same, once all lines of a paused job have been read
 LOSS_STEPS = 100  # over which a loss is averaged
 MOST_WRONG = 40  # texts kept
 
@@ -104,6 +105,11 @@ class Timeline:
         return sum(step.samples for step in self.steps)
 
     @property
+    def newest(self) -> int:
+        """Newest step of the job; -1 before the first one."""
+        return self._newest
+
+    @property
     def members(self) -> tuple[int, ...]:
         """Ranks that train now, as the newest line states them; empty before the first step of a job."""
         return tuple(next(reversed(self._open[self._newest].values()))["members"]) if self._open else ()
@@ -124,11 +130,13 @@ class Timeline:
 
     def end_job(self) -> None:
         """Close all steps of a job that has ended."""
+        if (kill := self.pending) is not None:
+            kill.last_step = max(kill.last_step, self._newest)
         self._settle(-1)
 
     def settle(self) -> None:
-        """Close all steps but the last few."""
-        self._settle(LAG)
+        """Close all steps but the last ones, after all lines of a paused job have been read."""
+        self._settle(PAUSED_LAG)
 
     def add_kill(self, rank: int, time: float) -> None:
         """Add a kill that has just been made."""
@@ -176,7 +184,7 @@ class Timeline:
             if all(one in rows and self._is_after(kill, rows[one]) for one in row["members"]):
                 kill.recovered = max(rows[one]["time"] for one in row["members"])
         if self._newest > 2 * LAG + min(self._open):
-            self.settle()
+            self._settle(LAG)
 
     def _is_after(self, kill: Kill, row: Row) -> bool:
         if self.job != kill.job:
