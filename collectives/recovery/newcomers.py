@@ -34,13 +34,35 @@ from collectives.recovery.fault_tolerance import agree, failed_ranks, reports_de
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
     from collectives.communicator.nodes import NodeLayout
+    from collectives.recovery.regroup import Regroup
 
 LOOK_S = 0.01  # between two looks of a spare at the pool, which cost a few microseconds each
 _DISMISSAL, _READY = 1, 2  # tags of messages: a member ends a spare; a spare has come to `admit`
 _log = logging.getLogger("collectives")
 
 GetState = Callable[[], Any]
-SetState = Callable[[Any], object]
+_Saved = list[tuple[Any, Any]]  # users of a communicator, and the states from which they go on
+
+
+class Transfer(NamedTuple):
+    """The functions by which a newcomer gets the state on which the next step depends.
+
+    Parameters
+    ----------
+    state : callable
+        Returns the state that one member sends.
+    load : callable
+        Takes it on the newcomer, and the list of all members' `each`.
+    each : callable
+        Returns a state that every member sends.
+    is_ready : bool
+        False: this member's state cannot be taken now.
+    """
+
+    state: GetState
+    load: Callable[[Any, list[Any]], object]
+    each: GetState
+    is_ready: bool = True
 
 
 class _View(NamedTuple):
@@ -103,40 +125,24 @@ class Newcomers:
 
     # Members ----------------------------------------------------------------------------------------------------------
 
-    def admit(self, state: GetState, load: Callable[[Any, list[Any]], object], each: GetState, ready: bool) -> int:
-        """Admit newcomers if a rank is missing; returns their number. See `Communicator.admit`.
-
-        Parameters
-        ----------
-        state : callable
-            Returns the state that one member sends.
-        load : callable
-            Takes it on the newcomer, and the list of all members' `each`.
-        each : callable
-            Returns a state that every member sends.
-        ready : bool
-            False: this member's state cannot be taken now.
-        """
-        comm = self._comm()
-        assert comm is not None
-        regroup = comm.regroup
-        assert regroup is not None
+    def admit(self, transfer: Transfer) -> int:
+        """Admit newcomers if a rank is missing; returns their number. See `Communicator.admit`."""
+        comm, regroup = self._parts()
         if self.is_spare:
-            return self._wait(comm, state, load, each)
+            return self._wait(transfer)
         if comm.calls.driver is not None:
             comm.calls.driver.flush()
         regroup.has_met = False
-        mine = np.array(
-            [comm.size < self._wanted and self._are_ready(), bool(comm.calls.in_flight()) or not ready], np.int64
-        )
-        is_missing, is_busy = comm.allreduce(mine, "max")
+        could_join = comm.size < self._wanted and self._are_ready()
+        cannot_now = bool(comm.calls.in_flight()) or not transfer.is_ready
+        is_missing, is_busy = comm.allreduce(np.array([could_join, cannot_now], np.int64), "max")
         has_met, regroup.has_met = regroup.has_met, False
         if is_busy or not is_missing:
             return 0
         if not has_met:
             regroup.meet()
             regroup.has_met = False
-        return self._assemble(comm, state, load, each)
+        return self._assemble(transfer)
 
     def _are_ready(self) -> bool:
         """Return True if there are spares and all have come to `admit`: members must not wait for their imports."""
@@ -152,9 +158,7 @@ class Newcomers:
 
     # Spares -----------------------------------------------------------------------------------------------------------
 
-    def _wait(
-        self, comm: Communicator, state: GetState, load: Callable[[Any, list[Any]], object], each: GetState
-    ) -> int:
+    def _wait(self, transfer: Transfer) -> int:
         """Wait until this rank is admitted; returns the number of ranks admitted with it.
 
         Raises
@@ -168,7 +172,7 @@ class Newcomers:
         self._all_ready = True
         while self.is_spare:
             if self._pool.Is_revoked():
-                self._assemble(comm, state, load, each)
+                self._assemble(transfer)
             elif self._is_dismissed():
                 raise SystemExit(0)
             else:
@@ -186,115 +190,171 @@ class Newcomers:
 
     # Both -------------------------------------------------------------------------------------------------------------
 
-    def _assemble(
-        self, comm: Communicator, state: GetState, load: Callable[[Any, list[Any]], object], each: GetState
-    ) -> int:
-        regroup = comm.regroup
-        assert regroup is not None
+    def _parts(self) -> tuple[Communicator, Regroup]:
+        comm = self._comm()
+        assert comm is not None
+        assert comm.regroup is not None
+        return comm, comm.regroup
+
+    def _assemble(self, transfer: Transfer) -> int:
+        """Admit newcomers with all living ranks of the pool, again after each death; returns the newcomers' number."""
+        comm, regroup = self._parts()
         regroup.is_active = True
         try:
-            return self._repeat(comm, state, load, each)
+            start, here = time.perf_counter(), comm.here
+            regroup.on_death()
+            mine = _View(self._number, -1 if self.is_spare else comm.rank)
+            saved = None if self.is_spare else regroup.save_users()
+            admission = _Admission(comm, regroup, transfer, mine, saved)
+            revoke(self._pool)
+            self._pool = self._agreed(admission)
         finally:
             regroup.is_active = False
+        self._members, self._spares = admission.members + admission.taken, admission.left
+        self._n_admitted = len(admission.taken)
+        self.is_spare = self._pool.rank in self._spares
+        if not self.is_spare and admission.taken:
+            _log.warning(
+                "%s, %s before: %s joined; %d ranks go on after %.0f ms", comm.here, here,
+                list_ranks([admission.views[rank].number for rank in admission.taken]), comm.size,
+                1e3 * (time.perf_counter() - start),
+            )  # fmt: skip
+        return self._n_admitted
 
-    def _repeat(
-        self, comm: Communicator, state: GetState, load: Callable[[Any, list[Any]], object], each: GetState
-    ) -> int:
-        regroup = comm.regroup
-        assert regroup is not None
-        start, here, pool, place = time.perf_counter(), comm.here, self._pool, -1 if self.is_spare else comm.rank
-        regroup.on_death()
-        saved = None if self.is_spare else regroup.save_users()
-        revoke(pool)
+    def _agreed(self, admission: _Admission) -> MPI.Comm:
+        """Return the pool in which all ranks have ended this admission."""
+        _, regroup = self._parts()
+        pool = self._pool
         while True:
             pool = regroup.with_survivors(pool.Shrink)
             pool.Set_errhandler(MPI.ERRORS_RETURN)
-            views: list[_View] = []
-            taken: list[int] = []
-            new, problems, is_joined = MPI.COMM_NULL, [""], False
+            has_ended = False
             try:
-                views = gather_objects(pool, _View(self._number, place), comm.timeout)
-                members = sorted(
-                    (rank for rank, one in enumerate(views) if one.place >= 0), key=lambda one: views[one].place
-                )
-                if not members:
-                    raise SystemExit(1)
-                spares = [rank for rank, one in enumerate(views) if one.place < 0]
-                taken = spares[: max(0, self._wanted - len(members))]
-                chosen = [*members, *taken]
-                takes_part = pool.rank in chosen
-                color, key = (0, chosen.index(pool.rank)) if takes_part else (MPI.UNDEFINED, 0)
-                new = regroup.with_survivors(partial(pool.Split, color, key))
-                problem = ""
-                if takes_part:
-                    new.Set_errhandler(MPI.ERRORS_RETURN)
-                    content = b""
-                    if new.rank == 0:  # a member; another one than before if that has died
-                        assert saved is not None
-                        users = [(user.describe(), state_of) for user, state_of in saved]
-                        counters = comm.shared_counters(), regroup.counters()
-                        content = pickle.dumps((state(), each(), users, counters), pickle.HIGHEST_PROTOCOL)
-                    elif place >= 0:
-                        content = pickle.dumps((None, each(), None, None), pickle.HIGHEST_PROTOCOL)
-                    contents = gather_bytes(new, content, comm.timeout)
-                    if place < 0 and saved is None:
-                        saved, problem = self._take(comm, contents[: len(members)], load)
-                problems = gather_texts(pool, problem, comm.timeout)
-                if not any(problems):
-                    if takes_part:
-                        numbers = tuple(views[rank].number for rank in chosen)
-                        regroup.members = numbers
-                        comm.renew(new, numbers, self._layouts)
-                        assert saved is not None
-                        regroup.renew_users(saved, tuple(range(len(members))))
-                    is_joined = True
+                admission.try_in(pool, self._wanted, self._layouts)
+                has_ended = not any(admission.problems)
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, pool):
                     raise
                 revoke(pool)
-                if new != MPI.COMM_NULL:
-                    revoke(new)
-            if regroup.with_survivors(partial(agree, pool, is_joined)):
-                break
-            if any(problems) and len(problems) == pool.size:
-                pool = self._refuse(comm, pool, problems, views)
-        self._pool = pool
-        is_new = place < 0 and pool.rank in taken
-        self._members = [rank for rank, one in enumerate(views) if one.place >= 0 or rank in taken]
-        self._spares = [rank for rank in range(pool.size) if rank not in self._members]
-        self._n_admitted = len(taken)
-        self.is_spare = place < 0 and not is_new
-        if not self.is_spare and taken:
-            _log.warning(
-                "%s, %s before: %s joined; %d ranks go on after %.0f ms", comm.here, here,
-                list_ranks([views[rank].number for rank in taken]), comm.size, 1e3 * (time.perf_counter() - start),
-            )  # fmt: skip
-        return len(taken)
+                if admission.new != MPI.COMM_NULL:
+                    revoke(admission.new)
+            if regroup.with_survivors(partial(agree, pool, has_ended)):
+                return pool
+            if any(admission.problems):
+                pool = admission.refuse(pool)
 
-    def _take(
-        self, comm: Communicator, contents: Sequence[bytes], load: Callable[[Any, list[Any]], object]
-    ) -> tuple[list[tuple[Any, Any]] | None, str]:
-        """Take a member's state as a newcomer; returns the users' states, or else the reason for which it cannot."""
-        regroup = comm.regroup
-        assert regroup is not None
+
+class _Admission:
+    """One admission, tried in ever smaller pools until no rank dies in it and all newcomers can join.
+
+    Parameters
+    ----------
+    comm : Communicator
+    regroup : Regroup
+    transfer : Transfer
+    mine : _View
+    saved : list of pairs or None
+        This rank's users and their states; None: a spare has none yet.
+
+    Attributes
+    ----------
+    views : list of _View
+        Of all ranks of the pool.
+    members, taken, left : list of int
+        Ranks of the pool: the members as they were, the newcomers, and the spares that go on waiting.
+    new : MPI.Comm
+        Of members and newcomers.
+    problems : list of str
+        Of all ranks of the pool, once they are exchanged: the reason for which a newcomer cannot join, or "".
+    """
+
+    def __init__(
+        self, comm: Communicator, regroup: Regroup, transfer: Transfer, mine: _View, saved: _Saved | None
+    ) -> None:
+        self._comm, self._regroup, self._transfer = comm, regroup, transfer
+        self._mine, self._saved = mine, saved
+        self._forget()
+
+    def _forget(self) -> None:
+        self.views: list[_View] = []
+        self.members: list[int] = []
+        self.taken: list[int] = []
+        self.left: list[int] = []
+        self.new: MPI.Comm = MPI.COMM_NULL
+        self.problems: list[str] = []
+
+    def try_in(self, pool: MPI.Comm, n_wanted: int, layouts: Sequence[NodeLayout]) -> None:
+        """Try it with all ranks of this pool.
+
+        Raises
+        ------
+        SystemExit
+            No member is left.
+        MPI.Exception, PeerFailure
+            A rank has died.
+        """
+        self._forget()
+        self.views = gather_objects(pool, self._mine, self._comm.timeout)
+        ranks = range(pool.size)
+        self.members = sorted(
+            (rank for rank in ranks if self.views[rank].place >= 0), key=lambda rank: self.views[rank].place
+        )
+        if not self.members:
+            raise SystemExit(1)
+        spares = [rank for rank in ranks if rank not in self.members]
+        n_taken = max(0, n_wanted - len(self.members))
+        self.taken, self.left = spares[:n_taken], spares[n_taken:]
+        chosen = self.members + self.taken
+        takes_part = pool.rank in chosen
+        color, key = (0, chosen.index(pool.rank)) if takes_part else (MPI.UNDEFINED, 0)
+        self.new = self._regroup.with_survivors(partial(pool.Split, color, key))
+        problem = ""
+        if takes_part:
+            self.new.Set_errhandler(MPI.ERRORS_RETURN)
+            contents = gather_bytes(self.new, self._content(), self._comm.timeout)
+            if self._saved is None:
+                problem = self._take(contents[: len(self.members)])
+        self.problems = gather_texts(pool, problem, self._comm.timeout)
+        if takes_part and not any(self.problems):
+            assert self._saved is not None
+            numbers = tuple(self.views[rank].number for rank in chosen)
+            self._regroup.members = numbers
+            self._comm.renew(self.new, numbers, layouts)
+            self._regroup.renew_users(self._saved, tuple(range(len(self.members))))
+
+    def _content(self) -> bytes:
+        """Return what this rank sends to all: the first member its whole state, other members their part of it."""
+        if self._mine.place < 0:
+            return b""
+        whole = None
+        if self.new.rank == 0:  # another member than before if that has died
+            assert self._saved is not None
+            users = [(user.describe(), state) for user, state in self._saved]
+            whole = self._transfer.state(), users, self._comm.shared_counters(), self._regroup.counters()
+        return pickle.dumps((whole, self._transfer.each()), pickle.HIGHEST_PROTOCOL)
+
+    def _take(self, contents: Sequence[bytes]) -> str:
+        """Take the members' states as a newcomer; returns the reason for which it cannot, or ""."""
+        comm, regroup = self._comm, self._regroup
         try:
-            state, _, users, (shared, counters) = pickle.loads(contents[0])
+            sent = [pickle.loads(one) for one in contents]
+            (state, users, shared, counters), _ = sent[0]
             comm.adopt(shared)
-            load(state, [pickle.loads(one)[1] for one in contents])
+            self._transfer.load(state, [each for _, each in sent])
             own = [user for user, _ in regroup.save_users()]
             here, there = [user.describe() for user in own], [text for text, _ in users]
             if here != there:
                 pairs = [*zip(here, there, strict=False)]
                 differing = next((pair for pair in pairs if pair[0] != pair[1]), (f"{len(here)}", f"{len(there)}"))
                 raise ValueError(f"its aggregators differ from the members': {differing[0]} and {differing[1]}")
-            saved = [(user, user.enter(peers)) for user, (_, peers) in zip(own, users, strict=True)]
+            self._saved = [(user, user.enter(peers)) for user, (_, peers) in zip(own, users, strict=True)]
         except Exception as error:  # noqa: BLE001 - of the caller's functions, which raise anything
-            return None, f"{one_line(error) or type(error).__name__}"
+            return f"{one_line(error) or type(error).__name__}"
         comm.adopt(shared)
         regroup.adopt(counters)
-        return saved, ""
+        return ""
 
-    def _refuse(self, comm: Communicator, pool: MPI.Comm, problems: Sequence[str], views: Sequence[_View]) -> MPI.Comm:
+    def refuse(self, pool: MPI.Comm) -> MPI.Comm:
         """Return a pool without the newcomers that have a problem.
 
         Raises
@@ -302,21 +362,19 @@ class Newcomers:
         ValueError
             On these.
         """
-        regroup = comm.regroup
-        assert regroup is not None
-        mine = problems[pool.rank]
-        left = regroup.with_survivors(partial(pool.Split, MPI.UNDEFINED if mine else 0, pool.rank))
+        mine = self.problems[pool.rank]
+        left = self._regroup.with_survivors(partial(pool.Split, MPI.UNDEFINED if mine else 0, pool.rank))
         if mine:
             raise ValueError(
-                f"rank {self._number} of the job cannot join: {mine}; start all ranks with the same program, model, "
-                "options and version of mpicomp"
+                f"rank {self._mine.number} of the job cannot join: {mine}; start all ranks with the same program, "
+                "model, options and version of mpicomp"
             )
-        if not self.is_spare and comm.rank == 0:
-            for rank, problem in enumerate(problems):
+        if self._mine.place == 0:
+            for rank, problem in enumerate(self.problems):
                 if problem:
                     _log.warning(
                         "%s: rank %d of the job cannot join, and the others go on: %s",
-                        comm.here, views[rank].number, problem,
+                        self._comm.here, self.views[rank].number, problem,
                     )  # fmt: skip
         left.Set_errhandler(MPI.ERRORS_RETURN)
         return left
@@ -327,7 +385,7 @@ def _nothing() -> None:
 
 
 @keep_uncompiled
-def admit(comm: Communicator, state: GetState, load: SetState) -> int:
+def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) -> int:
     """Let ranks that wait take the places of dead ones; collective, between two steps, a few microseconds.
 
     Call it at the beginning of each step. On a rank that waits, see ``Communicator(spares=...)``, it returns once the
@@ -373,15 +431,9 @@ def admit(comm: Communicator, state: GetState, load: SetState) -> int:
     >>> mpicomp.run_local(2, train)
     [0, 0]
     """
-    return admit_each(comm, state, lambda saved, _: load(saved), _nothing)
+    return admit_by(comm, Transfer(state, lambda saved, _: load(saved), _nothing))
 
 
-def admit_each(
-    comm: Communicator,
-    state: GetState,
-    load: Callable[[Any, list[Any]], object],
-    each: GetState,
-    ready: bool = True,
-) -> int:
-    """Like `admit`, for states of which every member sends a part; see `Newcomers.admit`."""
-    return 0 if comm.newcomers is None else comm.newcomers.admit(state, load, each, ready)
+def admit_by(comm: Communicator, transfer: Transfer) -> int:
+    """Like `admit`, for states of which every member sends a part."""
+    return 0 if comm.newcomers is None else comm.newcomers.admit(transfer)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 
 from collectives.execution.handle import keep_uncompiled
-from collectives.recovery.newcomers import admit_each
+from collectives.recovery.newcomers import Transfer, admit_by
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
@@ -203,7 +203,8 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
             load(saved[1])
 
         is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
-        n_joined = admit_each(self.comm, lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
+        transfer = Transfer(lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
+        n_joined = admit_by(self.comm, transfer)
         if n_joined:
             synchronizer.models_compared = False  # on all ranks, since the newcomers compare their models
         return n_joined
