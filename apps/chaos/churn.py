@@ -281,8 +281,8 @@ class Way:
     def _kill(self) -> None:
         assert self._job is not None
         members = self.timeline.members
-        if not members:
-            return  # the next job is still starting
+        if len(members) < min(2, self._training.ranks):
+            return  # the next job is still starting, or no other rank would be left
         victim = self._draw.choice(sorted(members))
         pid = self._job.reader.processes[victim]
         self.timeline.add_kill(victim, time.monotonic())

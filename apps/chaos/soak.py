@@ -50,6 +50,7 @@ class Soak:
         span = (LAST_DEATH - FIRST_DEATH) / max(1, self.deaths)
         return {
             "calls": self.calls,
+            "ranks": self.ranks,
             "look_every": max(1, self.calls // LOOKS),
             "seed": self.seed,
             "methods": sorted(self.methods or ALGORITHMS),

@@ -71,17 +71,30 @@ class Soak:
         options: dict[str, Any] = {"full_precision_every": 10} if name == "marsit" else {}
         return mpicomp.algorithm(name, **options).start(self._comm, n)
 
-    def run(self) -> None:
-        """Make all calls."""
+    def run(self, is_spare: bool) -> None:
+        """Make all calls; a spare makes those after its admission."""
+        if not is_spare:
+            self._use_all()
         while self.number < self._calls:
-            if self._regroups and self.number % ADMIT_EVERY == 0:
-                self._comm.admit(lambda: (self.number, self.checksum), self._load)
+            if (
+                self._regroups
+                and self.number % ADMIT_EVERY == 0
+                and self._comm.admit(lambda: (self.number, self.checksum), self._load)
+            ):
+                self._use_all()
             if self.number in self._deaths:
                 self._light_fuse()
             self._call(random.Random(f"{self._seed} {self.number}"))
             self.number += 1
             if self.number % self._look_every == 0:
                 self._look()
+
+    def _use_all(self) -> None:
+        """Let all aggregators allocate what they keep, which would look like growth later."""
+        for place, aggregator in enumerate(self._aggregators):
+            index = place % len(LENGTHS)
+            for _ in range(2):
+                self._check(aggregator.aggregate(self._vectors[index], out=self._results[index]))
 
     def _load(self, saved: tuple[int, int]) -> None:
         self.number, self.checksum = saved
@@ -171,7 +184,7 @@ def main() -> None:
     lines.write("start", pid=os.getpid())
     with Communicator(timeout=TIMEOUT_S, on_failure=request["on_failure"], spares=request["spares"]) as comm:
         soak = Soak(request, comm, lines)
-        soak.run()
+        soak.run(MPI.COMM_WORLD.rank >= request["ranks"])
         lines.write("end", in_flight=comm.calls_in_flight)
 
 
