@@ -6,7 +6,6 @@ import mpicomp
 from collectives import Communicator
 from mpicomp.algorithms import ALGORITHMS
 
-
 N = 60_000  # elements whose signs Marsit gathers on few ranks and merges on four
 
 
