@@ -22,6 +22,8 @@ def look(call: int, **given: Any) -> dict[str, Any]:
         ({"resident_mb": 91.0, "members": [0, 2]}, ""),  # buffers that were in use at a death
         ({"in_flight": 1}, "1 calls in flight"),
         ({"requests": 9}, "2 requests more"),
+        ({"requests": 8, "members": [0, 2]}, ""),  # of another place in the plan
+        ({"requests": 9, "members": [0, 2]}, "2 requests more"),
         ({"plans": 8}, "1 plans more"),
     ],
 )
@@ -33,8 +35,8 @@ def test_growth_is_reported(given: dict[str, Any], text: str) -> None:
 
 @pytest.mark.timeout(480)
 def test_calls_go_on_after_a_death() -> None:
-    record = run(Soak(calls=400, ranks=2, deaths=1, seed=1, methods=("local-top-k", "qsgd")))
+    record = run(Soak(calls=100, ranks=2, deaths=1, seed=1, methods=("local-top-k",)))
     problems = [text for text in record["failures"] if "grown" not in text and "more" not in text]
     assert problems == []  # memory and objects settle after more calls than these
     assert (record["died"], record["ended"]) == (1, 2)
-    assert "| 400 | 1 |" in table([record])
+    assert "| 100 | 1 |" in table([record])
