@@ -378,7 +378,7 @@ def campaign(
 def summary(
     training: Training, ways: Sequence[Way], seconds: float, every_s: float, seed: int, loads: Sequence[float]
 ) -> Record:
-    """Return the figures of all ways, beside those of the undisturbed one."""
+    """Return the figures of all ways, relative to the undisturbed one where it is among them."""
     found = {way.name: way.record(seconds) for way in ways}
     mark = min(way.timeline.samples for way in ways)
     for way in ways:
@@ -400,7 +400,7 @@ def summary(
 
 
 def failures(record: Record) -> list[str]:
-    """Return what went wrong, a line for each finding."""
+    """Return the failures, a text each."""
     found = []
     for name, way in record["ways"].items():
         found += [f"{name}: {text}" for text in (*way["texts"], *way["errors"])]

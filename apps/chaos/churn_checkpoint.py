@@ -31,7 +31,7 @@ def write_checkpoint(folder: Path, comm: Communicator, training: ChurnTraining) 
     with replacing(target / f"rank-{number}.pt") as file:
         torch.save((training.model.state_dict(), training.optimizer.state_dict()), file)
     views = comm.allgather_object(members)  # a barrier, too: all files are written
-    # ranks may notice a death one call apart, and then their states are of different groups
+    # a rank may notice a death one call later than another, and then their states are of different groups
     if comm.rank == 0 and views == [members] * len(members):
         write_record(target / MANIFEST, {"step": training.step, "members": list(members)})
         for old in checkpoints(folder)[:-KEPT]:

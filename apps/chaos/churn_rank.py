@@ -137,7 +137,7 @@ def train(request: Record, lines: Lines) -> None:
                 restored("joined")
             assert comm.newcomers is not None or not request["spares"]
             waiting = 0 if comm.newcomers is None else comm.newcomers.waiting
-            # agreed on, since ranks may notice a death one call apart
+            # agreed on, since a rank may notice a death one call later than another
             if comm.allreduce(int(comm.size < ranks and not waiting), "max"):
                 write_checkpoint(Path(request["checkpoints"]), comm, training)
                 lines.write("short", step=training.step)

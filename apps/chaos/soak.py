@@ -158,7 +158,7 @@ COUNTED = (
 
 
 def leaks(rank: int, looks: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what stays behind on a rank, a text each."""
+    """Return the leaks of a rank, a text each."""
     found, late = growth(looks), looks[-1]
     early = looks[len(looks) // 5]
     n_deaths = max(len(set(early["members"]) - set(late["members"])), 0)

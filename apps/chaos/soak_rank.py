@@ -1,7 +1,7 @@
 """One rank of a soak: ``python -m apps.chaos.soak_rank REQUEST.json``.
 
-It makes a sequence of calls that is drawn from a seed, of all methods and of sums of every kind, and writes a line with
-its memory and all that the library counts whenever a part of the calls has ended.
+It makes calls that are drawn from a seed: steps of all methods, sums of every kind, exchanges. Whenever a part of the
+calls has ended, it writes a line with its memory and the library's counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
@@ -31,7 +31,7 @@ TIMEOUT_S = 120.0
 LENGTHS = (3, 500, 10_000, 60_000, 300_000)
 # long vectors are rare, or a million calls would take days
 WEIGHTS = (8, 8, 4, 1, 0.3)
-OPERATIONS = ("sum", "mean", "min", "max")
+OPERATIONS: tuple[Literal["sum", "mean", "min", "max"], ...] = ("sum", "mean", "min", "max")
 KINDS = ("aggregate", "aggregate", "sum", "sums", "object", "rows", "barrier", "broadcast")
 ADMIT_EVERY = 50  # calls
 MADE_AGAIN_EVERY = 500  # calls, where no rank joins
@@ -90,7 +90,7 @@ class Soak:
                 self._look()
 
     def _use_all(self) -> None:
-        """Let all aggregators allocate what they keep, which would look like growth later."""
+        """Let all aggregators allocate their buffers, which would look like growth later."""
         for place, aggregator in enumerate(self._aggregators):
             index = place % len(LENGTHS)
             for _ in range(2):
