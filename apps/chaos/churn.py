@@ -301,6 +301,8 @@ class Way:
         line, kills = self.timeline, self.timeline.kills
         times = [self._seconds_of(kill) for kill in kills if kill.recovered is not None]
         found = np.array(times)
+        # a checkpoint has the residuals of all ranks
+        lost = [kill.lost for kill in kills if kill.lost and self.name == "regroup"]
         return {
             "seconds": seconds,
             "steps": len(line.steps),
@@ -315,8 +317,7 @@ class Way:
             "jobs": line.job + 1,
             "planned_restarts": self.planned,
             "repeated": line.repeated,
-            # a checkpoint has the residuals of all ranks
-            "lost_median": float(np.median([kill.lost for kill in kills])) if kills and self.name == "regroup" else 0.0,
+            "lost_median": float(np.median(lost)) if lost else 0.0,
             "residuals_compared": line.balanced,
             "residuals_not_compared": line.unbalanced,
             **{f"p{part}_s": float(np.percentile(found, part)) if times else None for part in (50, 99)},
