@@ -24,7 +24,7 @@ FIRST_DEATH, LAST_DEATH = 0.1, 0.9  # parts of the calls between which ranks die
 # Between a fifth of the calls and the end. The flight recorder fills up with 2,000 calls, of a few objects each.
 GROWTH_MB, GROWTH_OBJECTS = 8.0, 8000
 OTHER_RANKS = 1.25  # a rank with another number may have other messages in the same plan
-DEATH_MB = 4.0  # more for each death: buffers that MPI may still write to are kept
+DEATH_MB, DEATH_OBJECTS = 4.0, 5000  # more for each death: objects whose buffers MPI may still write to are kept
 LAST_CHARACTERS = 4000
 
 
@@ -165,7 +165,7 @@ def leaks(rank: int, looks: Sequence[dict[str, Any]]) -> list[str]:
     texts = [f"rank {rank}: {late['in_flight']} calls in flight"] if late["in_flight"] else []
     if found["resident_mb"] > (most := GROWTH_MB + DEATH_MB * n_deaths):
         texts.append(f"rank {rank}: resident memory has grown by {found['resident_mb']:.1f} MiB, more than {most} MiB")
-    if found["objects"] > GROWTH_OBJECTS:
+    if found["objects"] > GROWTH_OBJECTS + DEATH_OBJECTS * n_deaths:
         texts.append(f"rank {rank}: {found['objects']} objects more")
     most_part = OTHER_RANKS if n_deaths else 1.0
     return texts + [

@@ -35,6 +35,7 @@ OPERATIONS: tuple[Literal["sum", "mean", "min", "max"], ...] = ("sum", "mean", "
 KINDS = ("aggregate", "aggregate", "sum", "sums", "object", "rows", "barrier", "broadcast")
 ADMIT_EVERY = 50  # calls
 MADE_AGAIN_EVERY = 500  # calls, where no rank joins
+FULL_PRECISION_EVERY = 10  # of Marsit's steps
 LONGEST_FUSE_S = 0.004  # from a rank's arming until it dies, in the middle of a later call
 
 
@@ -68,7 +69,7 @@ class Soak:
         self._results = [np.empty(n, np.float32) for n in LENGTHS]
 
     def _start(self, name: str, n: int) -> Aggregator:
-        options: dict[str, Any] = {"full_precision_every": 10} if name == "marsit" else {}
+        options: dict[str, Any] = {"full_precision_every": FULL_PRECISION_EVERY} if name == "marsit" else {}
         return mpicomp.algorithm(name, **options).start(self._comm, n)
 
     def run(self, is_spare: bool) -> None:
@@ -91,10 +92,13 @@ class Soak:
 
     def _use_all(self) -> None:
         """Let all aggregators allocate their buffers, which would look like growth later."""
-        for place, aggregator in enumerate(self._aggregators):
-            index = place % len(LENGTHS)
-            for _ in range(2):
-                self._check(aggregator.aggregate(self._vectors[index], out=self._results[index]))
+        for place in range(len(self._aggregators)):
+            self._use(place)
+
+    def _use(self, place: int) -> None:
+        index, name = place % len(LENGTHS), self._methods[place // len(LENGTHS)]
+        for _ in range(FULL_PRECISION_EVERY + 1 if name == "marsit" else 2):
+            self._check(self._aggregators[place].aggregate(self._vectors[index], out=self._results[index]))
 
     def _load(self, saved: tuple[int, int]) -> None:
         self.number, self.checksum = saved
@@ -132,6 +136,7 @@ class Soak:
         place = draw.randrange(len(self._methods)) * len(LENGTHS) + index
         if not self._regroups and draw.randrange(MADE_AGAIN_EVERY) == 0:
             self._aggregators[place] = self._start(self._methods[place // len(LENGTHS)], LENGTHS[index])
+            self._use(place)
         vector = self._vectors[index] * np.float32(1 + 0.1 * self._comm.rank)
         self._check(self._aggregators[place].aggregate(vector, out=self._results[index]))
 
