@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apps.chaos.warm import STUB
+from apps.chaos.warm import WarmRanks
 from apps.emulator.mpirun import mpirun
 from apps.emulator.network import Network
-from apps.launch import GRACE_S, PROJECT, JobFailed, find_mpirun, mpi_environment
+from apps.launch import GRACE_S, PROJECT, find_mpirun, mpi_environment
 
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 POLL_S, STACKS_S = 0.02, 3.0
@@ -63,29 +63,18 @@ class Launcher:
     def __init__(self, network: Network | None = None, folder: Path | None = None) -> None:
         self.network = network
         self._env = mpi_environment() | {"PYTHONUNBUFFERED": "1"}
-        self._server: subprocess.Popen[bytes] | None = None
-        if folder is not None:
-            self._stub, self._socket = folder / "stub.py", folder / "socket"
-            self._stub.write_text(STUB)
-            env = self._env | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", "apps.chaos.warm", str(self._socket)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, cwd=PROJECT, env=env,
-            )  # fmt: skip
-            assert self._server.stdout is not None
-            if self._server.stdout.readline() != b"ready\n":
-                raise JobFailed("the process from which ranks are copied has not started; its error is above")
+        self._warm = None if folder is None else WarmRanks(folder, ["apps.chaos.rank"], self._env)
 
     def close(self) -> None:
         """End the process from which ranks are copied."""
-        if self._server is not None:
-            self._server.communicate()
+        if self._warm is not None:
+            self._warm.close()
 
     def rank_command(self, arguments: Sequence[str]) -> list[str]:
         """Return the command of one rank of `apps.chaos.rank`."""
-        if self._server is None:
+        if self._warm is None:
             return [sys.executable, "-m", "apps.chaos.rank", *arguments]
-        return [sys.executable, "-S", "-E", str(self._stub), str(self._socket), *arguments]
+        return self._warm.command(PROJECT / "apps" / "chaos" / "rank.py", arguments)
 
     def run(
         self, ranks: int, arguments: Sequence[str], folder: Path, patience_s: float, longest_s: float = float("inf")

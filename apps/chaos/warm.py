@@ -1,8 +1,9 @@
 """Ranks that start within milliseconds: copies of a process that has loaded all modules and the compiler.
 
-``python -m apps.chaos.warm SOCKET`` is the server. The launcher of MPI starts `STUB` as each rank. It passes its
-environment, namespaces and outputs to the server, which forks; the copy connects to MPI in the name of the stub. The
-stub ends as the copy does, by the same signal or with the same status, and the copy ends with the stub.
+``python -m apps.chaos.warm SOCKET MODULE ...`` is the server. The launcher of MPI starts `_STUB` as each rank, which
+passes its environment, namespaces and outputs to the server. The server forks; the copy connects to MPI in the name of
+the stub and runs a program. The stub ends as the copy does, by the same signal or with the same status, and the copy
+ends with the stub.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apps.launch import PROJECT, JobFailed
+
 LONGEST_REQUEST = 1 << 20
-STUB = """
+_STUB = """
 import json, os, signal, socket, struct, sys
 to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 to.connect(sys.argv[1])
@@ -33,6 +41,45 @@ if os.WIFSIGNALED(status):
     signal.pause()
 sys.exit(os.WEXITSTATUS(status))
 """
+
+
+class WarmRanks:
+    """The server, as a process that ends with this one.
+
+    Parameters
+    ----------
+    folder : Path
+        For the socket.
+    modules : sequence of str
+        Modules to load before the first copy is made.
+    env : mapping
+        The server's environment; copies have that of their stubs.
+
+    Raises
+    ------
+    JobFailed
+        The server has not started.
+    """
+
+    def __init__(self, folder: Path, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self._stub, self._socket = folder / "stub.py", folder / "socket"
+        self._stub.write_text(_STUB)
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "apps.chaos.warm", str(self._socket), *modules], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, cwd=PROJECT,
+            env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        assert self._server.stdout is not None
+        if self._server.stdout.readline() != b"ready\n":
+            raise JobFailed("the process from which ranks are copied has not started; its error is above")
+
+    def command(self, program: Path, arguments: Sequence[str]) -> list[str]:
+        """Return the command of one rank, for the launcher."""
+        return [sys.executable, "-S", "-E", str(self._stub), str(self._socket), str(program), *arguments]
+
+    def close(self) -> None:
+        """End the server and the copies that still run."""
+        self._server.communicate()
 
 
 def serve(path: str) -> dict[str, Any] | None:
@@ -89,6 +136,7 @@ def _become_rank(request: dict[str, Any], outputs: list[int]) -> dict[str, Any]:
         os.close(output)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # of the server's environment
     libc = ctypes.CDLL(None, use_errno=True)
     for kind in ("net", "uts"):  # of the emulated host
         theirs, own = Path(f"/proc/{request['pid']}/ns/{kind}"), Path(f"/proc/self/ns/{kind}")
@@ -121,14 +169,15 @@ def main() -> None:
             MPI.Finalize()
 
     atexit.register(finalize)  # runs last, like mpi4py's own handler, which only an import that starts MPI registers
-    from apps.chaos import rank
-
+    path, *modules = sys.argv[1:]
+    for name in modules:
+        importlib.import_module(name)
     _load()
-    request = serve(sys.argv[1])
+    request = serve(path)
     if request is not None:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        sys.argv[1:] = request["arguments"]
-        rank.main()
+        sys.argv[:] = request["arguments"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

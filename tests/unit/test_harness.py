@@ -40,7 +40,8 @@ def test_limits_of_tests_grow_on_a_busy_machine(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    for load, expected in ((10.0, 120), (40.0, 4 * 120)):
+    for load, ci, expected in ((10.0, "", 120), (40.0, "", 4 * 120), (40.0, "1", 4 * 120), (1.0, "1", 3 * 120)):
+        monkeypatch.setenv("CI", ci)
         item = pytest.Function.from_parent(request.node.parent, name=request.node.name)
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         pytest_collection_modifyitems(request.config, [item])

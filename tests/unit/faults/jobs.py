@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from apps.chaos.warm import WarmRanks
 from tests.run_lanes import environment
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -125,6 +129,15 @@ def _environment() -> dict[str, str]:
     return environment() | {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
 
 
+@cache
+def _warm_ranks() -> WarmRanks:
+    """Return the server from which this process's jobs copy their ranks; it ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    torch = [] if find_spec("torch") is None else ["torch._dynamo", "mpicomp.torch.ddp", "mpicomp.torch.optimizer"]
+    return WarmRanks(folder, ["mpicomp.algorithms", *torch], _environment())
+
+
 class Jobs:
     """Starts jobs, and ends them with the test."""
 
@@ -140,12 +153,28 @@ class Jobs:
         """Like `run`, with ranks that outlive others."""
         return self._run(["--with-ft", "ulfm"], n_ranks, program, {}, constants)
 
-    def _run(
-        self, options: Sequence[str], n_ranks: int, program: str, env: Mapping[str, str], constants: Mapping[str, Any]
+    def run_warm(
+        self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any
     ) -> Job:
+        """Like `run_tolerant`, with ranks that are copies of a process in which all modules are loaded.
+
+        For programs of many ranks: most of the time of such a job would be their start. An error in a program's end is
+        seen by `run_tolerant` alone.
+        """
+        script = self._write(program, constants)
+        command = _warm_ranks().command(script, [str(self._folder)])
+        return self._start(n_ranks, command, env, ["--with-ft", "ulfm"])
+
+    def _write(self, program: str, constants: Mapping[str, Any]) -> Path:
         script = self._folder / "program.py"
         assigned = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
         script.write_text(PRELUDE + assigned + textwrap.dedent(program))
+        return script
+
+    def _run(
+        self, options: Sequence[str], n_ranks: int, program: str, env: Mapping[str, str], constants: Mapping[str, Any]
+    ) -> Job:
+        script = self._write(program, constants)
         return self.start(n_ranks, [str(script), str(self._folder)], env, options)
 
     def start(
@@ -156,9 +185,12 @@ class Jobs:
         options: Sequence[str] = (),
     ) -> Job:
         """Start Python with `arguments` on all ranks; `options` are the launcher's."""
+        return self._start(n_ranks, [sys.executable, *arguments], env, options)
+
+    def _start(self, n_ranks: int, rank: Sequence[str], env: Mapping[str, str], options: Sequence[str]) -> Job:
         # A job that is ended by force cleans nothing up: it must not fill the machine's shared memory.
         private = {"OMPI_MCA_btl_sm_backing_directory": self._segments}
-        command = ["mpirun", *options, "-n", str(n_ranks), sys.executable, *arguments]
+        command = ["mpirun", *options, "-n", str(n_ranks), *rank]
         self._started.append(Job(command, self._folder, _environment() | private | dict(env)))
         return self._started[-1]
 

@@ -131,7 +131,7 @@ def expected(first: Any, n_dense: int, names: list[str], deaths: dict[int, int])
 
 def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs) -> None:
     dead, step = 0, 4  # the rank whose buffers the others take
-    job = jobs.run_tolerant(RANKS, TRAINING, DEATH=(dead, step), **OPTIONS)
+    job = jobs.run_warm(RANKS, TRAINING, DEATH=(dead, step), **OPTIONS)
     _, output = job.finish()
     alive = [rank for rank in range(RANKS) if rank != dead]
     first = np.load(job.folder / f"first-{alive[0]}.npy")
@@ -160,7 +160,7 @@ def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs) -> None:
 
 
 def test_a_death_before_ddp_has_formed_its_buckets_ends_the_survivor_with_the_cure(jobs: Jobs) -> None:
-    job = jobs.run_tolerant(2, TRAINING, DEATH=(1, 0), **OPTIONS)
+    job = jobs.run_warm(2, TRAINING, DEATH=(1, 0), **OPTIONS)
     status, output = job.finish()
     assert status != 0
     error = job.told("error-0")

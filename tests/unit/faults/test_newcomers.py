@@ -53,7 +53,7 @@ comm.close()
 
 def train(jobs: Jobs, ranks: int, spares: int, deaths: dict[int, int], method: str = "dense", **given: Any) -> Any:
     constants = {"N_MEMBERS": ranks - spares, "OTHER": None, "DIES_JOINING": None, "STEPS": 12, "N": 1000} | given
-    job = jobs.run_tolerant(ranks, TRAINING, SPARES=spares, DEATHS=deaths, METHOD=method, **constants)
+    job = jobs.run_warm(ranks, TRAINING, SPARES=spares, DEATHS=deaths, METHOD=method, **constants)
     return job, *job.finish()
 
 
@@ -130,7 +130,7 @@ comm.close()
 
 def test_optimizers_copy_model_and_state_to_a_newcomer(jobs: Jobs) -> None:
     pytest.importorskip("torch")
-    job = jobs.run_tolerant(3, OPTIMIZER, METHOD="local-top-k")
+    job = jobs.run_warm(3, OPTIMIZER, METHOD="local-top-k")
     _, output = job.finish()
     assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
     assert job.told("model-0") == job.told("model-2")

@@ -59,7 +59,7 @@ def require_same(found: list[dict[str, Any]], expected: list[dict[str, Any]], de
 
 def errors_of(jobs: Jobs, ranks: int, dead: list[int], at: tuple[int, str], count: int = 1, every: int = 1000) -> str:
     """Run a job whose ranks die; returns the error that all survivors raise."""
-    job = jobs.run_tolerant(ranks, PROGRAM, DEAD=dead, AT=at, COUNT=count, EVERY=every, LAST=LAST)
+    job = jobs.run_warm(ranks, PROGRAM, DEAD=dead, AT=at, COUNT=count, EVERY=every, LAST=LAST)
     status, output = job.finish()
     assert status != 0, output
     texts = {job.told(f"error-{rank}").partition(": ")[2] for rank in range(ranks) if rank not in dead}

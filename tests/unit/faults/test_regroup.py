@@ -84,7 +84,7 @@ def test_survivors_go_on_from_their_residuals_to_the_bit(
     jobs: Jobs, method: str, options: dict[str, Any], topology: str
 ) -> None:
     deaths = {1: 2, 3: 5}
-    job = jobs.run_tolerant(
+    job = jobs.run_warm(
         RANKS, TRAINING, METHOD=method, OPTIONS=options, TOPOLOGY=topology, DEATHS=deaths, POLLS=None, N=N, STEPS=STEPS
     )
     status, output = job.finish()
@@ -100,7 +100,7 @@ def test_survivors_go_on_from_their_residuals_to_the_bit(
 
 @pytest.mark.parametrize("polls", [0, 1, 3, 10, 40])
 def test_a_step_whose_rank_dies_is_that_of_all_or_of_the_survivors(jobs: Jobs, polls: int) -> None:
-    job = jobs.run_tolerant(
+    job = jobs.run_warm(
         RANKS, TRAINING, METHOD="dense", OPTIONS={}, TOPOLOGY="ring", DEATHS={2: 3, 0: 6}, POLLS=polls, N=N, STEPS=STEPS
     )
     status, output = job.finish()
@@ -119,7 +119,7 @@ def test_a_step_whose_rank_dies_is_that_of_all_or_of_the_survivors(jobs: Jobs, p
 
 @pytest.mark.parametrize("method", ["double-squeeze", "scalecom"])
 def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method: str) -> None:
-    job = jobs.run_tolerant(
+    job = jobs.run_warm(
         RANKS, TRAINING, METHOD=method, OPTIONS={}, TOPOLOGY="auto", DEATHS={1: 4}, POLLS=None, N=N, STEPS=STEPS
     )
     status, output = job.finish()
@@ -159,7 +159,7 @@ comm.close()
 
 @pytest.mark.parametrize("at", ["beginning", "exchange", "end"])
 def test_all_survivors_begin_again_if_a_rank_dies_while_they_regroup(jobs: Jobs, at: str) -> None:
-    job = jobs.run_tolerant(5, WHILE_REGROUPING, N=N, STEPS=STEPS, AT=at)
+    job = jobs.run_warm(5, WHILE_REGROUPING, N=N, STEPS=STEPS, AT=at)
     status, output = job.finish()
     assert status == 0, output
     found = [np.load(job.folder / f"results-{rank}.npy") for rank in (0, 2, 4)]
@@ -188,7 +188,7 @@ comm.close()
 
 
 def test_sums_in_flight_and_exchanges_are_made_again_among_the_survivors(jobs: Jobs) -> None:
-    job = jobs.run_tolerant(4, EXCHANGES)
+    job = jobs.run_warm(4, EXCHANGES)
     status, output = job.finish()
     assert status == 0, output
     for rank in (0, 1, 3):
@@ -215,7 +215,7 @@ comm.close()
 
 
 def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jobs: Jobs) -> None:
-    job = jobs.run_tolerant(3, LOST_ROOT)
+    job = jobs.run_warm(3, LOST_ROOT)
     status, output = job.finish()
     assert status == 0, output
     for rank, now in ((0, 0), (2, 1)):
@@ -248,7 +248,7 @@ comm.close()
 
 
 def test_a_survivor_that_has_not_begun_a_broadcast_raises_the_error_of_those_that_have(jobs: Jobs) -> None:
-    job = jobs.run_tolerant(3, BEGUN_BY_ONE)
+    job = jobs.run_warm(3, BEGUN_BY_ONE)
     status, output = job.finish()
     assert status == 0, output
     assert [job.told(f"sum-{rank}") for rank in (0, 2)] == ["2", "2"]
@@ -265,7 +265,7 @@ comm.close()
 
 
 def test_survivors_close_their_communicator_though_a_rank_dies_meanwhile(jobs: Jobs) -> None:
-    status, output = jobs.run_tolerant(3, CLOSING).finish()
+    status, output = jobs.run_warm(3, CLOSING).finish()
     assert status == 0, output
 
 
@@ -298,7 +298,7 @@ comm.close()
 def test_ranks_of_nodes_that_wait_for_a_dead_one_in_shared_memory_go_on(
     jobs: Jobs, method: str, ranks_per_node: int, deaths: dict[int, int], n: int
 ) -> None:
-    job = jobs.run_tolerant(
+    job = jobs.run_warm(
         RANKS, TWO_LEVELS, METHOD=method, RANKS_PER_NODE=ranks_per_node, DEATHS=deaths, N=n, STEPS=STEPS
     )
     _, output = job.finish()
@@ -358,7 +358,7 @@ def test_optimizers_go_on_with_the_survivors_to_equal_models(
     jobs: Jobs, method: str | None, options: dict[str, Any]
 ) -> None:
     pytest.importorskip("torch")
-    job = jobs.run_tolerant(RANKS, OPTIMIZER, METHOD=method, OPTIONS=options, DEATHS={1: 4, 3: 7})
+    job = jobs.run_warm(RANKS, OPTIMIZER, METHOD=method, OPTIONS=options, DEATHS={1: 4, 3: 7})
     _, output = job.finish()
     assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
     model = job.told("model-0")
@@ -428,7 +428,7 @@ except PeerFailure as error:
 
 
 def test_survivors_too_few_for_the_topology_get_one_error(jobs: Jobs) -> None:
-    job = jobs.run_tolerant(4, TOO_FEW)
+    job = jobs.run_warm(4, TOO_FEW)
     job.finish()
     for rank in range(3):
         assert re.match(

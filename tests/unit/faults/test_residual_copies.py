@@ -51,7 +51,7 @@ def run(
 ) -> tuple[Job, list[int]]:
     """Return a job that has ended, and the survivors; their results are equal."""
     constants = {"METHOD": method, "OPTIONS": options, "EVERY": every, "DEATHS": deaths, "POLLS": polls}
-    job = jobs.run_tolerant(RANKS, TRAINING, N=N, STEPS=STEPS, **constants)
+    job = jobs.run_warm(RANKS, TRAINING, N=N, STEPS=STEPS, **constants)
     status, output = job.finish()
     assert status == 0, output
     alive = [rank for rank in range(RANKS) if rank not in deaths]

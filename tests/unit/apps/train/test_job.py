@@ -123,9 +123,11 @@ def test_a_run_that_signals_and_a_killed_rank_end_is_resumed(jobs: Jobs, tmp_pat
 
 def test_a_stopped_rank_ends_the_run_and_is_named_once(jobs: Jobs, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    limits = ["--epochs", ENDLESS, "--timeout", "5", "--arrival-timeout", "5"]
+    # On a busy machine the imports of one rank may take so much longer than those of the others.
+    limits = ["--epochs", ENDLESS, "--timeout", "5", "--arrival-timeout", "20"]
     job = jobs.start(3, ["-m", "apps.train", *small(tmp_path), *limits, "--json", str(record)])
-    job.wait_for(lambda: bool(kinds(record)), "trained an epoch")
+    job.wait_for(lambda: bool(kinds(record)) or job.process.poll() is not None, "trained an epoch")
+    assert kinds(record), job.output
     stopped = job.ranks()[1]
     os.kill(stopped, signal.SIGSTOP)
     ended, output = job.finish()
