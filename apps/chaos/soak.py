@@ -133,6 +133,10 @@ def summary(
         "died": deaths,
         "ended": len(ended),
         "growth": {key: max(one[key] for one in found) for key in keys},
+        "looks": {
+            str(rank): [{key: row[key] for key in ("call", *COUNTED)} for row in one]
+            for rank, one in sorted(looks.items())
+        },
         "last": [one[-1] for rank, one in sorted(looks.items()) if rank in ended],
         "failures": texts,
         "environment": environment(),

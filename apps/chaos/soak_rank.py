@@ -155,8 +155,8 @@ class Soak:
 
     def _look(self) -> None:
         comm = self._comm
+        gc.collect()  # first: the requests of aggregators that are gone are freed with the next call
         sums = comm.allgather_object(self.checksum)
-        gc.collect()
         self._lines.write(
             "look", call=self.number, members=comm.members, is_equal=len(set(sums)) == 1, **counts(comm),
         )  # fmt: skip

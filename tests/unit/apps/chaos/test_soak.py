@@ -35,7 +35,7 @@ def test_growth_is_reported(given: dict[str, Any], text: str) -> None:
 
 @pytest.mark.timeout(480)
 def test_calls_go_on_after_a_death() -> None:
-    record = run(Soak(calls=100, ranks=2, deaths=1, seed=1, methods=("local-top-k",)))
+    record = run(Soak(calls=100, ranks=2, deaths=1, seed=1, methods=("dense",)))
     problems = [text for text in record["failures"] if "grown" not in text and "more" not in text]
     assert problems == []  # memory and objects settle after more calls than these
     assert (record["died"], record["ended"]) == (1, 2)
