@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from apps.chaos.case import Case, case_of_kills
+from apps.chaos import churn, soak
+from apps.chaos.case import METHODS, Case, case_of_kills
 from apps.chaos.job import Launcher
 from apps.chaos.judge import Verdict
 from apps.chaos.kills import campaign, table
@@ -24,7 +25,7 @@ from apps.chaos.mismatches import Outcome
 from apps.chaos.mismatches import campaign as play_all
 from apps.chaos.punish import punish
 from apps.emulator.network import ClusterError, Layout, Network
-from apps.launch import exit_on_signals
+from apps.launch import JobFailed, exit_on_signals
 from apps.records import Record, write_record
 from collectives.cost.rate import Rate
 
@@ -89,6 +90,45 @@ def _kills(options: argparse.Namespace) -> int:
     return int(bool(record["failures"]))
 
 
+def _churn(options: argparse.Namespace) -> int:
+    training = churn.Training(
+        options.ranks, options.spares, options.batch, options.checkpoint_every, options.dataset, options.model,
+        options.width, method=options.method, options=METHODS[options.method], seed=options.seed,
+    )  # fmt: skip
+
+    def report(record: Record) -> None:
+        print(f"{record['ways'][options.ways[0]]['seconds'] / 60:.1f} minutes\n{churn.table(record)}", flush=True)
+        if options.json is not None:
+            write_record(options.json, record)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="mpicomp-churn-") as folder:
+            record = churn.campaign(
+                training, 60 * options.minutes, options.turn, options.every, options.seed, Path(folder), report,
+                options.ways,
+            )  # fmt: skip
+    except (JobFailed, ValueError) as error:  # ValueError: the dataset is missing
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report(record)
+    failed = churn.failures(record)
+    print(*failed, sep="\n", file=sys.stderr, flush=True)
+    return int(bool(failed))
+
+
+def _soak(options: argparse.Namespace) -> int:
+    records = [
+        soak.run(soak.Soak(options.calls, options.ranks, deaths, options.seed))
+        for deaths in dict.fromkeys((0, options.deaths))
+    ]
+    print(soak.table(records), flush=True)
+    if options.json is not None:
+        write_record(options.json, {"jobs": records})
+    failed = [text for record in records for text in record["failures"]]
+    print(*failed, sep="\n", file=sys.stderr, flush=True)
+    return int(bool(failed))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apps.chaos", description="Run trainings whose ranks die.")
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -101,6 +141,31 @@ def _parser() -> argparse.ArgumentParser:
     kills.add_argument("--hosts", action="store_true", help="each rank on an emulated host of its own; needs root")
     kills.add_argument("--rate", default="1gbit", help="of each host's link (default %(default)s)")
     kills.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
+    churning = modes.add_parser("churn", help="one long training whose ranks are killed and replaced, beside restarts")
+    churning.add_argument("--minutes", type=float, default=10.0, help="of each way (default %(default)s)")
+    churning.add_argument("--every", type=float, default=60.0, help="seconds between two kills (default %(default)s)")
+    churning.add_argument("--turn", type=float, default=60.0, help="seconds of a way's turn (default %(default)s)")
+    churning.add_argument("--ranks", type=int, default=2, help="ranks that train (default %(default)s)")
+    churning.add_argument("--spares", type=int, default=4, help="ranks that wait (default %(default)s)")
+    churning.add_argument(
+        "--checkpoint-every", type=int, default=100, help="steps between two checkpoints (default %(default)s)"
+    )
+    churning.add_argument("--dataset", default="fashion-mnist", choices=("digits", "fashion-mnist"))
+    churning.add_argument("--model", default="cnn", choices=("mlp", "cnn"))
+    churning.add_argument("--width", type=int, default=None, help="channels of the first convolution of a cnn")
+    churning.add_argument("--batch", type=int, default=64, help="samples of a rank and step (default %(default)s)")
+    churning.add_argument("--method", default="local-top-k", choices=sorted(METHODS))
+    churning.add_argument("--seed", type=int, default=1, help="of model, data and kills (default %(default)s)")
+    churning.add_argument("--ways", nargs="+", default=churn.WAYS, choices=churn.WAYS, help="default: all")
+    churning.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
+    soaking = modes.add_parser("soak", help="very many calls of all methods, without deaths and with deaths")
+    soaking.add_argument("--calls", type=int, default=1_000_000, help="of each of the two jobs (default %(default)s)")
+    soaking.add_argument("--ranks", type=int, default=2, help="ranks that make the calls (default %(default)s)")
+    soaking.add_argument(
+        "--deaths", type=int, default=8, help="ranks that die in the second job, each of which another one replaces"
+    )
+    soaking.add_argument("--seed", type=int, default=1, help="of the calls and deaths (default %(default)s)")
+    soaking.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
     mismatches = modes.add_parser("mismatches", help="sequences of calls in which one rank makes another call")
     mismatches.add_argument("--count", type=int, default=500, help="number of sequences (default %(default)s)")
     mismatches.add_argument(
@@ -115,7 +180,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-MODES: dict[str, Callable[[argparse.Namespace], int]] = {"kills": _kills, "mismatches": _mismatches, "punish": _punish}
+MODES: dict[str, Callable[[argparse.Namespace], int]] = {
+    "kills": _kills,
+    "churn": _churn,
+    "soak": _soak,
+    "mismatches": _mismatches,
+    "punish": _punish,
+}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Ended:
     output : str
         End of the output of launcher and ranks, with their stacks after a hang.
     rows : dict of int to list of dict
-        Lines of `apps.chaos.rank.Lines` by the rank at the start.
+        Lines of `apps.chaos.lines.Lines` by the rank at the start.
     seconds : float
         Duration.
     """
@@ -91,7 +91,7 @@ class Launcher:
         longest_s : float
             Duration after which a job is ended without counting as a hang.
         """
-        with _memory_files() as segments:
+        with memory_files() as segments:
             command, env = self._command(ranks, self.rank_command(arguments), folder)
             env |= {"OMPI_MCA_btl_sm_backing_directory": segments}
             output = folder / "output"
@@ -104,7 +104,7 @@ class Launcher:
             try:
                 status = _watch(process, folder, patience_s, start + longest_s)
             finally:
-                _end(process, folder)
+                end_processes(process, folder)
             text = output.read_bytes()[-LAST_BYTES:].decode(errors="replace")
             return Ended(status, text, read_rows(folder), time.monotonic() - start)
 
@@ -151,7 +151,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, patience_s: float, en
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+def end_processes(process: subprocess.Popen[bytes], folder: Path) -> None:
     """End all processes of a job."""
     if process.poll() is None:
         process.terminate()
@@ -167,7 +167,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _memory_files() -> Iterator[str]:
+def memory_files() -> Iterator[str]:
     """Make a folder for shared memory of ranks: killed ones leave theirs behind."""
     memory = Path("/dev/shm")
     folder = tempfile.mkdtemp(prefix="mpicomp-chaos-", dir=memory if memory.is_dir() else None)

@@ -6,7 +6,6 @@ It writes a line of JSON for each fault and each step, at once: a killed rank le
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -18,23 +17,13 @@ import numpy as np
 from mpi4py import MPI
 
 from apps.chaos.case import Case
+from apps.chaos.lines import Lines
 from apps.chaos.training import Training
 from apps.faults import Fault, Injector
 from apps.records import read_record
 from collectives import Communicator
 
 TIMEOUT_S = 60.0
-
-
-class Lines:
-    """File of JSON lines that are written at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Write a line, with the time of a clock that all processes of this machine share."""
-        os.write(self._file, (json.dumps({"kind": kind, "time": time.monotonic(), **fields}) + "\n").encode())
 
 
 def run(case: Case, folder: Path) -> None:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from collectives.annotations import AnyArray, Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed, NonFiniteGradient
 from collectives.execution.handle import Call, Handle, Steps
-from collectives.execution.pipelined import Cache, free_all
+from collectives.execution.pipelined import Cache, free_all, free_inactive
 from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
 from collectives.trace.flight_recorder import ENDED, ERROR, RecordedGroup
@@ -75,8 +75,12 @@ class Users:
             free_all(cache)
 
     def renew(self) -> None:
-        """Forget objects and requests of a group of ranks that is no more; MPI may still write to their memory."""
-        keep_alive(self._requests, self._common)
+        """Forget objects and requests of a group of ranks that is no more; free those that MPI does not use."""
+        for _, cache in self._requests.values():
+            free_inactive(cache)
+            if cache:
+                keep_alive(cache)  # MPI may still write there
+        keep_alive(self._common)
         self._requests, self._common = {}, {}
 
     @contextmanager

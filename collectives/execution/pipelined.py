@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -66,6 +67,19 @@ class Requests(MessageStarter):
             request = self._cache[index, SENDS] = self._comm.Send_init(buffer, peer, self._tag)
         request.Start()
         return request
+
+
+def free_inactive(cache: Cache) -> None:
+    """Free the persistent requests of a cache that are not active: MPI writes to their buffers no more.
+
+    A request that has failed is complete for `Test`, but a message that has been matched may still arrive. For
+    `Get_status` it is complete only once the transfer has ended.
+    """
+    for key, request in [*cache.items()]:
+        with suppress(MPI.Exception):
+            if isinstance(request, MPI.Prequest) and request.Get_status():
+                request.Free()
+                del cache[key]
 
 
 def free_all(cache: Cache) -> None:

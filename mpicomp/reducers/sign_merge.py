@@ -268,6 +268,8 @@ class SignGather(OneBitReducer):
     brief = at_once = True
 
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
+        # `SignMerge` has a tag of its own. Newcomers make their aggregators alone, and must take as many tags.
+        comm.fixed_tag()
         self._trace = comm.trace
         self.pieces = [range(n)] if n else []
         self.scratch: list[Words] = []

@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.execution.pipelined import free_inactive
 from mpicomp import QSGD, MajorityVote, Marsit
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
@@ -52,3 +53,17 @@ def test_vectors_of_ever_new_lengths_take_no_more_memory(comm: Communicator, mon
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
     assert len(comm._routes._programs) == len(comm._routes._calls) == 4
+
+
+def test_only_requests_that_are_not_active_are_freed_after_a_death() -> None:
+    mine, landing = MPI.COMM_SELF, [np.zeros(1), np.zeros(1)]
+    cache = {(0, 0): mine.Recv_init(landing[0], 0, 1), (0, 1): mine.Recv_init(landing[1], 0, 2)}
+    active = cache[0, 1]
+    active.Start()
+    free_inactive(cache)
+    assert cache == {(0, 1): active}
+    mine.Send(np.ones(1), 0, 2)
+    active.Wait()
+    free_inactive(cache)
+    assert not cache
+    assert landing[1] == 1

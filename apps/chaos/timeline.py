@@ -1,0 +1,258 @@
+"""Timeline of a training under churn: committed steps, kills, and results that no group of ranks can have."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+ROUNDING = 1e-4  # of the residuals' magnitude
+LAG = 20  # steps behind the newest one, for which no rank writes a line any more
+PAUSED_LAG = 2  # the same, once all lines of a paused job have been read
+LOSS_STEPS = 100  # over which a loss is averaged
+MOST_WRONG = 40  # texts kept
+
+
+@dataclass
+class Kill:
+    """A kill, by the clock of the ranks' lines.
+
+    Attributes
+    ----------
+    rank : int
+        Rank at the start of the job.
+    time : float
+        Time of the signal.
+    job : int
+    last_step : int
+        Last step that any rank had committed.
+    lost : float
+        Part of the residuals' magnitude that died with the rank.
+    recovered : float or None
+        Time at which the last of the other ranks had committed its next step; None: not yet.
+    """
+
+    rank: int
+    time: float
+    job: int
+    last_step: int
+    lost: float
+    recovered: float | None = None
+
+
+@dataclass
+class Step:
+    """A committed step: samples in it, mean loss, checksum of the model, and the mean residual's projection."""
+
+    samples: int
+    loss: float
+    digest: int
+    residual: float | None
+    size: float
+
+
+@dataclass
+class Timeline:
+    """Steps of one training, over all of its jobs.
+
+    Parameters
+    ----------
+    batch : int
+        Samples of a rank and step.
+    is_balanced : bool
+        Of the method, residuals after a step are those before, plus the vectors, less the results.
+
+    Attributes
+    ----------
+    steps : list of Step
+        Those on which the model depends; a restart from a checkpoint replaces the ones behind it.
+    repeated : int
+        Steps that were made again after a restart.
+    balanced, unbalanced : int
+        Steps whose residuals were compared, and those where the dead rank's line is missing.
+    wrong : list of str
+        Results that cannot be.
+    """
+
+    batch: int
+    is_balanced: bool
+    steps: list[Step] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    repeated: int = 0
+    balanced: int = 0
+    unbalanced: int = 0
+    n_wrong: int = 0
+    wrong: list[str] = field(default_factory=list)
+    save_seconds: list[float] = field(default_factory=list)
+    is_short: bool = False
+    last_time: float = 0.0
+    job: int = -1
+
+    def __post_init__(self) -> None:
+        self._open: dict[int, dict[int, Row]] = {}  # steps whose lines may be incomplete, with the lines by rank
+        self._newest = -1
+        self._before: dict[int, tuple[int, float]] = {}  # next step and residual of each rank
+        self._previous: set[int] = set()  # ranks of the step before
+        self._next: dict[int, int] = {}  # next step of each rank
+        self._restored: dict[int, Row] = {}
+
+    @property
+    def samples(self) -> int:
+        """Samples of all steps on which the model depends."""
+        return sum(step.samples for step in self.steps)
+
+    @property
+    def newest(self) -> int:
+        """Newest step of the job; -1 before the first one."""
+        return self._newest
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks that train now, as the newest line states them; empty before the first step of a job."""
+        return tuple(next(reversed(self._open[self._newest].values()))["members"]) if self._open else ()
+
+    @property
+    def pending(self) -> Kill | None:
+        """The last kill, if no step has been committed after it."""
+        return self.kills[-1] if self.kills and self.kills[-1].recovered is None else None
+
+    def begin_job(self, step: int) -> None:
+        """Start a job, with numbers of ranks of its own, from a checkpoint after so many steps."""
+        self.job += 1
+        self.repeated += len(self.steps) - step
+        del self.steps[step:]
+        self.is_short = False
+        self._newest, self._previous = -1, set()
+        self._before, self._next, self._restored = {}, {}, {}
+
+    def end_job(self) -> None:
+        """Close all steps of a job that has ended."""
+        if (kill := self.pending) is not None:
+            kill.last_step = max(kill.last_step, self._newest)
+        self._settle(-1)
+
+    def settle(self) -> None:
+        """Close all steps but the last ones, after all lines of a paused job have been read."""
+        self._settle(PAUSED_LAG)
+
+    def add_kill(self, rank: int, time: float) -> None:
+        """Add a kill that has just been made."""
+        rows = self._open.get(self._newest, {})
+        sizes = {one: row["size"] for one, row in rows.items()}
+        whole = sum(sizes.values())
+        last = max(self._newest, len(self.steps) - 1)
+        self.kills.append(Kill(rank, time, self.job, last, sizes.get(rank, 0.0) / whole if whole else 0.0))
+
+    def add(self, rank: int, row: Row) -> None:
+        """Add a line of a rank."""
+        if row["kind"] == "step":
+            self._add_step(rank, row)
+        elif row["kind"] in ("restored", "joined"):
+            self._next[rank] = row["step"]
+            self._before[rank] = row["step"], row["residual"]
+            if row["kind"] == "restored":
+                self._restored[rank] = row
+                self._require_restored(rank, row)
+            elif self.is_balanced and row["size"]:
+                self._report(f"job {self.job}, rank {rank}: joined with a residual of {row['size']}")
+        elif row["kind"] == "saved":
+            self.save_seconds.append(row["seconds"])
+        elif row["kind"] == "short":
+            self.is_short = True
+
+    def loss_at(self, samples: int) -> float:
+        """Return the mean loss of the steps up to so many samples; NaN before the first step."""
+        ends = np.cumsum([step.samples for step in self.steps])
+        end = bisect_left(ends.tolist(), samples) + 1
+        losses = [step.loss for step in self.steps[max(0, end - LOSS_STEPS) : end]]
+        return float(np.mean(losses)) if losses else float("nan")
+
+    def _add_step(self, rank: int, row: Row) -> None:
+        number = row["step"]
+        if number != (expected := self._next.get(rank, 0)):
+            self._report(f"job {self.job}, rank {rank}: step {number} follows {expected - 1}")
+        self._next[rank] = number + 1
+        self._open.setdefault(number, {})[rank] = row
+        self._newest = max(self._newest, number)
+        self.last_time = max(self.last_time, row["time"])
+        kill = self.pending
+        if kill is not None and self._is_after(kill, row):
+            rows = self._open[number]
+            if all(one in rows and self._is_after(kill, rows[one]) for one in row["members"]):
+                kill.recovered = max(rows[one]["time"] for one in row["members"])
+        if self._newest > 2 * LAG + min(self._open):
+            self._settle(LAG)
+
+    def _is_after(self, kill: Kill, row: Row) -> bool:
+        if self.job != kill.job:
+            return bool(row["step"] > kill.last_step)
+        return row["time"] > kill.time and kill.rank not in row["members"]
+
+    def _settle(self, lag: int) -> None:
+        for number in sorted(self._open):
+            if number <= self._newest - lag or lag < 0:
+                self._close(number, self._open.pop(number))
+
+    def _close(self, number: int, rows: dict[int, Row]) -> None:
+        digests = {rank: row["digest"] for rank, row in rows.items()}
+        if len(set(digests.values())) > 1:
+            self._report(f"job {self.job}, step {number}: replicas differ: {digests}")
+        if self.is_balanced:
+            self._require_restored_residuals()
+            self._require_balance(number, rows)
+        self._before.update({rank: (number + 1, row["residual"]) for rank, row in rows.items()})
+        self._previous = set(rows)
+        is_whole = set(rows) == set(next(iter(rows.values()))["members"])
+        step = Step(
+            self.batch * len(rows),
+            float(np.mean([row["loss"] for row in rows.values()])),
+            next(iter(digests.values())),
+            float(np.mean([row["residual"] for row in rows.values()])) if is_whole else None,
+            sum(row["size"] for row in rows.values()),
+        )
+        if number != len(self.steps):
+            self._report(f"job {self.job}: step {number} follows {len(self.steps) - 1}")
+            return
+        self.steps.append(step)
+
+    def _require_balance(self, number: int, rows: dict[int, Row]) -> None:
+        before = {rank: self._before.get(rank) for rank in rows}
+        if any(one is None or one[0] != number for one in before.values()) or any(
+            row["vector"] is None for row in rows.values()
+        ):
+            return
+        residuals = sum(one[1] for one in before.values() if one is not None)
+        vectors, results, after = (sum(row[key] for row in rows.values()) for key in ("vector", "result", "residual"))
+        size = 1 + sum(row["size"] for row in rows.values())
+        if abs(residuals + vectors - results - after) <= ROUNDING * size:
+            self.balanced += 1
+        elif self._previous - set(rows):  # a rank of this step died before it wrote its line
+            self.unbalanced += 1
+        else:
+            text = f"residuals {after}, not {residuals} + {vectors} - {results}"
+            self._report(f"job {self.job}, step {number}: {text}")
+
+    def _require_restored(self, rank: int, row: Row) -> None:
+        number = row["step"]
+        if number != len(self.steps):
+            self._report(f"job {self.job}, rank {rank}: restored step {number}, not {len(self.steps)}")
+        elif number and row["digest"] != self.steps[-1].digest:
+            self._report(f"job {self.job}, rank {rank}: step {number} was restored with another model")
+
+    def _require_restored_residuals(self) -> None:
+        """Compare the mean of the residuals with that before the restart, which any number of ranks keeps."""
+        rows, self._restored = list(self._restored.values()), {}
+        step = self.steps[-1] if self.steps else None
+        if not rows or step is None or step.residual is None:
+            return
+        found = float(np.mean([row["residual"] for row in rows]))
+        if abs(found - step.residual) > ROUNDING * (1 + step.size):
+            self._report(f"job {self.job}: the mean residual was restored as {found}, not {step.residual}")
+
+    def _report(self, text: str) -> None:
+        self.n_wrong += 1
+        if len(self.wrong) < MOST_WRONG:
+            self.wrong.append(text)

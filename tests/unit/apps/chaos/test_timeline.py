@@ -1,0 +1,94 @@
+"""Timelines of trainings under churn: committed and repeated steps, times of kills, and results that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from apps.chaos.timeline import LAG, Timeline
+
+
+def row(step: int, members: tuple[int, ...] = (0, 1), **given: Any) -> dict[str, Any]:
+    found = {"kind": "step", "step": step, "time": float(step), "members": list(members), "digest": step, "loss": 1.0}
+    return found | {"vector": 2.0, "result": 1.5, "residual": 0.5 * (step + 1), "size": 1.0} | given
+
+
+def started(steps: int, members: tuple[int, ...] = (0, 1)) -> Timeline:
+    timeline = Timeline(8, is_balanced=True)
+    timeline.begin_job(0)
+    for step in range(steps):
+        for rank in members:
+            timeline.add(rank, row(step, members))
+    return timeline
+
+
+def test_steps_and_their_residuals_are_counted() -> None:
+    timeline = started(5)
+    timeline.end_job()
+    assert (timeline.wrong, timeline.samples, timeline.balanced) == ([], 5 * 2 * 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"digest": 7}, "replicas differ"), ({"result": 1.4}, "residuals"), ({"step": 6}, "step 6 follows 4")],
+)
+def test_results_that_cannot_be_are_reported(given: dict[str, Any], text: str) -> None:
+    timeline = started(5)
+    timeline.add(0, row(5))
+    timeline.add(1, row(5) | given)
+    timeline.end_job()
+    assert text in timeline.wrong[0]
+
+
+def test_a_kill_is_survived_once_all_others_have_made_a_step_without_the_dead_rank() -> None:
+    timeline = started(5, (0, 1, 2))
+    timeline.add_kill(1, 4.5)
+    assert timeline.kills[0].lost == pytest.approx(1 / 3)
+    timeline.add(0, row(5, (0, 1, 2), time=4.6))  # has not noticed the death yet
+    timeline.add(2, row(5, (0, 2), time=4.7))
+    timeline.add(0, row(6, (0, 2), time=4.8))
+    assert timeline.pending is not None
+    timeline.add(2, row(6, (0, 2), time=4.9))
+    assert timeline.pending is None
+    assert timeline.kills[0].recovered == 4.9
+    timeline.end_job()
+    assert timeline.wrong == []
+
+
+def test_steps_behind_a_checkpoint_are_repeated_and_count_once() -> None:
+    timeline = started(8)
+    timeline.add_kill(1, 7.5)
+    timeline.end_job()
+    timeline.begin_job(6)
+    for rank in (0, 1):
+        timeline.add(rank, {"kind": "restored", "step": 6, "digest": 5, "residual": 3.0, "size": 1.0})
+    for step in range(6, 10):
+        for rank in (0, 1):
+            timeline.add(rank, row(step, time=step + 10.0))
+    assert timeline.kills[0].recovered == 18.0  # the first step that no job had committed
+    timeline.end_job()
+    assert (timeline.wrong, timeline.repeated, timeline.samples) == ([], 2, 10 * 2 * 8)
+
+
+@pytest.mark.parametrize(("given", "text"), [({"digest": 4}, "another model"), ({"residual": 2.0}, "mean residual")])
+def test_a_checkpoint_that_differs_is_reported(given: dict[str, Any], text: str) -> None:
+    timeline = started(8)
+    timeline.end_job()
+    timeline.begin_job(6)
+    for rank in (0, 1):
+        timeline.add(rank, {"kind": "restored", "step": 6, "digest": 5, "residual": 3.0, "size": 1.0} | given)
+        timeline.add(rank, row(6, residual=given.get("residual", 3.0) + 0.5))
+    timeline.end_job()
+    assert any(text in one for one in timeline.wrong)
+
+
+def test_newcomers_join_without_pending_errors() -> None:
+    timeline = started(3)
+    timeline.add(2, {"kind": "joined", "step": 3, "digest": 2, "residual": 0.25, "size": 0.25})
+    assert "joined with a residual" in timeline.wrong[0]
+
+
+def test_long_trainings_close_their_steps() -> None:
+    timeline = started(10 * LAG)
+    assert len(timeline.steps) >= 7 * LAG
