@@ -165,7 +165,8 @@ def leaks(rank: int, looks: Sequence[dict[str, Any]]) -> list[str]:
     """Return the leaks of a rank, a text each."""
     found, late = growth(looks), looks[-1]
     early = looks[len(looks) // 5]
-    n_deaths = max(len(set(early["members"]) - set(late["members"])), 0)
+    seen = {member for look in looks[len(looks) // 5 :] for member in look["members"]}
+    n_deaths = len(seen - set(late["members"]))
     texts = [f"rank {rank}: {late['in_flight']} calls in flight"] if late["in_flight"] else []
     if found["resident_mb"] > (most := GROWTH_MB + DEATH_MB * n_deaths):
         texts.append(f"rank {rank}: resident memory has grown by {found['resident_mb']:.1f} MiB, more than {most} MiB")

@@ -33,6 +33,12 @@ def test_growth_is_reported(given: dict[str, Any], text: str) -> None:
     assert text in "".join(found)
 
 
+def test_ranks_that_joined_and_died_between_two_looks_count_as_deaths() -> None:
+    looks = [look(call, members=[0, 1 + call // 2]) for call in range(9)]
+    assert leaks(0, [*looks, look(9, members=[0, 5], resident_mb=95.0)]) == []
+    assert leaks(0, [*looks, look(9, members=[0, 5], resident_mb=120.0)]) != []
+
+
 @pytest.mark.timeout(480)
 def test_calls_go_on_after_a_death() -> None:
     record = run(Soak(calls=100, ranks=2, deaths=1, seed=1, methods=("dense",)))
