@@ -76,7 +76,10 @@ class RunningJob:
     def end(self) -> str:
         """End all processes of the job, and remove its files; returns the end of its output."""
         self.resume()
+        started = self.processes()[1:]
         end_processes(self._process, self.folder)
+        for pid in started:  # that the launcher has not ended
+            _send(pid, signal.SIGKILL)
         text = (self.folder / "output").read_bytes()[-LAST_BYTES:].decode(errors="replace")
         self._stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -17,7 +17,11 @@ subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
 
 
 def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    """Return the state of a process; Z: it has ended, perhaps without a parent that collects it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
 
 
 def test_all_processes_of_a_paused_job_are_stopped(tmp_path: Path) -> None:
@@ -34,3 +38,7 @@ def test_all_processes_of_a_paused_job_are_stopped(tmp_path: Path) -> None:
     finally:
         job.end()
     assert not folder.exists()
+    end = time.monotonic() + LONGEST_S
+    while {state_of(pid) for pid in found} != {"Z"}:
+        assert time.monotonic() < end, "a process has not ended with its job"
+        time.sleep(0.01)
