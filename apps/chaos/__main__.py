@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from apps.chaos import churn, soak
-from apps.chaos.case import METHODS, Case, case_of_kills
+from apps.chaos.case import METHODS, Case, case_of_faults, case_of_kills
 from apps.chaos.job import Launcher
 from apps.chaos.judge import Verdict
 from apps.chaos.kills import campaign, table
@@ -61,7 +61,7 @@ def _punish(options: argparse.Namespace) -> int:
     return 0
 
 
-def _kills(options: argparse.Namespace) -> int:
+def _kills(options: argparse.Namespace, case_of: Callable[[int, int], Case] = case_of_kills) -> int:
     try:
         with ExitStack() as stack:
             network = None
@@ -73,7 +73,7 @@ def _kills(options: argparse.Namespace) -> int:
             stack.callback(launcher.close)
 
             def draw(seed: int) -> Case:
-                return case_of_kills(seed, options.ranks)
+                return case_of(seed, options.ranks)
 
             def report(verdict: Verdict, record: Record) -> None:
                 if verdict.problem:
@@ -87,7 +87,12 @@ def _kills(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(record), flush=True)
+    print("faults: " + ", ".join(f"{number} {kind}" for kind, number in sorted(record["faults"].items())), flush=True)
     return int(bool(record["failures"]))
+
+
+def _faults(options: argparse.Namespace) -> int:
+    return _kills(options, case_of_faults)
 
 
 def _churn(options: argparse.Namespace) -> int:
@@ -132,15 +137,19 @@ def _soak(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apps.chaos", description="Run trainings whose ranks die.")
     modes = parser.add_subparsers(dest="mode", required=True)
-    kills = modes.add_parser("kills", help="many short jobs, whose steps are compared with those of threads")
-    kills.add_argument("--kills", type=int, default=200, help="end after so many (default %(default)s)")
-    kills.add_argument("--minutes", type=float, default=60.0, help="end after this time (default %(default)s)")
-    kills.add_argument("--jobs", type=int, default=None, help="end after so many jobs (default: no limit)")
-    kills.add_argument("--seed", type=int, default=1, help="of the first job; the next ones count up (%(default)s)")
-    kills.add_argument("--ranks", type=int, default=8, help="most ranks of a job (default %(default)s)")
-    kills.add_argument("--hosts", action="store_true", help="each rank on an emulated host of its own; needs root")
-    kills.add_argument("--rate", default="1gbit", help="of each host's link (default %(default)s)")
-    kills.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
+    for name, text in (
+        ("kills", "many short jobs, whose steps are compared with those of threads"),
+        ("faults", "the same with kills, stopped and slow ranks, full disks and damaged messages"),
+    ):
+        kills = modes.add_parser(name, help=text)
+        kills.add_argument("--kills", type=int, default=200, help="end after so many (default %(default)s)")
+        kills.add_argument("--minutes", type=float, default=60.0, help="end after this time (default %(default)s)")
+        kills.add_argument("--jobs", type=int, default=None, help="end after so many jobs (default: no limit)")
+        kills.add_argument("--seed", type=int, default=1, help="of the first job; the next ones count up (%(default)s)")
+        kills.add_argument("--ranks", type=int, default=8, help="most ranks of a job (default %(default)s)")
+        kills.add_argument("--hosts", action="store_true", help="each rank on an emulated host of its own; needs root")
+        kills.add_argument("--rate", default="1gbit", help="of each host's link (default %(default)s)")
+        kills.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
     churning = modes.add_parser("churn", help="one long training whose ranks are killed and replaced, beside restarts")
     churning.add_argument("--minutes", type=float, default=10.0, help="of each way (default %(default)s)")
     churning.add_argument("--every", type=float, default=60.0, help="seconds between two kills (default %(default)s)")
@@ -182,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
 
 MODES: dict[str, Callable[[argparse.Namespace], int]] = {
     "kills": _kills,
+    "faults": _faults,
     "churn": _churn,
     "soak": _soak,
     "mismatches": _mismatches,

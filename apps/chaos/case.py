@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from apps.faults import Fault, Kind, Phase, parse_schedule, write_schedule
+from apps.faults import Fault, Kind, Phase, parse_schedule, random_faults, write_schedule
 from apps.faults.schedule import drawn
 from apps.records import Record
 from collectives.schedules.registry import TopologyName
@@ -39,6 +39,8 @@ TOPOLOGY_OF: dict[str, TopologyName] = {"ef-signsgd": "auto"}
 MOST_AUTO = 20_000  # elements; "auto" leaves longer exact sums to MPI, which adds in an order of its own
 SIMULTANEOUS = 0.3  # part of the cases whose ranks may die in one step
 CALM_STEPS = 3  # behind the last fault
+DAMAGED = 0.3  # part of the cases with faults of all kinds in which a message is damaged
+FAULTY_STEPS, STEPS_BETWEEN = 10, 1.5  # mean number of steps between two faults
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Case:
     faults : tuple of Fault
     sums : int
         Sums of full precision that are in flight together with each step.
+    checksums : bool
+        Of messages.
+    saves : bool
+        Each rank writes a state after each step.
     """
 
     seed: int
@@ -67,6 +73,8 @@ class Case:
     topology: TopologyName
     faults: tuple[Fault, ...] = ()
     sums: int = 0
+    checksums: bool = False
+    saves: bool = False
 
     @property
     def killed(self) -> tuple[int, ...]:
@@ -116,3 +124,19 @@ def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple
         seed, ranks, last + 1 + CALM_STEPS, n, method, METHODS[method],
         TOPOLOGY_OF.get(method, topology), faults, draw.choice((0, 0, 1, 3)),
     )  # fmt: skip
+
+
+def case_of_faults(seed: int, most_ranks: int = 8) -> Case:
+    """Return a case with faults of all kinds, the same for the same arguments.
+
+    Ranks are killed, stopped and slow, and write states on disks that are full at times. Or no rank is killed, and a
+    damaged message ends the job: with checksums all ranks raise an error.
+    """
+    draw, case = random.Random(f"faults of {seed}"), case_of_kills(seed, most_ranks)
+    is_damaged = draw.random() < DAMAGED
+    kinds = [Kind.STOP, Kind.SLOW, Kind.DISK_FULL, *([] if is_damaged else [Kind.KILL])]
+    faults = random_faults(draw.randrange(1 << 32), case.ranks, FAULTY_STEPS, kinds, STEPS_BETWEEN, [*Phase])
+    if is_damaged:
+        step, phase = draw.randrange(FAULTY_STEPS), draw.choice([*Phase])
+        faults = *faults, drawn(draw, Kind.CORRUPT, draw.randrange(case.ranks), step, phase)
+    return replace(case, steps=FAULTY_STEPS + CALM_STEPS, faults=faults, checksums=is_damaged, saves=True)

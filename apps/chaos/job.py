@@ -41,12 +41,15 @@ class Ended:
         Lines of `apps.chaos.lines.Lines` by the rank at the start.
     seconds : float
         Duration.
+    states : dict of int to str
+        States of the ranks that have written one.
     """
 
     status: int | None
     output: str
     rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     seconds: float = 0.0
+    states: dict[int, str] = field(default_factory=dict)
 
 
 class Launcher:
@@ -106,7 +109,8 @@ class Launcher:
             finally:
                 end_processes(process, folder)
             text = output.read_bytes()[-LAST_BYTES:].decode(errors="replace")
-            return Ended(status, text, read_rows(folder), time.monotonic() - start)
+            states = {int(path.name.partition("-")[2]): path.read_text() for path in folder.glob("state-*")}
+            return Ended(status, text, read_rows(folder), time.monotonic() - start, states)
 
     def _command(self, ranks: int, command: Sequence[str], folder: Path) -> tuple[list[str], dict[str, str]]:
         if self.network is None:

@@ -42,12 +42,25 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a case: `problem` is "start", "hang", "error", "wrong" or empty, `text` gives the reason."""
+    """Verdict on a case.
+
+    Attributes
+    ----------
+    case : Case
+    problem : str
+        "start", "hang", "error", "wrong" or empty.
+    text : str
+        The reason.
+    kills : tuple of Kill
+    faults : tuple of Fault
+        Faults that have happened, those of all ranks.
+    """
 
     case: Case
     problem: str
     text: str
     kills: tuple[Kill, ...]
+    faults: tuple[Fault, ...] = ()
 
 
 class Wrong(Exception):
@@ -65,20 +78,26 @@ def judge(case: Case, ended: Ended) -> Verdict:
     if ended.status != 0:
         return Verdict(case, "error", f"status {ended.status}\n{ended.output}", ())
     steps = {rank: [row for row in rows if row["kind"] == "step"] for rank, rows in ended.rows.items()}
+    faults = tuple(Fault.parse(row["fault"]) for row in _of_kind(ended, "fault"))
+    groups: list[Group] = []
     try:
-        if any(len(steps.get(rank, ())) != case.steps for rank in survivors):
-            raise Wrong(
-                f"not all survivors made {case.steps} steps: { {rank: len(rows) for rank, rows in steps.items()} }"
-            )
         require_equal_replicas(steps)
-        groups = require_reference(case, steps, survivors)
-        if case.method in BALANCED:
-            require_balance(steps, groups)
-        if case.n >= LEAST_LENGTH:
-            require_loss(case, steps[survivors[0]][-1]["loss"])
+        if case.saves:
+            require_states(ended)
+        if any(fault.kind is Kind.CORRUPT for fault in faults):
+            require_damage(case, ended, steps)
+        else:
+            if any(len(steps.get(rank, ())) != case.steps for rank in survivors):
+                made = {rank: len(rows) for rank, rows in steps.items()}
+                raise Wrong(f"not all survivors made {case.steps} steps: {made}")
+            groups = require_reference(case, steps, survivors)
+            if case.method in BALANCED:
+                require_balance(steps, groups)
+            if case.n >= LEAST_LENGTH:
+                require_loss(case, steps[survivors[0]][-1]["loss"])
     except Wrong as wrong:
-        return Verdict(case, "wrong", str(wrong), ())
-    return Verdict(case, "", "", tuple(_kills(case, ended, steps, survivors, groups)))
+        return Verdict(case, "wrong", str(wrong), (), faults)
+    return Verdict(case, "", "", tuple(_kills(case, ended, steps, survivors, groups)) if groups else (), faults)
 
 
 Rows = dict[int, list[dict[str, Any]]]
@@ -89,6 +108,33 @@ def require_equal_replicas(steps: Rows) -> None:
     for step, rows in _by_step(steps):
         if len({row["digest"] for row in rows.values()}) > 1:
             raise Wrong(f"step {step}: replicas differ: { {rank: row['digest'] for rank, row in rows.items()} }")
+
+
+def require_states(ended: Ended) -> None:
+    """Raise Wrong unless each rank's state on the disk is the last one that it wrote as a whole.
+
+    A rank may die, or meet a damaged message, between the state and its line.
+    """
+    for rank, rows in ended.rows.items():
+        digests = {row["step"]: str(row["digest"]) for row in rows if row["kind"] == "step"}
+        saved = [digests[row["step"]] for row in rows if row["kind"] == "save" and not row["error"]]
+        attempts = [row["step"] for row in rows if row["kind"] == "save"]
+        allowed = {saved[-1] if saved else ""}
+        if digests and max(digests) not in attempts:
+            allowed.add(digests[max(digests)])
+        if ended.states.get(rank, "") not in allowed:
+            raise Wrong(f"rank {rank}: the state on the disk is {ended.states.get(rank)!r}, and not of {allowed}")
+
+
+def require_damage(case: Case, ended: Ended, steps: Rows) -> None:
+    """Raise Wrong unless all ranks have raised DamagedMessage, and no step before has used damaged bytes."""
+    silent = [rank for rank in range(case.ranks) if not any(row["kind"] == "damaged" for row in ended.rows[rank])]
+    if silent:
+        raise Wrong(f"ranks {silent} have not raised DamagedMessage\n{ended.output}")
+    made = Reference(case).steps(tuple(range(case.ranks)), 0, case.steps)
+    for step, rows in _by_step(steps):
+        if any(row["digest"] != made[step].digest for row in rows.values()):
+            raise Wrong(f"step {step}: the model is that of damaged bytes")
 
 
 def require_reference(case: Case, steps: Rows, survivors: list[int]) -> list[Group]:
@@ -172,8 +218,13 @@ def require_loss(case: Case, loss: float) -> None:
         raise Wrong(f"the loss is {loss:.4f}, that of the undisturbed training {undisturbed:.4f}")
 
 
+def _of_kind(ended: Ended, kind: str) -> Iterator[dict[str, Any]]:
+    for rows in ended.rows.values():
+        yield from (row for row in rows if row["kind"] == kind)
+
+
 def _by_step(steps: Rows) -> Iterator[tuple[int, dict[int, dict[str, Any]]]]:
-    for step in range(max(map(len, steps.values()))):
+    for step in range(max(map(len, steps.values()), default=0)):
         yield step, {rank: rows[step] for rank, rows in steps.items() if step < len(rows)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def summary(verdicts: Sequence[Verdict], seconds: float, loads: Sequence[float])
         "tried": tried,
         "survived": tried - in_failed,
         **{name: sum(one.problem == name for one in failed) for name in ("wrong", "hang", "error", "start")},
+        "faults": Counter(str(fault.kind) for verdict in verdicts for fault in verdict.faults),
         "timed": len(kills),
         "p50_ms": percentile(50),
         "p99_ms": percentile(99),

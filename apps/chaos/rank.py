@@ -21,7 +21,8 @@ from apps.chaos.lines import Lines
 from apps.chaos.training import Training
 from apps.faults import Fault, Injector
 from apps.records import read_record
-from collectives import Communicator
+from collectives import Communicator, DamagedMessage
+from collectives.atomic_file import replacing
 
 TIMEOUT_S = 60.0
 
@@ -40,25 +41,45 @@ def run(case: Case, folder: Path) -> None:
     faults = Injector(case.faults, number, write_fault)
     with faults.installed():
         comm = Communicator(
-            faults.watch(MPI.COMM_WORLD), case.topology, TIMEOUT_S, arrival_timeout=TIMEOUT_S, on_failure="regroup"
-        )
+            faults.watch(MPI.COMM_WORLD), case.topology, TIMEOUT_S, arrival_timeout=TIMEOUT_S, on_failure="regroup",
+            checksums=case.checksums,
+        )  # fmt: skip
         training = Training(case, number)
         aggregator = training.start(comm)
         lines.write("start", pid=os.getpid())
-        for step in range(case.steps):
-            faults.begin(step)
-            vector, begun = training.vector(step), time.monotonic()
-            handles = [comm.iallreduce(np.full(3, 1.0 + number)) for _ in range(case.sums)]
-            result = aggregator.aggregate(vector)
-            sums = [float(handle.wait()[0]) for handle in handles]
-            training.apply(result)
-            lines.write(
-                "step", step=step, begun=begun, members=comm.members, digest=training.digest, loss=training.loss,
-                sums=sums, projections=training.project(vector, result, aggregator), residual=norm(aggregator.residual),
-            )  # fmt: skip
-            faults.end()
-        lines.write("end", in_flight=comm.calls_in_flight)
-        comm.close()
+        step = 0
+        try:
+            for step in range(case.steps):
+                faults.begin(step)
+                vector, begun = training.vector(step), time.monotonic()
+                handles = [comm.iallreduce(np.full(3, 1.0 + number)) for _ in range(case.sums)]
+                result = aggregator.aggregate(vector)
+                sums = [float(handle.wait()[0]) for handle in handles]
+                training.apply(result)
+                lines.write(
+                    "step", step=step, begun=begun, members=comm.members, digest=training.digest, loss=training.loss,
+                    sums=sums, projections=training.project(vector, result, aggregator),
+                    residual=norm(aggregator.residual),
+                )  # fmt: skip
+                if case.saves:
+                    with faults.checkpoint():
+                        lines.write("save", step=step, error=_save(folder / f"state-{number}", training.digest))
+                faults.end()
+            in_flight = comm.calls_in_flight
+            comm.close()
+            lines.write("end", in_flight=in_flight)
+        except DamagedMessage as error:
+            lines.write("damaged", step=step, error=str(error))
+
+
+def _save(path: Path, digest: int) -> str:
+    """Write a state; returns the error of a full disk, or an empty text."""
+    try:
+        with replacing(path) as file:
+            file.write(f"{digest}".encode())
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def main() -> None:

@@ -116,6 +116,10 @@ class Ending:
             error = CollectiveTimeout(f"{error}; {answers}")
             if missing:
                 folder = self._record_flight(error, missing)
+        elif isinstance(error, DamagedMessage) and first:
+            # Until all know: the program may end with this error, and others would take that for a death.
+            self._missing.announce(error)
+            self._missing.find()
         elif isinstance(error, MPI.Exception | PeerFailure):
             cause, error = error, self._peer_failure(error)
             dead = failed_ranks(self.mpi_comm)

@@ -151,6 +151,12 @@ class MissingRanks:
         self.receive_messages()
         return bool(self._gave_up)
 
+    def damage_elsewhere(self) -> str:
+        """Return the text of a damaged message because of which another rank has given up, or an empty text."""
+        with suppress(MPI.Exception):  # a rank has died
+            self.receive_messages()
+        return self.damage
+
     @property
     def mismatch(self) -> str:
         """Text of a mismatch because of which another rank has left or given up, or an empty text."""

@@ -27,7 +27,14 @@ from mpi4py import MPI
 from collectives.arrays.vectors import Flat
 from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, NonFiniteGradient, PeerFailure, RanksLost
+from collectives.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DamagedMessage,
+    NonFiniteGradient,
+    PeerFailure,
+    RanksLost,
+)
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
@@ -205,10 +212,14 @@ class Regroup:
             The survivors cannot go on; on all of them.
         CollectiveTimeout
             A survivor does not come.
+        DamagedMessage
+            The dead rank has received a damaged message, which ends the calls of all.
         """
         comm = self._comm
         if self.is_active or comm.calls.broken or not self._is_death(error):
             return False
+        if damage := comm.missing.damage_elsewhere():
+            raise DamagedMessage(damage)
         start, idle = time.perf_counter(), [call for call in comm.calls.in_flight() if not call.busy]
         self.is_active = True
         for call in idle:  # waiting here must not advance them

@@ -15,7 +15,7 @@ from tests.system.slurm.cluster import SlurmCluster
 from tests.system.slurm.job import Job
 
 pytestmark = pytest.mark.timeout(1800)
-EPOCHS = 50  # a quarter of a minute: a test that is late must find the ranks at work still
+EPOCHS = 20  # six seconds and more: a test that is late must find the ranks at work still
 TRAINING = ("--dataset", "digits", "--batch", "4", "--epochs", str(EPOCHS))
 PER_NODE = "--ntasks-per-node=1"
 SAVED = re.compile(r"stopped by a signal after step (\d+); continue with --resume")
