@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -260,6 +261,7 @@ class Way:
         self._relaunch(clock)
 
     def _relaunch(self, clock: Clock) -> None:
+        self._job = None
         self.timeline.end_job()
         self.restarts += 1
         self._ended = clock.now
@@ -286,7 +288,8 @@ class Way:
         victim = self._draw.choice(sorted(members))
         pid = self._job.reader.processes[victim]
         self.timeline.add_kill(victim, time.monotonic())
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # its job has just ended for another reason
+            os.kill(pid, signal.SIGKILL)
         self._next_kill = max(self._next_kill + self._every_s, self.clock.now)
 
     # Figures ---------------------------------------------------------------------------------------------------------
@@ -296,8 +299,9 @@ class Way:
         """Samples that were committed in this way's turns."""
         return self.timeline.samples - self.start_samples
 
-    def record(self, seconds: float) -> Record:
-        """Return the figures of this way after so many seconds of turns."""
+    def record(self) -> Record:
+        """Return the figures of this way's turns so far, and of the recovery from the last kill behind them."""
+        seconds = self.clock.now
         line, kills = self.timeline, self.timeline.kills
         times = [self._seconds_of(kill) for kill in kills if kill.recovered is not None]
         found = np.array(times)
@@ -366,21 +370,19 @@ def campaign(
                 way.take_turn(turn)
                 loads.append(os.getloadavg()[0])
             done += turn
-            record = summary(training, ways, done, every_s, seed, loads)
+            record = summary(training, ways, every_s, seed, loads)
             report(record)
         for way in ways:
             way.finish()
-        return summary(training, ways, done, every_s, seed, loads)
+        return summary(training, ways, every_s, seed, loads)
     finally:
         for way in ways:
             way.close()
 
 
-def summary(
-    training: Training, ways: Sequence[Way], seconds: float, every_s: float, seed: int, loads: Sequence[float]
-) -> Record:
+def summary(training: Training, ways: Sequence[Way], every_s: float, seed: int, loads: Sequence[float]) -> Record:
     """Return the figures of all ways, relative to the undisturbed one where it is among them."""
-    found = {way.name: way.record(seconds) for way in ways}
+    found = {way.name: way.record() for way in ways}
     mark = min(way.timeline.samples for way in ways)
     for way in ways:
         found[way.name]["loss"] = way.timeline.loss_at(mark)

@@ -80,7 +80,7 @@ def run(soak: Soak) -> Record:
         start, output = time.monotonic(), ""
         rows: list[tuple[int, dict[str, Any]]] = []
         try:
-            hangs = _watch(job, rows, soak)
+            hangs = _watch(job, rows)
             status = job.status()
             rows += job.read()
         finally:
@@ -88,16 +88,15 @@ def run(soak: Soak) -> Record:
     return summary(soak, rows, status, hangs, time.monotonic() - start, output)
 
 
-def _watch(job: RunningJob, rows: list[tuple[int, dict[str, Any]]], soak: Soak) -> bool:
+def _watch(job: RunningJob, rows: list[tuple[int, dict[str, Any]]]) -> bool:
     """Read the lines of a job until it ends; return True if it has hung."""
     last = time.monotonic()
-    longest = WATCHDOG_S + soak.calls / LOOKS  # a line comes after each part of the calls
     while job.status() is None:
         time.sleep(POLL_S)
         if new := job.read():
             rows += new
             last = time.monotonic()
-        elif time.monotonic() - last > longest:
+        elif time.monotonic() - last > WATCHDOG_S:
             job.request_stacks()
             time.sleep(STACKS_S)
             return True

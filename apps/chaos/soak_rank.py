@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from collectives import Communicator, RanksLost
 from mpicomp.algorithms import Aggregator
 
 TIMEOUT_S = 120.0
+ALIVE_S = 30.0  # between two lines by which the watchdog sees that a rank goes on
 LENGTHS = (3, 500, 10_000, 60_000, 300_000)
 # long vectors are rare, or a million calls would take days
 WEIGHTS = (8, 8, 4, 1, 0.3)
@@ -76,7 +78,11 @@ class Soak:
         """Make all calls; a spare makes those after its admission."""
         if not is_spare:
             self._use_all()
+        last = time.monotonic()
         while self.number < self._calls:
+            if time.monotonic() > last + ALIVE_S:
+                last = time.monotonic()
+                self._lines.write("alive", call=self.number)
             if (
                 self._regroups
                 and self.number % ADMIT_EVERY == 0

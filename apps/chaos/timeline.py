@@ -140,7 +140,8 @@ class Timeline:
 
     def add_kill(self, rank: int, time: float) -> None:
         """Add a kill that has just been made."""
-        rows = self._open.get(self._newest, {})
+        whole_steps = [rows for rows in self._open.values() if self.members and set(rows) >= set(self.members)]
+        rows = whole_steps[-1] if whole_steps else {}
         sizes = {one: row["size"] for one, row in rows.items()}
         whole = sum(sizes.values())
         last = max(self._newest, len(self.steps) - 1)

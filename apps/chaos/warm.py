@@ -94,6 +94,8 @@ def serve(path: str) -> dict[str, Any] | None:
         selector.register(sys.stdin, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
+                if key.data is not None and key.data not in stubs:
+                    continue  # the end of this copy was the event before
                 if key.fileobj is sys.stdin:  # the campaign has ended
                     for pid in stubs:
                         os.kill(pid, signal.SIGKILL)

@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (JobError, CollectiveMismatch) as error:
             return fail(comm.mpi_comm, str(error))
         except CollectiveError as error:
+            if comm.regroup is not None:
+                raise  # MPI_Abort would end no other rank of a tolerant job
             # Ranks that wait for another one give up at about the same time: the first that prints ends the others.
             time.sleep(min(_STAGGER_S * comm.rank, LAST_RANK_S))
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -246,6 +246,10 @@ class Training:
 
     @torch.no_grad()
     def _load_own(self, model: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if "epoch_step" in state:
+            raise ValueError(
+                "the checkpoint is of an earlier version, which counted steps in place of images: use that"
+            )
         counters = dict.fromkeys(("epoch", "step", "images", "loss_images"), int)
         fields(state, **counters, best_accuracy=float, buffers=dict, optimizer=dict, meter=dict)
         self.model.load_state_dict(model)

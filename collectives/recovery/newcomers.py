@@ -240,7 +240,8 @@ class Newcomers:
                     revoke(admission.new)
             if regroup.with_survivors(partial(agree, pool, has_ended)):
                 return pool
-            if any(admission.problems):
+            # A rank may have died while the problems were exchanged, so that some ranks have not received them.
+            if regroup.with_survivors(partial(agree, pool, any(admission.problems))):
                 pool = admission.refuse(pool)
 
 
@@ -369,7 +370,7 @@ class _Admission:
                 f"rank {self._mine.number} of the job cannot join: {mine}; start all ranks with the same program, "
                 "model, options and version of mpicomp"
             )
-        if self._mine.place == 0:
+        if pool.rank == self.members[0]:
             for rank, problem in enumerate(self.problems):
                 if problem:
                     _log.warning(

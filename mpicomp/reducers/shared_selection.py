@@ -186,8 +186,10 @@ class SelectionGather(OneBitReducer):
         self.scratch: list[Words] = [self._payload.bits] if device is HOST_DEVICE else []
         self.bits, self.second = self._payload.bits, self._payload.second
         self.side_channel = SideChannel(comm, reports, codec.nbytes(n) if self.at_once else 0)
+        # Newcomers make their aggregators alone, where all is gathered at once, and must take as many tags.
+        self._tag = comm.fixed_tag()
         if not self.at_once:
-            self._tag, self._requests = comm.fixed_tag(), comm.persistent(self)
+            self._requests = comm.persistent(self)
             self._program = gather_program(comm.rank, comm.size, self.pieces)
 
     @override

@@ -21,6 +21,7 @@ from collectives.atomic_file import replacing
 faults = Injector([fail_at(*kill) for kill in KILLS], MPI.COMM_WORLD.rank)
 with faults.installed():
     comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), timeout=60, ranks_per_node=2, on_failure=ON_FAILURE)
+    tell(f"pid-{comm.members[comm.rank]}", os.getpid())
     total = mpicomp.Dense().start(comm, 100_000)
     between = mpicomp.PerNode(mpicomp.Marsit(4)).start(comm, 100_000)
     for step in range(8):
@@ -33,6 +34,7 @@ with faults.installed():
         faults.end()
     comm.close()
 """
+RANKS = 6
 KILLS = {
     "regroup": [(5, 1, "call-check"), (3, 2, "middle"), (0, 3, "before-barrier"), (4, 5, "residual")],
     "raise": [(1, 2, "middle")],
@@ -56,13 +58,15 @@ def test_nothing_of_a_job_stays_behind_after_deaths(jobs: Jobs, tmp_path: Path, 
     segments.mkdir()
     memory = set(Path("/dev/shm").iterdir())
     env = {"TMPDIR": str(files), "OMPI_MCA_btl_sm_backing_directory": str(segments)}
-    job = jobs.run_warm(6, PROGRAM, env, KILLS=KILLS[on_failure], ON_FAILURE=on_failure)
+    job = jobs.run_warm(RANKS, PROGRAM, env, KILLS=KILLS[on_failure], ON_FAILURE=on_failure)
     status, output = job.finish()
     assert (status != 0) is ("PeerFailure" in output) is (on_failure == "raise"), output
     ended = [path.name for path in sorted(tmp_path.glob("state-*")) if path.read_bytes() == b"\7"]
     assert ended == (["state-1", "state-2"] if on_failure == "regroup" else []), output
+    for rank in range(RANKS):
+        job.await_end(job.pid(rank))
+    job.wait_for(lambda: not _processes_of(files), "ended its launcher and all that this has started")
     assert not [*files.rglob("*")], "temporary files"
     assert not [*segments.rglob("*")], "shared memory of MPI"
     assert not [path for path in Path("/dev/shm").iterdir() if path not in memory and "mpicomp" in path.name]
-    job.wait_for(lambda: not _processes_of(files), "ended all its processes")
     assert not [*tmp_path.glob(".*")], "files of states that are not complete"

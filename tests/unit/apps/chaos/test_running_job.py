@@ -12,7 +12,7 @@ from apps.chaos.running_job import RunningJob, make_folder
 LONGEST_S = 60.0
 PROGRAM = """
 import subprocess, sys
-subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
+subprocess.run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"])
 """
 
 
@@ -24,21 +24,27 @@ def state_of(pid: int) -> str:
         return "Z"
 
 
+def await_states(processes: list[int], states: set[str]) -> None:
+    """Wait for these states of the processes: a signal takes effect once its process gets a processor."""
+    end = time.monotonic() + LONGEST_S
+    while (found := {state_of(pid) for pid in processes}) != states:
+        assert time.monotonic() < end, f"{found}, not {states}"
+        time.sleep(0.01)
+
+
 def test_all_processes_of_a_paused_job_are_stopped(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     job = RunningJob([sys.executable, "-S", "-c", PROGRAM], os.environ, folder)
     try:
         end = time.monotonic() + LONGEST_S
-        while len(found := job.processes()) < 2 and time.monotonic() < end:
+        while not (folder / "output").read_text() and time.monotonic() < end:
             time.sleep(0.01)
+        found = job.processes()
         job.pause()
-        assert [state_of(pid) for pid in found] == ["T", "T"]
+        await_states(found, {"T"})
         job.resume()
-        assert "T" not in [state_of(pid) for pid in found]
+        await_states(found, {"S"})
     finally:
         job.end()
     assert not folder.exists()
-    end = time.monotonic() + LONGEST_S
-    while {state_of(pid) for pid in found} != {"Z"}:
-        assert time.monotonic() < end, "a process has not ended with its job"
-        time.sleep(0.01)
+    await_states(found, {"Z"})
