@@ -274,13 +274,13 @@ def moving(comm: Communicator, seconds: float) -> Handle:
 
 @few_ranks
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.communicator(timeout=1.0)
+@pytest.mark.communicator(timeout=2.0)
 @pytest.mark.parametrize("waits_for", ["long", "short", "either"])
 def test_a_call_behind_one_that_takes_longer_than_the_timeout_but_moves_does_not_time_out(
     waits_for: str, comm: Communicator
 ) -> None:
     aggregator = mpicomp.algorithm("dense").start(comm, 10)  # such a small sum waits for its turn
-    long = moving(comm, 1.6)
+    long = moving(comm, 2.6)
     if waits_for == "either" and comm.rank:  # begins the next one when the long one has ended
         long.wait()
     short = aggregator.begin(np.ones(10, np.float32))

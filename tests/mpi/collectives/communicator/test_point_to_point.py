@@ -161,12 +161,12 @@ def test_a_message_that_does_not_come_ends_in_a_timeout_that_names_the_rank(mpi_
 
 
 def test_a_slow_sender_is_waited_for_as_long_as_a_rank_that_comes_late(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, timeout=0.8, arrival_timeout=TIMEOUT_S) as comm:
+    with Communicator(mpi_comm, timeout=1.5, arrival_timeout=TIMEOUT_S) as comm:
         above, below = shift(comm)
         out = np.empty(8, np.float32)
         receiving = comm.irecv(out, below)
         if comm.rank == 0:
-            time.sleep(1.2)
+            time.sleep(2.0)
         comm.isend(values(comm.rank, 8), above).detach()
         receiving.wait()
         comm.barrier()

@@ -23,8 +23,8 @@ def test_a_rank_that_does_not_come_is_named(mpi_comm: MPI.Intracomm) -> None:
 
 
 def test_a_rank_that_comes_late_is_waited_for(mpi_comm: MPI.Intracomm) -> None:
-    time.sleep(0.5 if mpi_comm.rank == 0 else 0)
-    with Communicator(mpi_comm, timeout=0.2, arrival_timeout=TIMEOUT_S) as comm:
+    time.sleep(1.5 if mpi_comm.rank == 0 else 0)
+    with Communicator(mpi_comm, timeout=1.0, arrival_timeout=TIMEOUT_S) as comm:
         assert (comm.rank, comm.size) == (mpi_comm.rank, mpi_comm.size)
 
 
