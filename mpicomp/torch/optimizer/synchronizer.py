@@ -138,9 +138,12 @@ class Synchronizer(StateOwner):
         with self._stepping():
             loss = self._step_optimizer(closure)
         if self.synchronizations - self._compared_at >= COMPARE_EVERY and not self.models_differ:
-            self._compared_at = self.synchronizations
-            self.models_compared = False  # the next step compares them
+            self.compare_next()
         return loss
+
+    def compare_next(self) -> None:
+        """Compare the models in the next step. On all ranks, newcomers included: it is a call of all."""
+        self._compared_at, self.models_compared = self.synchronizations, False
 
     def check_before_step(self) -> None:
         """Find parameters that were added, unfrozen or frozen; refuse other changes; compare models if due."""

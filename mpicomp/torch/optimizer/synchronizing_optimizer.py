@@ -206,7 +206,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         transfer = Transfer(lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
         n_joined = admit_by(self.comm, transfer)
         if n_joined:
-            synchronizer.models_compared = False  # on all ranks, since the newcomers compare their models
+            synchronizer.compare_next()
         return n_joined
 
     def _require_nothing_sent(self, call: str, more: str = "") -> None:

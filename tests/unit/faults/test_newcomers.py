@@ -98,6 +98,8 @@ OPTIMIZER = """
 import torch
 import mpicomp.torch
 from mpi4py import MPI
+from mpicomp.torch.optimizer import synchronizer
+synchronizer.COMPARE_EVERY = 4  # a newcomer compares the models in the same steps as the members
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
 torch.set_num_threads(1)
