@@ -72,8 +72,8 @@ class Requests(MessageStarter):
 def free_inactive(cache: Cache) -> None:
     """Free the persistent requests of a cache that are not active: MPI writes to their buffers no more.
 
-    A request that has failed is complete for `Test`, but a message that has been matched may still arrive. For
-    `Get_status` it is complete only once the transfer has ended.
+    Those that `Get_status` reports as active stay. The buffers of calls that were in flight stay in any case, kept by
+    their calls: Open MPI may report a receive from a dead rank as ended while a part of its message still arrives.
     """
     for key, request in [*cache.items()]:
         with suppress(MPI.Exception):
