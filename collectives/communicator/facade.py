@@ -256,6 +256,7 @@ class Communicator(metaclass=_Listed):
             mpi_comm = slow_down(mpi_comm, given.link, layout.node_of)
         self.link = link_of(mpi_comm)
         self._nodes: dict[NodeLayout, Nodes] = {}
+        self.repeats_calls = False  # steps may be made again after a death, from the state of before
         self.threads = 1 if self.workers is None else self.workers.threads
         self.trace: Trace | None = None
         self.verifies = verify
@@ -267,6 +268,7 @@ class Communicator(metaclass=_Listed):
         self.newcomers: Newcomers | None = None
         if on_failure == "regroup" and pool.size > 1:
             self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
+            self.repeats_calls = True
         if spares:
             self.newcomers = Newcomers(self, pool, layouts, pool.size - spares)
             self.ending.leaves_spares = self.newcomers.leave

@@ -275,6 +275,8 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     # of messages, which number the ranks by their places there
     local.here = f"{comm.here}, among the {local.size} of its node"
     across.here = f"{comm.here}, among the nodes, of which this is number {layout.node}"
+    # calls of these two are parts of calls of `comm`, which regroups for all three
+    local.repeats_calls = across.repeats_calls = comm.repeats_calls
     if comm.trace is not None:
         across.trace = comm.trace.part(layout.counterparts)
     return Nodes(local, across, layout)

@@ -151,7 +151,7 @@ class Marsit(Algorithm):
         lengths, padded = padded_lengths(spec.tensor_lengths, spec.n)
         kept = self.residual if self.compensation else None
         # a step that is made again among survivors begins from the residual of before
-        keeps = self.transactional or comm.regroup is not None
+        keeps = self.transactional or comm.repeats_calls
         rule = SignRule(self.global_step, kept, self.clip, self.gamma, keeps)
         device, reports = named(spec.device), 1 + lengths.size
         reducer: OneBitReducer

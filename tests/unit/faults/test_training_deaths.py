@@ -21,17 +21,27 @@ from apps.train.options import parse
 pytestmark = pytest.mark.timeout(2 * JOB_S)
 RANKS, BATCH, IMAGES = 3, 8, 200
 
-# Rank 1 dies within a step, and rank 0 before it renames the checkpoint of the second epoch.
+# Ranks of DEATHS die when they call a function for the n-th time, besides those of FAULTS, which die within a step.
 TRAINING = """
 import functools, json, zlib
+from collections import Counter
 from mpi4py import MPI
 from apps.faults import Injector, parse_schedule
 from apps.train import __main__ as program, checkpoint
 from apps.train.dealer import Dealer
 from apps.train.training import Training
 me = MPI.COMM_WORLD.rank
-faults = Injector(parse_schedule("kill:1:4:middle"), me)
-draws, saves, rows = 0, 0, (FOLDER / f"rows-{me}").open("w", buffering=1)
+faults = Injector(parse_schedule(FAULTS), me)
+draws, calls, rows = 0, Counter(), (FOLDER / f"rows-{me}").open("w", buffering=1)
+
+def die_in(owner, name):
+    function = getattr(owner, name)
+    def call(*arguments):
+        calls[name] += 1
+        if DEATHS.get(me) == (name, calls[name]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    setattr(owner, name, call)
 
 def draw(dealer, draw=Dealer.draw):
     global draws
@@ -47,14 +57,11 @@ def count(training, computed=0.0, count=Training._after_synchronization):
     model = b"".join(one.detach().numpy().tobytes() for one in training.model.parameters())
     rows.write(json.dumps(["model", training.step, zlib.crc32(model)]) + "\\n")
 
-def flush_folder(path, flush_folder=checkpoint.flush_folder):
-    global saves
-    saves += 1
-    if me == 0 and saves == 3:  # two of each checkpoint
-        os.kill(os.getpid(), signal.SIGKILL)
-    flush_folder(path)
-
-Dealer.draw, Training._after_synchronization, checkpoint.flush_folder = draw, count, flush_folder
+Dealer.draw, Training._after_synchronization = draw, count
+die_in(checkpoint, "flush_folder")
+die_in(checkpoint, "_write")
+die_in(Training, "_evaluate_part")
+die_in(Dealer, "draw")
 program.Communicator = functools.partial(program.Communicator, faults.watch(MPI.COMM_WORLD))
 with faults.installed():
     status = program.main(ARGV)
@@ -80,10 +87,10 @@ def records(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def resume(ranks: int, saved: Path, argv: list[str]) -> dict[str, Any]:
+def resume(ranks: int, saved: Path, argv: list[str], ranks_per_node: int | None = None) -> dict[str, Any]:
     """Train on from the newest checkpoint, on threads; return the last line of the record."""
     options = parse([*argv, "--json", str(saved / "run.json"), "--resume"])
-    mpicomp.run_local(ranks, lambda comm: train(options, comm))
+    mpicomp.run_local(ranks, lambda comm: train(options, comm), ranks_per_node=ranks_per_node)
     found: dict[str, Any] = records(saved / "run.json")[-1]
     return found
 
@@ -99,7 +106,9 @@ def test_the_survivors_train_on_with_each_image_once_and_their_checkpoint_is_res
     ]
     record = tmp_path / "run.json"
     own = ["--on-failure", "regroup", "--timeout", "60", "--json", str(record)]
-    job = jobs.run_warm(RANKS, TRAINING, ARGV=[*argv, *own])
+    # rank 0 dies before it renames the checkpoint of the second epoch: it flushes two folders of each checkpoint
+    deaths = {0: ("flush_folder", 3)}
+    job = jobs.run_warm(RANKS, TRAINING, ARGV=[*argv, *own], FAULTS="kill:1:4:middle", DEATHS=deaths)
     status, output = job.finish()
     assert status == 0, output
     assert job.told("status-2") == "0"
@@ -134,3 +143,46 @@ def test_the_survivors_train_on_with_each_image_once_and_their_checkpoint_is_res
     shutil.rmtree(newest)
     assert resume(1, saved, argv)["parameters_sha256"] == result["parameters_sha256"]
     assert resume(2, saved, [*argv, "--epochs", "4"])["epochs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "faults", "deaths", "ranks"),
+    [
+        pytest.param(["--per-node", "--ranks-per-node", "2"], "kill:1:3:middle", {}, [4, 4, 2], id="per node"),
+        # one in a local step, and one while the moves of three are averaged
+        pytest.param(["--local-steps", "3"], "kill:3:8:middle", {1: ("draw", 5)}, [4, 3, 1], id="local steps"),
+    ],
+)
+def test_deaths_in_steps_checkpoints_and_evaluations_leave_equal_models_and_a_whole_record(
+    jobs: Jobs, tmp_path: Path, options: list[str], faults: str, deaths: dict[int, tuple[str, int]], ranks: list[int]
+) -> None:
+    saved, data = tmp_path / "saved", write_images(tmp_path / "data")
+    argv = [
+        *("--dataset", "idx", "--data", str(data), "--hidden", "8", "--batch", str(BATCH), "--epochs", "3"),
+        *("--checkpoint", str(saved), *options),
+    ]
+    record = tmp_path / "run.json"
+    own = ["--on-failure", "regroup", "--timeout", "60", "--json", str(record)]
+    # rank 0 between the state and the model of its second checkpoint, and rank 2 in the last evaluation
+    deaths = {0: ("_write", 5), 2: ("_evaluate_part", 3), **deaths}
+    job = jobs.run_warm(5, TRAINING, ARGV=[*argv, *own], FAULTS=faults, DEATHS=deaths)
+    status, output = job.finish()
+    assert status == 0, output
+    assert job.told("status-4") == "0"
+
+    models: dict[int, set[int]] = {}
+    for rank in range(5):
+        for kind, step, model in records(tmp_path / f"rows-{rank}"):
+            if kind == "model":
+                models.setdefault(step, set()).add(model)
+    assert {len(of_step) for of_step in models.values()} == {1}
+    *epochs, result = records(record)
+    assert [(line["kind"], line["epoch"]) for line in epochs] == [("epoch", 1), ("epoch", 2), ("epoch", 3)]
+    assert [line["ranks"] for line in epochs] == ranks, output
+    assert (result["kind"], result["ranks"]) == ("result", ranks[-1])
+    # the part of the dead rank was evaluated by others
+    assert (epochs[-1]["accuracy"], epochs[-1]["test_loss"]) == (result["accuracy"], pytest.approx(result["test_loss"]))
+
+    shutil.rmtree(max(saved.iterdir()))
+    again = resume(ranks[-1] + 1, saved, argv, ranks_per_node=2 if "--per-node" in options else None)
+    assert again["parameters_sha256"] == result["parameters_sha256"]
