@@ -222,7 +222,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             )  # fmt: skip
             options.check(members, algorithms)
             if islands is not None:
-                require_islands(islands, optimizer, algorithms)
+                require_islands(islands, self.comm, optimizer, algorithms)
             fragment_of = deal_fragments(members, fragments)
             self.outer = outer_optimizer(outer, members)
         except (ValueError, TypeError) as error:

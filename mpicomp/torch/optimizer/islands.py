@@ -14,12 +14,18 @@ from mpicomp.algorithms.per_island import PerIsland
 from mpicomp.torch.buckets import Bucket, NamedParameter, group_parameters, make_bucket
 
 
-def require_islands(islands: object, optimizer: torch.optim.Optimizer, algorithms: Mapping[str, Algorithm]) -> None:
+def require_islands(
+    islands: object, comm: Communicator, optimizer: torch.optim.Optimizer, algorithms: Mapping[str, Algorithm]
+) -> None:
     """Raise TypeError or ValueError unless the argument is a communicator, and the optimizer can be equal within it."""
     if not isinstance(islands, Communicator):
         raise TypeError(
             f"islands is of type {type(islands).__name__}: pass the communicator of the ranks of this rank's island, "
             "comm.nodes.local or comm.split(color)"
+        )
+    if comm.regroup is not None:
+        raise ValueError(
+            "islands do not outlive their ranks: leave out islands, or on_failure='regroup' of the communicator"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("islands cannot be combined with LBFGS, which decides by each rank's own loss")

@@ -221,6 +221,14 @@ def test_wrong_islands_are_refused_with_the_cure(comm: Communicator) -> None:
             wrap(model, DENSE, comm, islands=comm, **options)
 
 
+def test_a_communicator_that_regroups_is_refused(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    with islands_of(comm) as island:
+        monkeypatch.setattr(comm, "regroup", object())
+        with pytest.raises(ValueError, match=r"islands do not outlive their ranks: leave out islands, or on_failure="):
+            wrapped(make_model(), comm, island)
+        monkeypatch.undo()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_parts_in_another_order_and_missing_islands_are_refused_on_all_ranks(comm: Communicator) -> None:
     turned = comm.split(0, key=-comm.rank)
