@@ -19,7 +19,7 @@ logging.basicConfig(level=logging.WARNING)
 from mpi4py import MPI
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
-comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=20, **COMM)
 aggregator = mpicomp.algorithm(METHOD).start(comm, N if me != OTHER else N + 1)
 model, step = np.zeros(N, np.float32), 0
 if me == DIES_JOINING:
@@ -34,7 +34,8 @@ def load(saved):
 rows = []
 while step < STEPS:
     joined = comm.admit(state, load)
-    while step - 1 in DEATHS.values() and comm.size < N_MEMBERS:  # until the ranks that wait have loaded their modules
+    # until the ranks that wait have loaded their modules
+    while step - 1 in DEATHS.values() and comm.size < N_MEMBERS and comm.newcomers.waiting:
         joined = comm.admit(state, load)
     if joined and me >= N_MEMBERS and not rows:
         pending = float(np.abs(aggregator.residual).sum()) if aggregator.residual is not None else 0.0
@@ -52,7 +53,8 @@ comm.close()
 
 
 def train(jobs: Jobs, ranks: int, spares: int, deaths: dict[int, int], method: str = "dense", **given: Any) -> Any:
-    constants = {"N_MEMBERS": ranks - spares, "OTHER": None, "DIES_JOINING": None, "STEPS": 12, "N": 1000} | given
+    constants: dict[str, Any] = {"OTHER": None, "DIES_JOINING": None, "STEPS": 12, "N": 1000, "COMM": {}}
+    constants |= {"N_MEMBERS": ranks - spares, **given}
     job = jobs.run_warm(ranks, TRAINING, SPARES=spares, DEATHS=deaths, METHOD=method, **constants)
     return job, *job.finish()
 
@@ -75,6 +77,19 @@ def test_newcomers_go_on_from_the_model_of_the_members_to_the_bit(jobs: Jobs, me
         assert step == counted == min(rows[rank]) - 1
         assert (pending == 0.0) == (method == "marsit")  # with owners the ranks share all errors
     assert re.search(r"rank 3 joined; 2 ranks go on after \d+ ms", output)
+
+
+@pytest.mark.parametrize("method", ["marsit", "double-squeeze"])
+def test_newcomers_of_another_node_take_the_places_of_a_whole_one(jobs: Jobs, method: str) -> None:
+    deaths = {0: 2, 1: 2, 2: 7}  # the first node, and later a rank that the newcomers have joined
+    job, status, output = train(jobs, 6, 2, deaths, method, COMM={"ranks_per_node": 2, "checksums": True})
+    assert status == 0, output
+    rows = {rank: rows_of(job, rank) for rank in (3, 4, 5)}
+    assert (rows[3][7][-1], rows[3][12][-1]) == ([2, 3, 4, 5], [3, 4, 5])
+    for rank in (4, 5):
+        for step, row in rows[rank].items():
+            assert row == rows[3][step], (rank, step)
+        assert min(rows[rank]) == 4
 
 
 def test_members_go_on_without_a_newcomer_that_dies_or_has_another_model(jobs: Jobs) -> None:
@@ -106,9 +121,14 @@ torch.set_num_threads(1)
 comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
 torch.manual_seed(me if me == 2 else 0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
-optimizer = mpicomp.torch.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), mpicomp.algorithm(METHOD), comm, bucket_mb=0.003
-)
+if WARMUP_STEPS is None:
+    optimizer = mpicomp.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), mpicomp.LocalTopK(), comm, bucket_mb=0.003
+    )
+else:
+    optimizer = mpicomp.torch.OneBitAdam(
+        model.parameters(), lr=0.01, warmup_steps=WARMUP_STEPS, comm=comm, bucket_mb=0.003
+    )
 step = 0
 def load(saved):
     global step
@@ -130,9 +150,10 @@ comm.close()
 """
 
 
-def test_optimizers_copy_model_and_state_to_a_newcomer(jobs: Jobs) -> None:
+@pytest.mark.parametrize("warmup_steps", [None, 3, 8])  # of OneBitAdam: joining behind the warm-up, and in it
+def test_optimizers_copy_model_and_state_to_a_newcomer(jobs: Jobs, warmup_steps: int | None) -> None:
     pytest.importorskip("torch")
-    job = jobs.run_warm(3, OPTIMIZER, METHOD="local-top-k")
+    job = jobs.run_warm(3, OPTIMIZER, WARMUP_STEPS=warmup_steps)
     _, output = job.finish()
     assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
     assert job.told("model-0") == job.told("model-2")

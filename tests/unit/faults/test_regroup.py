@@ -296,6 +296,7 @@ comm.close()
     [
         ("dense", 2, {1: 2}, N),
         ("marsit", 2, {1: 2, 2: 5}, N),  # of each node another shard's owner
+        ("marsit", 2, {0: 2, 1: 2}, N),  # a whole node
         ("local-top-k", 4, {3: 3}, 300_000),  # of one node, whose ranks read each other's memory
     ],
 )
@@ -322,9 +323,14 @@ def test_ranks_of_nodes_that_wait_for_a_dead_one_in_shared_memory_go_on(
 OPTIMIZER = """
 import torch
 import mpicomp.torch
+from apps.faults import Injector, parse_schedule
+from mpi4py import MPI
 torch.set_num_threads(1)
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
-me = comm.rank
+me = MPI.COMM_WORLD.rank
+faults = Injector(parse_schedule(FAULTS), me)
+watched = faults.installed()
+watched.__enter__()
+comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), on_failure="regroup", timeout=20)
 tell(f"pid-{me}", os.getpid())
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
@@ -336,6 +342,7 @@ else:
         mpicomp.algorithm(METHOD), comm, bucket_mb=0.003, **OPTIONS,
     )
 for step in range(12):
+    faults.begin(step)
     inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * me + step))
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
@@ -350,19 +357,27 @@ comm.close()
 """
 
 
+LOCAL_STEPS = {"synchronize": "updates", "local_steps": 4, "outer": (0.7, 0.6), "fragments": 2, "delay": 1}
+
+
 @pytest.mark.parametrize(
-    ("method", "options"),
+    ("method", "options", "deaths"),
     [
-        ("dense", {"overlap": True}),
-        ("marsit", {"synchronize": "updates", "local_steps": 4, "outer": (0.7, 0.6), "fragments": 2, "delay": 1}),
-        (None, {}),
+        pytest.param("dense", {"overlap": True}, {1: 4, 3: 7}, id="overlap"),
+        pytest.param("marsit", LOCAL_STEPS, {1: 4, 3: 7}, id="in local steps"),
+        # one fragment is sent after steps 1, 5 and 9, the other one after steps 3 and 7
+        pytest.param("marsit", LOCAL_STEPS, "kill:1:5:middle,kill:3:7:after-barrier", id="in a fragment"),
+        # v is frozen in step 3
+        pytest.param(None, {}, {1: 4, 3: 7}, id="behind the freeze"),
+        pytest.param(None, {}, "kill:1:1:middle,kill:3:3:before-barrier", id="at the freeze"),
     ],
 )
 def test_optimizers_go_on_with_the_survivors_to_equal_models(
-    jobs: Jobs, method: str | None, options: dict[str, Any]
+    jobs: Jobs, method: str | None, options: dict[str, Any], deaths: dict[int, int] | str
 ) -> None:
     pytest.importorskip("torch")
-    job = jobs.run_warm(RANKS, OPTIMIZER, METHOD=method, OPTIONS=options, DEATHS={1: 4, 3: 7})
+    before, within = (deaths, "") if isinstance(deaths, dict) else ({}, deaths)
+    job = jobs.run_warm(RANKS, OPTIMIZER, METHOD=method, OPTIONS=options, DEATHS=before, FAULTS=within)
     _, output = job.finish()
     assert job.told("members-0") == job.told("members-2") == "(0, 2)", output
     model = job.told("model-0")
