@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from apps.chaos.timeline import LAG, Timeline
+from apps.chaos.timeline import LAG, LOSS_STEPS, PAUSED_LAG, Timeline
 
 
 def row(step: int, members: tuple[int, ...] = (0, 1), **given: Any) -> dict[str, Any]:
@@ -39,6 +40,57 @@ def test_results_that_cannot_be_are_reported(given: dict[str, Any], text: str) -
     timeline.add(1, row(5) | given)
     timeline.end_job()
     assert text in timeline.wrong[0]
+    assert timeline.n_wrong == len(timeline.wrong)
+
+
+def test_steps_that_no_rank_has_reported_are_missed() -> None:
+    timeline = started(5)
+    timeline.add(2, {"kind": "joined", "step": 7, "digest": 2, "residual": 0.0, "size": 0.0})
+    timeline.add(2, row(7))
+    timeline.end_job()
+    assert timeline.wrong == ["job 0: step 7 follows 4"]
+
+
+def test_a_step_whose_line_died_with_its_rank_is_not_balanced() -> None:
+    timeline = started(5)
+    timeline.add(0, row(5, result=1.4))  # of a mean with the residual of rank 1
+    timeline.end_job()
+    assert (timeline.wrong, timeline.unbalanced) == ([], 1)
+    timeline.begin_job(6)
+    timeline.add(0, {"kind": "restored", "step": 6, "digest": 5, "residual": 9.0, "size": 1.0})
+    timeline.add(0, row(6, residual=9.5))
+    timeline.end_job()
+    assert timeline.wrong == []  # the mean residual of before is unknown
+
+
+def test_the_lost_part_of_the_residuals_is_that_of_the_last_step_with_all_lines() -> None:
+    timeline = started(5, (0, 1, 2))
+    timeline.add(0, row(5, (0, 1, 2), size=100.0))
+    timeline.add_kill(1, 5.5)
+    assert timeline.kills[0].lost == pytest.approx(1 / 3)
+
+
+def test_a_paused_job_leaves_the_last_steps_open() -> None:
+    timeline = started(6)
+    timeline.settle()
+    assert len(timeline.steps) == 6 - PAUSED_LAG
+
+
+def test_losses_are_means_of_the_steps_up_to_some_samples() -> None:
+    timeline = Timeline(8, is_balanced=False)
+    assert math.isnan(timeline.loss_at(1))
+    timeline.begin_job(0)
+    for step in range(3 * LOSS_STEPS):
+        timeline.add(0, row(step, (0,), loss=float(step)))
+    timeline.end_job()
+    assert timeline.loss_at(8 * 2 * LOSS_STEPS) == 1.5 * LOSS_STEPS - 0.5
+
+
+def test_reports_of_checkpoints_and_missing_spares_are_kept() -> None:
+    timeline = started(1)
+    timeline.add(0, {"kind": "saved", "seconds": 0.5})
+    timeline.add(0, {"kind": "short"})
+    assert (timeline.save_seconds, timeline.is_short) == ([0.5], True)
 
 
 def test_a_kill_is_survived_once_all_others_have_made_a_step_without_the_dead_rank() -> None:
@@ -59,6 +111,7 @@ def test_a_kill_is_survived_once_all_others_have_made_a_step_without_the_dead_ra
 def test_steps_behind_a_checkpoint_are_repeated_and_count_once() -> None:
     timeline = started(8)
     timeline.add_kill(1, 7.5)
+    timeline.add(0, row(8))
     timeline.end_job()
     timeline.begin_job(6)
     for rank in (0, 1):
@@ -66,12 +119,15 @@ def test_steps_behind_a_checkpoint_are_repeated_and_count_once() -> None:
     for step in range(6, 10):
         for rank in (0, 1):
             timeline.add(rank, row(step, time=step + 10.0))
-    assert timeline.kills[0].recovered == 18.0  # the first step that no job had committed
+    assert timeline.kills[0].recovered == 19.0  # the first step that no job had committed
     timeline.end_job()
-    assert (timeline.wrong, timeline.repeated, timeline.samples) == ([], 2, 10 * 2 * 8)
+    assert (timeline.wrong, timeline.repeated, timeline.samples) == ([], 3, 10 * 2 * 8)
 
 
-@pytest.mark.parametrize(("given", "text"), [({"digest": 4}, "another model"), ({"residual": 2.0}, "mean residual")])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"digest": 4}, "another model"), ({"residual": 2.0}, "mean residual"), ({"step": 5}, "restored step 5, not 6")],
+)
 def test_a_checkpoint_that_differs_is_reported(given: dict[str, Any], text: str) -> None:
     timeline = started(8)
     timeline.end_job()
