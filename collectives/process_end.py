@@ -32,6 +32,7 @@ from collectives.errors import explains_itself
 from collectives.launcher import mark
 from collectives.progress.polling import SLEEP_S
 from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, look, revoke
+from collectives.recovery.launcher_end import watch_launcher
 
 if TYPE_CHECKING:
     from collectives.communicator.ending import Ending
@@ -159,6 +160,7 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
+    watch_launcher(MPI.COMM_WORLD.size)
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
     # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
     shared = [ending for ending in _open if ending.is_shared]
