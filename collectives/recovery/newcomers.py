@@ -12,7 +12,6 @@ it and finds a dead rank. The latter regroups, so the former has to as well: nei
 
 from __future__ import annotations
 
-import atexit
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -100,15 +99,6 @@ class Newcomers:
         self.is_spare = pool.rank >= n_members
         self._members, self._spares = list(range(n_members)), list(range(n_members, pool.size))  # ranks of the pool
         self._all_ready, self._n_admitted = False, 0
-        here = ref(self)
-
-        def leave() -> None:
-            newcomers = here()
-            if newcomers is not None:
-                newcomers.dismiss()
-
-        self.leave = leave
-        atexit.register(leave)
 
     @property
     def waiting(self) -> int:

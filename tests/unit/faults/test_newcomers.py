@@ -119,6 +119,19 @@ def test_ranks_that_nobody_needs_end_with_the_job(jobs: Jobs) -> None:
     assert rows_of(job, 0)[12][0] == 1
 
 
+WITHOUT_CLOSE = """
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+comm.admit(lambda: 0, print)
+tell("trained")
+"""
+
+
+def test_ranks_that_nobody_needs_end_with_a_program_that_closes_nothing(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(2, WITHOUT_CLOSE)
+    status, output = job.finish()
+    assert (status, job.told("trained")) == (0, ""), output
+
+
 OPTIMIZER = """
 import torch
 import mpicomp.torch
