@@ -101,6 +101,11 @@ class Newcomers:
         self._all_ready, self._n_admitted = False, 0
 
     @property
+    def local_rank(self) -> int:
+        """Number of this rank among those that its host had at the start, with those that wait."""
+        return self._layouts[1].local_rank
+
+    @property
     def waiting(self) -> int:
         """Number of spares left."""
         return len(self._spares)
