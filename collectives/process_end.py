@@ -24,18 +24,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives import trace as traces
 from collectives.errors import explains_itself
 from collectives.launcher import mark
 from collectives.progress.polling import SLEEP_S
-from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, revoke
+from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, look, revoke
+from collectives.recovery.launcher_end import watch_launcher
 
 if TYPE_CHECKING:
     from collectives.communicator.ending import Ending
 
 READING_S = 0.2  # in which other ranks read the last messages of one that leaves without MPI_Finalize
+MEETING_TAG = 32_767  # the largest that every MPI library has
 GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
 STATUS_AFTER_DEATH = "MPICOMP_STATUS_AFTER_DEATH"  # of survivors that went on to the end of their program
 OURS = ("collectives", "mpicomp")
@@ -44,6 +47,7 @@ _status: int | None = None
 _expects_deaths = False
 _other_failed = False
 _is_leaving = False
+_meets = False
 
 
 # Uncaught exceptions --------------------------------------------------------------------------------------------------
@@ -156,6 +160,7 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
+    watch_launcher(MPI.COMM_WORLD.size)
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
     # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
     shared = [ending for ending in _open if ending.is_shared]
@@ -174,6 +179,7 @@ def _abort(status: int, reason: str) -> None:
             if ending.dismiss_spares is not None:
                 ending.dismiss_spares()
             revoke(ending.mpi_comm)
+        revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
         time.sleep(READING_S)  # in which they name the rank that died first
         _leave(status or 1)
     MPI.COMM_WORLD.Abort(status)
@@ -265,8 +271,51 @@ def _leave_all() -> None:
             with suppress(MPI.Exception):
                 ending.leave()
         # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
-        if not _is_leaving and is_tolerant_job() and (dead := describe_failed(MPI.COMM_WORLD)):
-            _leave_after_death(dead)
+        if not _is_leaving and is_tolerant_job() and (reason := _await_others()):
+            _leave_after_death(reason)
+
+
+def meet_at_end() -> None:
+    """Let this rank wait for all others of the job at the end of its program: all ranks call this."""
+    global _meets
+    _meets = True
+
+
+def _await_others() -> str:
+    """Wait until the programs of all ranks end; returns the reason for which one of them never comes, or "".
+
+    MPI_Finalize would wait for that rank for ever.
+    """
+    world = MPI.COMM_WORLD
+    meeting = _meet(world)
+    try:
+        while not any(ending.another_failed for ending in _open):
+            if dead := describe_failed(world):
+                return f"{dead} died"
+            if not _meets or (_installed and exit_status()):  # the abort hook ends the job next
+                return ""
+            if next(meeting, True):
+                return ""
+            look(world)
+            time.sleep(SLEEP_S)
+    except MPI.Exception:  # a rank has died, or has given the job up
+        if dead := describe_failed(world, READING_S):
+            return f"{dead} died"
+    fail_at_end()
+    return "another rank has failed"
+
+
+def _meet(comm: MPI.Comm) -> Iterator[bool]:
+    """Yield False until all ranks have come. Open MPI's own barriers print errors of theirs after a death."""
+    is_first, empty = comm.rank == 0, [np.empty(0, np.uint8), 0, MPI.BYTE]
+    others = range(1, comm.size) if is_first else [0]
+    pending = [comm.Irecv(empty, rank, MEETING_TAG) for rank in others]
+    answer = [] if is_first else [comm.Isend(empty, 0, MEETING_TAG)]
+    while pending := [request for request in pending if not request.Test()]:
+        yield False
+    pending = [comm.Isend(empty, rank, MEETING_TAG) for rank in others] if is_first else answer
+    while pending := [request for request in pending if not request.Test()]:
+        yield False
 
 
 def expect_deaths() -> None:
@@ -275,11 +324,11 @@ def expect_deaths() -> None:
     _expects_deaths = True
 
 
-def _leave_after_death(dead: str) -> None:
+def _leave_after_death(reason: str) -> None:
     """End this process without MPI_Finalize, and with a status other than 0 unless deaths are expected."""
     if not (_expects_deaths or exit_status()):
         here = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
-        print(f"{here}: {dead} died, so that this program ends with status 1 in place of 0", file=sys.stderr)
+        print(f"{here}: {reason}, so that this program ends with status 1 in place of 0", file=sys.stderr)
         _keep_exit_status(1)
     _leave_without_finalizing()
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 import mpicomp
 from apps.chaos.lines import Lines
+from apps.performance.memory import give_back, resident_bytes
 from apps.records import Record, read_record
 from collectives import Communicator, RanksLost
 from mpicomp.algorithms import Aggregator
@@ -163,6 +164,7 @@ class Soak:
         comm = self._comm
         gc.collect()  # first: the requests of aggregators that are gone are freed with the next call
         sums = comm.allgather_object(self.checksum)
+        give_back()  # after a death all aggregators have new buffers, between which the old ones leave gaps
         self._lines.write(
             "look", call=self.number, members=comm.members, is_equal=len(set(sums)) == 1, **counts(comm),
         )  # fmt: skip
@@ -171,10 +173,9 @@ class Soak:
 
 def counts(comm: Communicator) -> dict[str, float]:
     """Return resident memory and the numbers of objects of a rank that must not grow."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     users, routes = comm._users, comm._routes
     return {
-        "resident_mb": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "resident_mb": resident_bytes() / 2**20,
         "objects": len(gc.get_objects()),
         "in_flight": len(comm.calls.in_flight()),
         "requests": sum(len(cache) for _, cache in users._requests.values()),

@@ -111,6 +111,10 @@ class Network:
     def __exit__(self, *exc_info: object) -> None:
         remove([*(node.namespace for node in self.nodes), self._switch])
 
+    def cut(self, node: int) -> None:
+        """Cut a host's link for ever: packets both ways are lost, and no program is notified."""
+        run("ip", "-n", self._switch, "link", "set", self.nodes[node].name, "down")
+
     def _build(self) -> None:
         layout = self.layout
         run("ip", "netns", "add", self._switch)

@@ -68,10 +68,14 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
+def give_back() -> None:
+    """Give freed memory back to the system, which glibc alone can: other allocators keep some in their heaps."""
     gc.collect()
-    # Freed memory is given back, or the next vectors would hide in it; glibc alone can.
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
+
+
+def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
+    give_back()  # the next vectors would hide in freed memory
     forget_peak()
     before = resident_bytes()
     residual = aggregate(options, comm, x, out)

@@ -227,6 +227,11 @@ class Ending:
         """All other ranks have sent that their programs end."""
         return self._size > 1 and self._missing.n_left == self._size - 1
 
+    @property
+    def another_failed(self) -> bool:
+        """An uncaught exception has ended another rank of this open communicator."""
+        return self._calls.broken != _CLOSED and self._missing.another_failed
+
     def leave_by_error(self) -> None:
         """Notify all other ranks that an uncaught exception ends this one, whose death MPI reports next."""
         if self._size > 1:

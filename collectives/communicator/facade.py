@@ -32,7 +32,7 @@ from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailur
 from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
-from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing
+from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing, meet_at_end
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
@@ -271,6 +271,8 @@ class Communicator(metaclass=_Listed):
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         if self.regroup is not None:
             expect_deaths()
+        if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
+            meet_at_end()
         with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
             try:
                 self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)

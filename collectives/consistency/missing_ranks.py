@@ -28,7 +28,7 @@ ANSWER_S = 0.75  # how long answers are awaited; with it a timeout is reported w
 ANSWER_PART = 0.25  # and at most this part of the timeout
 LONGEST_TEXT = 2000  # bytes of a cause
 # Kinds of messages. The number of calls that the sender has come to follows, and the text of a mismatch or of damage.
-_ANSWER, _QUESTION, _GIVING_UP, _LEAVING, _DAMAGED = range(5)
+_ANSWER, _QUESTION, _GIVING_UP, _LEAVING, _DAMAGED, _FAILING = range(6)
 _HEAD = np.dtype(np.int64)
 
 
@@ -66,6 +66,7 @@ class MissingRanks:
         self._left: dict[int, int] = {}
         self._answered: dict[int, int] = {}
         self._mismatches: dict[int, str] = {}  # by rank that left or gave up because of one: its text
+        self._has_failure = False  # a rank has left by an uncaught exception
         self.damage = ""  # text of a damaged message because of which another rank has given up
         self._gave_up: set[int] = set()
         self._announced = self._stopped = self._sent_question = False
@@ -98,8 +99,9 @@ class MissingRanks:
     def _take(self, rank: int, kind: int, calls: int) -> None:
         if kind in (_GIVING_UP, _DAMAGED):
             self._gave_up.add(rank)
-        elif kind == _LEAVING:
+        elif kind in (_LEAVING, _FAILING):
             self._left[rank] = calls
+            self._has_failure |= kind == _FAILING
         else:
             self._calls_of[rank] = calls
             if kind == _QUESTION:
@@ -172,7 +174,14 @@ class MissingRanks:
     def leave_all(self) -> None:
         """Notify all other ranks that an exception ends this one."""
         with suppress(MPI.Exception):
-            self._send(_LEAVING, self._others)
+            self._send(_FAILING, self._others)
+
+    @property
+    def another_failed(self) -> bool:
+        """Return True if an uncaught exception has ended another rank, as far as this one has received."""
+        with suppress(MPI.Exception):
+            self.receive_messages()
+        return self._has_failure
 
     @property
     def n_left(self) -> int:

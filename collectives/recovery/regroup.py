@@ -242,7 +242,7 @@ class Regroup:
     def _regroup(self, start: float) -> None:
         comm = self._comm
         self.on_death()
-        has_left = comm.missing.n_left > 0
+        has_failure = comm.missing.another_failed
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts = comm.layout, comm.hosts
         saved: list[tuple[Any, Any]] | None = None
@@ -256,7 +256,7 @@ class Regroup:
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
-                has_left |= self._settle(new, has_left, unrepeated)
+                has_failure |= self._settle(new, has_failure, unrepeated)
                 if saved is None:
                     again = self._drop()
                     saved = self.save_users()
@@ -276,7 +276,7 @@ class Regroup:
                 break
             old = new
         self.count += 1
-        if has_left:
+        if has_failure:
             self._on_error()
         lost = self._lost(before)
         self._unrepeated = dict.fromkeys(self._unrepeated, lost)
@@ -327,13 +327,13 @@ class Regroup:
         text = f"{self._comm.here}: {lost} during {call.name()}; the survivors can make the call again"
         return RanksLost(text, self.members)
 
-    def _settle(self, new: MPI.Comm, has_left: bool, unrepeated_before: Mapping[int, str]) -> bool:
-        """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_left`."""
+    def _settle(self, new: MPI.Comm, has_failure: bool, unrepeated_before: Mapping[int, str]) -> bool:
+        """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_failure`."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
-        mine = _Report(self._begun, unsettled, unrepeated, has_left, self._meets or self.has_met)
+        mine = _Report(self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met)
         reports = gather_objects(new, mine, self._comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
@@ -341,7 +341,7 @@ class Regroup:
                 call.is_settled = True
         lost = {place: "" for one in reports for place in one.unrepeated if place > self._begun}
         self._unrepeated = {**unrepeated_before, **lost}
-        return any(one.has_left for one in reports)
+        return any(one.has_failure for one in reports)
 
     def _drop(self) -> list[Call]:
         """Roll back the calls in flight that are not settled; return those that can be made again."""
@@ -398,7 +398,7 @@ class _Report(NamedTuple):
     begun: int  # the last one
     unsettled: list[int]
     unrepeated: list[int]  # those of the unsettled ones that raise RanksLost
-    has_left: bool
+    has_failure: bool
     meets: bool
 
 

@@ -53,3 +53,31 @@ def test_a_launcher_of_two_ranks_reports_the_death_of_one(jobs: Jobs, dead: int,
     status, output = jobs.run_tolerant(2, ENDING, DEAD=dead, QUIETLY=quietly).finish()
     assert status != 0, output
     assert f"rank {dead} died" in output
+
+
+LATE = """
+comm = mpicomp.Communicator(on_failure=MODE)
+comm.barrier()
+if END == "closed":
+    comm.close()
+if comm.rank == LAST:
+    while not all((FOLDER / f"ends-{rank}").exists() for rank in range(comm.size) if rank != LAST):
+        time.sleep(0.01)
+    time.sleep(0.3)  # the others have left their last line
+    if END == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if END == "exits":
+        sys.exit(3)
+    raise RuntimeError("after the last call")
+tell(f"ends-{comm.rank}")
+"""
+
+
+@pytest.mark.parametrize("mode", ["raise", "regroup"])
+@pytest.mark.parametrize(("end", "last"), [("open", 0), ("open", 1), ("closed", 1), ("killed", 0), ("exits", 1)])
+def test_a_rank_that_fails_after_the_last_call_leaves_no_other_waiting(
+    jobs: Jobs, mode: str, end: str, last: int
+) -> None:
+    status, output = jobs.run_tolerant(3, LATE, MODE=mode, END=end, LAST=last).finish()
+    assert bool(status) == (mode == "raise" or end != "killed"), output
+    assert "NBC_Progress" not in output

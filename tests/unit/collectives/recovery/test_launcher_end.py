@@ -1,0 +1,80 @@
+"""A launcher that goes on after its job is ended; others, and those that end by themselves, are left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[4]
+LATEST_S = 60.0
+# Two ranks that end at once, and a launcher that goes on.
+LAUNCHER = "trap '' {ignored}; {rank} & {rank} & wait; echo ended >&2; sleep 100; sleep 100"
+RANK = "from collectives.recovery.launcher_end import watch_launcher; watch_launcher(8)"
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd_open")
+
+
+class Launchers:
+    """Starts shells under the names of launchers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, name: str, *, ignored: str = "WINCH", env: Mapping[str, str], program: str = LAUNCHER
+    ) -> subprocess.Popen[str]:
+        shell = shutil.copy(shutil.which("bash") or "/bin/bash", self._folder / name)
+        rank = f"{sys.executable} -c '{RANK}'"
+        found = subprocess.Popen(
+            [shell, "-c", program.format(ignored=ignored, rank=rank)], cwd=PROJECT, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MPICOMP_END_LAUNCHER_AFTER": "0.2"} | dict(env),
+            start_new_session=True,
+        )  # fmt: skip
+        self._started.append(found)
+        assert found.stderr is not None
+        assert found.stderr.readline() == "ended\n"
+        return found
+
+    def end(self) -> None:
+        for one in self._started:
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)
+            one.communicate()
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Iterator[Launchers]:
+    started = Launchers(tmp_path)
+    yield started
+    started.end()
+
+
+@pytest.mark.parametrize("name", ["prterun", "mpiexec.hydra"])
+@pytest.mark.parametrize(("ignored", "number"), [("WINCH", signal.SIGTERM), ("TERM", signal.SIGKILL)])
+def test_a_launcher_that_goes_on_is_ended(launchers: Launchers, name: str, ignored: str, number: int) -> None:
+    found = launchers.start(name, ignored=ignored, env={})
+    assert found.wait(LATEST_S) == -number
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("slurmstepd", {}),  # it may have other jobs
+        ("prted", {"PMIX_NAMESPACE": "prte-node0-123@4"}),  # so may this one
+        ("prterun", {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}),  # no link between ranks could be cut
+        ("prterun", {"MPICOMP_END_LAUNCHER_AFTER": "0"}),
+        ("prterun", {"MPICOMP_END_LAUNCHER_AFTER": "1000"}),
+    ],
+)
+def test_other_launchers_go_on(launchers: Launchers, name: str, env: dict[str, str]) -> None:
+    found = launchers.start(name, env=env)
+    time.sleep(1.0)
+    assert found.poll() is None
