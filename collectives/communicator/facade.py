@@ -29,9 +29,10 @@ from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailure, marked
-from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
+from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
+from collectives.execution.traffic import Traffic
 from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing, meet_at_end
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers

@@ -12,7 +12,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.consistency.descriptions import gather_objects
-from collectives.execution.handle import Traffic
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, Limits, drive
 from mpicomp.aggregator.residual_copies import ResidualCopies, Saved, State, ages_of, copied_keys, with_copy
 from mpicomp.feedback.redistribute import among_survivors
