@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collectives.errors import PeerFailure as PeerFailure
     from collectives.errors import RanksLost as RanksLost
     from collectives.execution.handle import Handle as Handle
-    from collectives.execution.handle import Traffic as Traffic
-    from collectives.execution.handle import TrafficLog as TrafficLog
+    from collectives.execution.traffic import Traffic as Traffic
+    from collectives.execution.traffic import TrafficLog as TrafficLog
     from collectives.schedules.halving_doubling import HalvingDoubling as HalvingDoubling
     from collectives.schedules.plan import Plan as Plan
     from collectives.schedules.plan import PlanError as PlanError
@@ -58,7 +58,8 @@ _HOMES = {
         "PeerFailure",
         "RanksLost",
     ),
-    "execution.handle": ("Handle", "Traffic", "TrafficLog"),
+    "execution.handle": ("Handle",),
+    "execution.traffic": ("Traffic", "TrafficLog"),
     "schedules.halving_doubling": ("HalvingDoubling",),
     "schedules.plan": ("Plan", "PlanError", "Step", "Topology", "TopologyError", "Transfer"),
     "schedules.registry": ("TOPOLOGIES", "TopologyName", "topology"),

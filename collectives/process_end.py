@@ -176,8 +176,8 @@ def _abort(status: int, reason: str) -> None:
     if is_tolerant_job():
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in tuple(_open):
-            if ending.leaves_spares is not None:
-                ending.leaves_spares()
+            if ending.dismiss_spares is not None:
+                ending.dismiss_spares()
             revoke(ending.mpi_comm)
         revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
         time.sleep(READING_S)  # in which they name the rank that died first

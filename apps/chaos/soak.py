@@ -24,7 +24,7 @@ FIRST_DEATH, LAST_DEATH = 0.1, 0.9  # parts of the calls between which ranks die
 # Between a fifth of the calls and the end. The flight recorder fills up with 2,000 calls, of a few objects each.
 GROWTH_MB, GROWTH_OBJECTS = 8.0, 8000
 OTHER_RANKS = 1.25  # a rank with another number may have other messages in the same plan
-DEATH_MB, DEATH_OBJECTS = 4.0, 5000  # more for each death: objects whose buffers MPI may still write to are kept
+DEATH_MB, DEATH_OBJECTS = 6.0, 6000  # more for each death: objects whose buffers MPI may still write to are kept
 LAST_CHARACTERS = 4000
 
 

@@ -11,7 +11,7 @@ import mpicomp
 from apps.performance.part import MS, STAGES, Part, Row, both, get, made, scaled, vectors
 from apps.records import Record
 from collectives import Communicator, Traffic
-from collectives.execution.handle import COSTS
+from collectives.execution.traffic import COSTS
 from mpicomp.cli.timing import alternate, gather, summary
 
 MPI_ALONE = "MPI_Allreduce"

@@ -17,7 +17,8 @@ import numpy as np
 from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.execution.handle import Call, Traffic
+from collectives.execution.handle import Call
+from collectives.execution.traffic import Traffic
 from collectives.execution.workers import in_parts
 from mpicomp import (
     ECQSGD,

@@ -21,7 +21,7 @@ import torch
 from mpi4py import MPI
 
 import mpicomp
-from apps.train.agreement import LAST_RANK_S, JobError, any_rank, fail, on_rank_0, raise_on_all_ranks
+from apps.train.agreement import LAST_RANK_S, JobError, any_rank, fail, is_waiting, on_rank_0, raise_on_all_ranks
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
 from apps.train.options import ONE_BIT_ADAM, parse
@@ -56,11 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             link=options.link,
             ranks_per_node=options.ranks_per_node,
             on_failure=options.on_failure,
+            spares=options.spares,
         )
     except ValueError as error:
         network = "" if options.network is None else f" --network {options.network}"
         network += "" if options.link is None else f" --link {options.link}"
         network += "" if options.on_failure == "raise" else f" --on-failure {options.on_failure}"
+        network += "" if not options.spares else f" --spares {options.spares}"
         return fail(MPI.COMM_WORLD, f"--topology {options.topology}{network}: {error}")
     except OSError as error:
         return fail(MPI.COMM_WORLD, f"--trace {options.trace}: {error}")
@@ -94,11 +96,12 @@ def train(options: argparse.Namespace, comm: Communicator) -> None:
             raise JobError(str(error)) from error
         saver, resumed = None, None
         if options.checkpoint is not None:
-            require_writable(options.checkpoint, comm)
-            if options.resume:
-                resumed = resume(options, comm, training)
-            else:
-                require_unused(options, comm)
+            if not is_waiting(comm):  # such a rank touches no files, and gets its state from a member
+                require_writable(options.checkpoint, comm)
+                if options.resume:
+                    resumed = resume(options, comm, training)
+                else:
+                    require_unused(options, comm)
             saver = Saver(options, comm, training)
         with raise_on_all_ranks(comm):
             report = Report(comm, options.json, partial(_header, options, comm, training), training.epoch)
@@ -119,9 +122,22 @@ def _run(
         report.advance(training.n_steps, training.position)
         return saver is not None and saver.after_step()
 
+    def counters() -> tuple[dict[str, Any], int | None]:
+        return training.counters(), None if saver is None else saver.last_step
+
+    def adopt(member: tuple[dict[str, Any], int | None]) -> None:
+        training.adopt(member[0])
+        if saver is not None and member[1] is not None:
+            saver.last_step = member[1]
+
+    def admit() -> int:
+        """Let ranks that wait take the places of dead ones; a rank that waits returns once it has joined."""
+        return training.optimizer.admit(training.model, counters, adopt)
+
+    before_step = None if comm.newcomers is None else admit
     report.begin(options.algorithm, training.n_steps, training.position)
     while training.epoch < options.epochs:
-        if not training.train_epoch(after_step):
+        if not training.train_epoch(after_step, before_step):
             report.print_line(f"stopped by a signal after step {training.step}; continue with --resume")
             return
         record = training.close_epoch()

@@ -23,7 +23,7 @@ NODES = "nodes"
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset(
     {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data"}
-    | {"threads", "trace", "link", "ranks_per_node", "on_failure"}
+    | {"threads", "trace", "link", "ranks_per_node", "on_failure", "spares"}
 )
 """Options that a resumed run may change, as they do not enter the arithmetic, or only with the nodes of `identity`."""
 _PER_RANKS = frozenset({"batch", "lr", "topology", "network", NODES})
@@ -48,6 +48,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.lr = DEFAULT_LR[options.optimizer]
     if options.decay == "step" and not options.decay_epochs:
         parser.error("--decay step needs --decay-epochs")
+    if options.spares and options.on_failure != "regroup":
+        parser.error("--spares needs --on-failure regroup")
+    if options.spares and options.per_node is not None:
+        parser.error("--per-node takes no newcomers: leave out --spares")
     if options.resume and options.checkpoint is None:
         parser.error("--resume needs --checkpoint DIR")
     return options
@@ -144,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         default="raise",
         help="after the death of a rank: end with an error, or go on with the others, under `mpirun --with-ft ulfm`",
     )
+    add("--spares", type=_count, default=0, help="last ranks of the job that wait, and take the places of dead ones")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where models and data lie; GPUs are dealt in turn")
     add("--threads", type=positive, default=1, help="threads of each rank that encode and decode pieces")
     add = parser.add_argument_group("output").add_argument
@@ -170,6 +175,10 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else positive(text)
 
 
 def _seed(text: str) -> int:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from apps.train.agreement import naming_cure
+from apps.train.agreement import is_waiting, naming_cure
 from apps.train.run_records import MOST_DIGITS
 from collectives import Communicator
 from collectives.json_file import fields, parse_json
@@ -25,8 +25,9 @@ STATUS_DIVERGED = 3
 class Report:
     """Shows a progress bar on a terminal or one line per epoch elsewhere, then a table; writes JSON lines.
 
-    Rank 0 does so, or after its death the new rank 0. Every line has the fields of `header`, as they are when it is
-    written. The lines of the epochs before a resume are kept; without any, the file starts from scratch.
+    Rank 0 does so, or after its death the new rank 0; a rank that waits does not. Every line has the fields of
+    `header`, as they are when it is written. The lines of the epochs before a resume are kept; without any, the file
+    starts from scratch.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ class Report:
 
     @property
     def _is_active(self) -> bool:
-        return self._comm.rank == 0
+        return self._comm.rank == 0 and not is_waiting(self._comm)
 
     def _open(self, path: Path) -> None:
         """Make the file, with the lines of the epochs that are completed."""

@@ -19,6 +19,11 @@ class Saver:
     """Writes a checkpoint whenever one is due, and one more when a stop is requested, which ends the run.
 
     Making it is collective.
+
+    Attributes
+    ----------
+    last_step
+        Step of the newest checkpoint, or of the start.
     """
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, training: Training) -> None:
@@ -26,13 +31,13 @@ class Saver:
         self._every, self._unit = options.checkpoint_every
         self._options = options
         self._comm, self._training = comm, training
-        self._last_step = training.step
+        self.last_step = training.step
         comm.stop_requested()  # installs the handlers: a signal during the first step must not end the rank
 
     def after_step(self) -> bool:
         """Save if a checkpoint is due or any rank is to stop; collective. Returns whether to stop."""
         stop = self._comm.stop_requested()
-        due = self._unit == "steps" and self._training.step - self._last_step >= self._every
+        due = self._unit == "steps" and self._training.step - self.last_step >= self._every
         if stop or due:
             self._save()
         return stop
@@ -48,7 +53,7 @@ class Saver:
             require_same(run.model, self._comm)  # a checkpoint of models that differ would hide the error for good
         while not self._is_saved():  # a rank has died, so that the others have new ranks and states
             pass
-        self._last_step = run.step
+        self.last_step = run.step
 
     def _is_saved(self) -> bool:
         comm, run = self._comm, self._training

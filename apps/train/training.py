@@ -115,16 +115,20 @@ class Training:
             options.decay_factor,
         )
 
-    def train_epoch(self, after_step: Callable[[], bool]) -> bool:
+    def train_epoch(self, after_step: Callable[[], bool], before_step: Callable[[], object] | None = None) -> bool:
         """Run the rest of the current epoch; returns whether it was completed.
 
         `after_step` is called after each step that leaves all ranks with the same model, and returns true to stop
-        there.
+        there. `before_step` is called before the images of a step are drawn, also where the epoch has no more.
         """
         images, labels = self._dataset.train.images, self._dataset.train.labels
         optimizer, model = self.optimizer, self.model
         model.train()
-        while (indices := self.dealer.draw()) is not None:
+        while True:
+            if before_step is not None:
+                before_step()
+            if (indices := self.dealer.draw()) is None:
+                break
             started = time.perf_counter()
             before = optimizer.synchronizations
             self._set_learning_rate()
@@ -235,6 +239,25 @@ class Training:
             "torch_random": self._generator.get_state(),
         }
 
+    def counters(self) -> dict[str, Any]:
+        """Return the state that a newcomer takes over by `adopt`; model, optimizer and dealer send their own."""
+        return {
+            "step": self.step,
+            "best_accuracy": self.best_accuracy,
+            "loss_sum": self._loss_sum.cpu(),
+            "loss_images": self._loss_images,
+            "meter": self.meter.state_dict(),
+        }
+
+    def adopt(self, counters: dict[str, Any]) -> None:
+        """Continue from a member's counters, its cost and the losses of its epoch, as if they were this rank's own."""
+        self.step, self.best_accuracy = counters["step"], counters["best_accuracy"]
+        self._loss_sum.copy_(counters["loss_sum"])
+        self._loss_images = counters["loss_images"]
+        self.meter.load_state_dict(counters["meter"])
+        # this rank's number in the job: it has no number among the members yet
+        self._seed_rank(self._comm.members[0] + 1_000_003 * self.step)
+
     def restoring(self, model: dict[str, Tensor], state: dict[str, Any]) -> Iterator[Callable[[], None]]:
         """Return functions that restore the model and a result of `state_dict` or `redistribute`, part by part.
 
@@ -297,7 +320,8 @@ def device_of(kind: str, comm: Communicator) -> torch.device:
             f"--device {kind}, but PyTorch finds no GPU: install its build for the GPU, start ranks where "
             "there is one, or take --device cpu"
         )
-    device = torch.device(kind, comm.local_rank % count)
+    local_rank = comm.local_rank if comm.newcomers is None else comm.newcomers.local_rank
+    device = torch.device(kind, local_rank % count)
     torch.cuda.set_device(device)
     return device
 

@@ -55,11 +55,20 @@ class Ending:
 
     `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the
     ends of this communicator, of those split from it, and of those it was split from: a death ends them together.
+    `dismiss_spares` ends the ranks that wait for a death; None: no rank waits.
     """
 
-    def __init__(self, calls: Calls, missing: MissingRanks, size: int, workers: Workers | None, *kept: object) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        missing: MissingRanks,
+        size: int,
+        workers: Workers | None,
+        dismiss_spares: Callable[[], None] | None,
+        *kept: object,
+    ) -> None:
         self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
-        self.kept = kept
+        self.dismiss_spares, self.kept = dismiss_spares, kept
         self.trace: Trace | None = None
         self.mpi_comm = missing.comm
         self.family: WeakSet[Ending] = WeakSet((self,))
@@ -194,10 +203,10 @@ class Ending:
             self._workers.dismiss()
         self.end_quietly(_CLOSED)
 
-    leaves_spares: Callable[[], None] | None = None  # ends ranks that wait, where the program ends
-
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
+        if self.dismiss_spares is not None:
+            self.dismiss_spares()
         if self._calls.in_flight():
             keep_alive(self)
         if self._size > 1 and not self._calls.broken:
@@ -211,7 +220,7 @@ class Ending:
     @property
     def is_shared(self) -> bool:
         """The communicator is open, and other ranks use it, or may do so once they need this one."""
-        return self._calls.broken != _CLOSED and (self._size > 1 or self.leaves_spares is not None)
+        return self._calls.broken != _CLOSED and (self._size > 1 or self.dismiss_spares is not None)
 
     @property
     def all_left(self) -> bool:

@@ -27,8 +27,9 @@ from collectives.dense.broadcast_gather import (
     is_long,
 )
 from collectives.errors import reword
-from collectives.execution.handle import Call, Steps, Traffic, keep_uncompiled
+from collectives.execution.handle import Call, Steps, keep_uncompiled
 from collectives.execution.staged import stage
+from collectives.execution.traffic import Traffic
 from collectives.quoting import one_line, shown
 
 if TYPE_CHECKING:

@@ -29,9 +29,10 @@ from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailure, marked
-from collectives.execution.handle import Call, Handle, Steps, Traffic, keep_uncompiled
+from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
+from collectives.execution.traffic import Traffic
 from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing, meet_at_end
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
@@ -263,15 +264,12 @@ class Communicator(metaclass=_Listed):
         self._users = Users()
         self.calls = Calls(self._users)
         self.piece_bytes = piece_bytes
+        self.newcomers = Newcomers(self, pool, layouts, pool.size - spares) if spares else None
         self._open(mpi_comm, layout, hosts)
         self.regroup: Regroup | None = None
-        self.newcomers: Newcomers | None = None
         if on_failure == "regroup" and pool.size > 1:
             self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
             self.repeats_calls = True
-        if spares:
-            self.newcomers = Newcomers(self, pool, layouts, pool.size - spares)
-            self.ending.leaves_spares = self.newcomers.leave
         self.calls.regroup = self.regroup
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         if self.regroup is not None:
@@ -309,7 +307,10 @@ class Communicator(metaclass=_Listed):
         members = members_of(mpi_comm)
         flight = RecordedGroup(recorder_here(), self._key, self.rank, members, self.calls)
         self.calls.renew(mpi_comm, self.here, flight)
-        self.ending = Ending(self.calls, self.missing, self.size, self.workers, self._call_check, self.dense_buffers)
+        dismiss_spares = None if self.newcomers is None else self.newcomers.dismiss
+        self.ending = Ending(
+            self.calls, self.missing, self.size, self.workers, dismiss_spares, self._call_check, self.dense_buffers
+        )
         self.ending.trace = self.trace
         end_with_process(self.ending)
 

@@ -32,7 +32,8 @@ from collectives.checksum import digest
 from collectives.consistency.descriptions import MARK_BITS, Description, difference
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.errors import CollectiveMismatch, DamagedMessage
-from collectives.execution.handle import Call, Steps, Traffic
+from collectives.execution.handle import Call, Steps
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import until
 from collectives.quoting import list_ranks
 from collectives.trace.flight_recorder import COMPARED

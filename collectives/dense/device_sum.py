@@ -18,11 +18,12 @@ from collectives.arrays import Device
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.arrays.torch_device import as_type, combine, divide
 from collectives.arrays.vectors import Flat
-from collectives.execution.handle import Call, Steps, Traffic
+from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from collectives.execution.staged import await_array, await_operation, takes_device_memory, use_in_background
+from collectives.execution.traffic import Traffic
 
 # Vectors below this, in bytes of their messages, go through the host as a whole: one copy each way, where the way by
 # pieces has up to three, and kernels for each. From this length on "auto" takes the ring; not measured on a GPU.

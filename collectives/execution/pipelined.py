@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from collectives.annotations import Testable, override
 from collectives.errors import PeerFailure
-from collectives.execution.handle import Call, Steps, Traffic
+from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import (
     MergedPayload,
     MessageMemory,
@@ -31,6 +31,7 @@ from collectives.execution.payload import (
 from collectives.execution.program import Message, Program
 from collectives.execution.stepwise import StepwiseExecution
 from collectives.execution.tracing import trace_run
+from collectives.execution.traffic import Traffic
 from collectives.execution.workers import Jobs
 
 Cache = dict[tuple[int, int], MPI.Prequest]

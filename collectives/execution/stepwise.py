@@ -14,10 +14,11 @@ from mpi4py import MPI
 
 from collectives.annotations import Testable
 from collectives.errors import PeerFailure
-from collectives.execution.handle import Call, Steps, Traffic
+from collectives.execution.handle import Call, Steps
 from collectives.execution.payload import MergedPayload, MessageStarter, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
 from collectives.execution.staged import until_queued
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import until
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 from collectives.annotations import Testable
 from collectives.arrays import Queued
-from collectives.execution.handle import Call, Traffic
+from collectives.execution.handle import Call
 from collectives.execution.staged import leave_queued
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, until
 from collectives.trace.recorder import Trace
 

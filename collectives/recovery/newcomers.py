@@ -2,9 +2,9 @@
 
 All ranks of the job are in a communicator of MPI, the pool. It has the members, which train, and the spares, which
 wait in `admit` and look at the pool. When the members agree that a rank is missing, they revoke the pool: every spare
-notices it. All make a pool of the living ranks and exchange their roles. Members and newcomers then have a communicator
-in common, over which a member sends its state. In the end all ranks of the pool agree that the newcomers have taken it.
-If a rank has died meanwhile, all begin again with the ranks that are left.
+notices it. All make a pool of the living ranks and exchange their roles. Members and newcomers make a communicator of
+their own, and a member sends its state to the newcomers. In the end all ranks of the pool agree that the newcomers have
+taken it. If a rank has died meanwhile, all begin again with the ranks that are left.
 
 **Why the members regroup before.** A member may have ended the call in which they agree while another one is still in
 it and finds a dead rank. The latter regroups, so the former has to as well: neither may wait in another call of MPI.
@@ -12,9 +12,7 @@ it and finds a dead rank. The latter regroups, so the former has to as well: nei
 
 from __future__ import annotations
 
-import atexit
 import logging
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,11 +23,13 @@ from weakref import ref
 import numpy as np
 from mpi4py import MPI
 
-from collectives.consistency.descriptions import gather_bytes, gather_objects, gather_texts
+from collectives.annotations import Bytes
+from collectives.consistency.descriptions import gather_objects, gather_texts
 from collectives.errors import PeerFailure
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from collectives.recovery.fault_tolerance import agree, failed_ranks, reports_death, revoke
+from collectives.recovery.state_transfer import pack, transfer, unpack
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -99,15 +99,11 @@ class Newcomers:
         self.is_spare = pool.rank >= n_members
         self._members, self._spares = list(range(n_members)), list(range(n_members, pool.size))  # ranks of the pool
         self._all_ready, self._n_admitted = False, 0
-        here = ref(self)
 
-        def leave() -> None:
-            newcomers = here()
-            if newcomers is not None:
-                newcomers.dismiss()
-
-        self.leave = leave
-        atexit.register(leave)
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among those that its host had at the start, with those that wait."""
+        return self._layouts[1].local_rank
 
     @property
     def waiting(self) -> int:
@@ -309,12 +305,15 @@ class _Admission:
         takes_part = pool.rank in chosen
         color, key = (0, chosen.index(pool.rank)) if takes_part else (MPI.UNDEFINED, 0)
         self.new = self._regroup.with_survivors(partial(pool.Split, color, key))
-        problem = ""
         if takes_part:
             self.new.Set_errhandler(MPI.ERRORS_RETURN)
-            contents = gather_bytes(self.new, self._content(), self._comm.timeout)
-            if self._saved is None:
-                problem = self._take(contents[: len(self.members)])
+        problem = ""
+        if self.taken:
+            frames = pack(self._content(is_first=pool.rank == self.members[0])) if pool.rank in self.members else []
+            states = transfer(pool, self.members, self.taken, frames, self._comm.timeout)
+            if states:
+                problem = self._take(states)
+                del states  # the memory of all that the newcomer has copied
         self.problems = gather_texts(pool, problem, self._comm.timeout)
         if takes_part and not any(self.problems):
             assert self._saved is not None
@@ -323,22 +322,20 @@ class _Admission:
             self._comm.renew(self.new, numbers, layouts)
             self._regroup.renew_users(self._saved, tuple(range(len(self.members))))
 
-    def _content(self) -> bytes:
-        """Return the bytes that this rank sends to all: the first member its whole state, other members their parts."""
-        if self._mine.place < 0:
-            return b""
+    def _content(self, is_first: bool) -> tuple[Any, Any]:
+        """Return the objects that this member sends: the first one its whole state, the others their parts."""
         whole = None
-        if self.new.rank == 0:  # another member than before if that has died
+        if is_first:  # another member than before if that has died
             assert self._saved is not None
             users = [(user.describe(), state) for user, state in self._saved]
             whole = self._transfer.state(), users, self._comm.shared_counters(), self._regroup.counters()
-        return pickle.dumps((whole, self._transfer.each()), pickle.HIGHEST_PROTOCOL)
+        return whole, self._transfer.each()
 
-    def _take(self, contents: Sequence[bytes]) -> str:
+    def _take(self, states: Sequence[Sequence[Bytes]]) -> str:
         """Take the members' states as a newcomer; returns the reason for which it cannot, or ""."""
         comm, regroup = self._comm, self._regroup
         try:
-            sent = [pickle.loads(one) for one in contents]
+            sent = [unpack(frames) for frames in states]
             (state, users, shared, counters), _ = sent[0]
             comm.adopt(shared)
             self._transfer.load(state, [each for _, each in sent])

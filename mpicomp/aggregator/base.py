@@ -17,21 +17,19 @@ from collectives.arrays import Stream, named, require_stream
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.routes import VERSION
-from collectives.consistency.descriptions import gather_objects
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
-from collectives.execution.handle import Traffic, keep_uncompiled
+from collectives.execution.handle import keep_uncompiled
 from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
-from collectives.progress.polling import Backoff, Limits, drive
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
-from mpicomp.aggregator.residual_copies import ResidualCopies, Saved, ages_of, copied_keys, with_copy
+from mpicomp.aggregator.residual_copies import Saved
+from mpicomp.aggregator.survival import make_copies, renew_copies, state_of_newcomer, state_of_survivor
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
-from mpicomp.feedback.redistribute import among_survivors
 
 _NO_NUMBERS = None, None
 
@@ -114,30 +112,13 @@ class Aggregator:
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
             tensors += f", rows of {tensors_listed(matrix_rows)},"
-        self._copies = self._residual_copies()
+        self._copies = make_copies(comm, algorithm, self.driver, self.state_kinds, self.feedback.like)
         if self._copies is not None:
             tensors += f", residuals copied every {self._copies.every} steps,"
         text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "
         text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
         self._text = CallText(comm, algorithm, spec, self._tag, text)
         self._fingerprint = self._text.fingerprint
-
-    def _residual_copies(self) -> ResidualCopies | None:
-        """Return the copies of residuals if the communicator has a period for them; None: there is nothing to copy."""
-        comm, every = self.comm, self.comm.copy_residuals_every
-        if every is None or comm.regroup is None or comm.size == 1:
-            return None
-        # residuals without elements are those of options that keep none
-        like = self.feedback.like()
-        kinds = {key: kind for key, kind in self.state_kinds.items() if kind == "owned" or np.size(like.get(key, ()))}
-        if not copied_keys(kinds):
-            return None
-        if not self.driver.undoes:
-            raise ValueError(
-                f"{comm.here}: residuals of {type(self.algorithm).__name__} cannot be copied every {every} steps: "
-                "leave out copy_residuals_every, or take the method that it contains"
-            )
-        return ResidualCopies(comm, every, kinds)
 
     def __repr__(self) -> str:
         spec, comm = self.spec, self.comm
@@ -527,15 +508,7 @@ class Aggregator:
 
     def enter(self, peers: Saved) -> Saved:
         """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
-        kinds = self.state_kinds
-        if "shard" in kinds.values():
-            raise ValueError(f"{self.algorithm} divides vectors among the ranks of a node, and takes no newcomers")
-        there = peers.state
-        state = {
-            key: _without_errors(value) if kinds[key] in ("mean", "owner") else value for key, value in there.items()
-        }
-        state |= {key: np.zeros(2, np.int64) for key, kind in kinds.items() if kind == "owned" and key in there}
-        return Saved(state, None, 0)
+        return state_of_newcomer(self.algorithm, peers, self.state_kinds)
 
     def renew(self, saved: Saved, survivors: tuple[int, ...]) -> dict[int, int | None]:
         """Go on among the survivors, each from its own residual and the copy that it holds; collective.
@@ -547,26 +520,16 @@ class Aggregator:
         dict
             Age in steps of the residual that was added for each dead rank, None where it is lost; empty: no copies.
         """
-        comm, kinds, copy = self.comm, self.state_kinds, saved.held
+        comm = self.comm
         with comm.tags_from(self._first_tag):
             self._assemble()
-        dead = [rank for rank in range(saved.size) if rank not in survivors]
-        ages: dict[int, int | None] = {}
-        if dead:
-            held = gather_objects(comm.mpi_comm, copy and (copy.rank, copy.step), comm.timeout)
-            ages = ages_of(held, dead, saved.state["step"])
-        state, of_dead = with_copy(saved.state, copy, dead, kinds)
-        if not {kinds[key] for key in state} <= {"mean", "shared"}:
-            everyones = gather_objects(comm.mpi_comm, (state, of_dead), comm.timeout)
-            stand_in, alive = getattr(self.feedback, "stand_in", None), [one for one, _ in everyones]
-            state = among_survivors(alive, kinds, stand_in, [one for _, copied in everyones for one in copied])
+        stand_in = getattr(self.feedback, "stand_in", None)
+        state, ages = state_of_survivor(comm, saved, survivors, self.state_kinds, stand_in)
         taken = self._checked_state(state)
         self.feedback.load(taken)
         self.step, self._can_undo = taken["step"], False
-        if (copies := self._copies) is not None:
-            backoff = Backoff(Limits(comm.timeout), lambda: f"{comm.here}: no copy of the residual")
-            drive(copies.exchange(self.feedback.state(), self.step, self._tag, backoff, Traffic()), backoff)
-            copies.keep()
+        if self._copies is not None:
+            renew_copies(comm, self._copies, self.feedback.state(), self.step, self._tag)
         return ages
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -667,10 +630,3 @@ class Aggregator:
         taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.feedback.state_nan)
         self.feedback.check_owner(state, where)
         return taken
-
-
-def _without_errors(value: Any) -> Any:
-    """Return zeros in the shape of a state's entry."""
-    if isinstance(value, dict):
-        return {key: _without_errors(one) for key, one in value.items()}
-    return np.zeros_like(value) if isinstance(value, np.ndarray) else value

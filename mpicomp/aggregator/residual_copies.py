@@ -13,7 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray
-from collectives.execution.handle import Call, Traffic
+from collectives.execution.handle import Call
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import keep_alive, until
 
 if TYPE_CHECKING:

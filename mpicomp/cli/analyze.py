@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -280,13 +281,14 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     by_rank = {one.rank: one for one in files}
     n_ranks = max(one.ranks for one in files)
     missing = [rank for rank in range(n_ranks) if rank not in by_rank]
-    keys = list(dict.fromkeys(key for one in files for key in one.members))
+    # Ranks that wait to take the place of a dead one have the members' key, each with a communicator of its own.
+    groups = dict.fromkeys((key, tuple(members)) for one in files for key, members in one.members.items())
     differing: list[Finding] = []
     late: list[Finding] = []
     silent: list[Finding] = []
     ahead: list[Finding] = []
-    for key in keys:
-        group = _Group(key, [one for one in files if key in one.members])
+    for key, members in groups:
+        group = _Group(key, members, [one for one in files if one.members.get(key) == list(members)])
         differing += group.differing()
         late += group.late()
         silent += group.silent()
@@ -314,9 +316,8 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
 class _Group:
     """Files of the ranks of one communicator."""
 
-    def __init__(self, key: str, files: list[RankFile]) -> None:
-        self.key, self.files = key, files
-        self.members = files[0].members[key]
+    def __init__(self, key: str, members: Sequence[int], files: list[RankFile]) -> None:
+        self.key, self.members, self.files = key, list(members), files
         with_file = {one.rank for one in files}
         self.missing = [rank for rank in self.members if rank not in with_file]
         self.without = {one.rank: one for one in files}

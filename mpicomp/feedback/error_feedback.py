@@ -21,7 +21,8 @@ from collectives.arrays import Device
 from collectives.arrays.elements import narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Draw, adds_decoded, decays_residual, echoes, keeps_residual
-from mpicomp.feedback.base import FiniteFlag, Residual, StateKind
+from mpicomp.feedback.base import Residual, StateKind
+from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.payloads import QUIET, codec_on
 from mpicomp.kernels.streams import Stream
 

@@ -11,7 +11,8 @@ from collectives.arrays.elements import narrow
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
-from mpicomp.feedback.base import FiniteFlag, Problem, StepInput, bad_ranks, compute_type, words_of
+from mpicomp.feedback.base import Problem, StepInput, bad_ranks, compute_type, words_of
+from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.votes import VoteLayout, Votes
 from mpicomp.kernels.streams import GROUP, Stream, source
 

@@ -21,7 +21,8 @@ from collectives.arrays.elements import aligned_empty
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.codecs.top_k import Selector, index_bits, kept
 from mpicomp.feedback import nonfinite
-from mpicomp.feedback.base import Feedback, FiniteFlag, Problem, Residual, StepInput, bad_ranks, words_of
+from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, words_of
+from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.mirror import Mirror
 
 FLAG_BYTES = 16  # of a flag: kernels have forms of their own for addresses that are no multiples of 16

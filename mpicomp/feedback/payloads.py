@@ -15,7 +15,8 @@ from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Finite
 from mpicomp.codecs.quantizer import Quantizer
-from mpicomp.feedback.base import FiniteFlag, compute_type, narrow_into, words_of
+from mpicomp.feedback.base import compute_type, narrow_into, words_of
+from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.mirror import Mirror
 
 QUIET = np.errstate(over="ignore", invalid="ignore")

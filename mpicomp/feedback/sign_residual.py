@@ -17,7 +17,6 @@ from collectives.arrays import Device, after_copy
 from mpicomp import kernels
 from mpicomp.feedback.base import (
     Feedback,
-    FiniteFlag,
     Problem,
     State,
     StateKind,
@@ -27,6 +26,7 @@ from mpicomp.feedback.base import (
     copy_to_host,
     words_of,
 )
+from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.host_signs import HostSigns, Tensors
 from mpicomp.feedback.in_place_residual import InPlaceResidual
 from mpicomp.feedback.packed_signs import PackedSigns

@@ -21,7 +21,8 @@ from collectives.execution.staged import until_queued
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.spec import VectorSpec
-from mpicomp.feedback.base import FiniteFlag, narrow_into, words_of
+from mpicomp.feedback.base import narrow_into, words_of
+from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.kernels import of
 from mpicomp.nodes.local_sum import BAD, FINE, LONGEST_COPY_BYTES, AgreeingSum
 from mpicomp.nodes.torch_group import TorchGroup

@@ -20,7 +20,8 @@ from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
-from mpicomp.feedback.base import FiniteFlag, bad_ranks, compute_type, words_of
+from mpicomp.feedback.base import bad_ranks, compute_type, words_of
+from mpicomp.feedback.finite_flag import FiniteFlag
 
 
 class HostMean:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from apps.performance.cluster.prepared import Prepared
 from collectives import Communicator
-from collectives.execution.handle import COSTS
+from collectives.execution.traffic import COSTS
 from mpicomp.cli.timing import elapsed_and_processor, gather, slowest, turns
 
 MOST_REPEATS = 200

@@ -20,7 +20,7 @@ import numpy as np
 from collectives import Communicator, Traffic
 from collectives.annotations import Array, Doubles, FloatArray
 from collectives.consistency.descriptions import gather_texts
-from collectives.execution.handle import COSTS
+from collectives.execution.traffic import COSTS
 from mpicomp.algorithms import Aggregator, Algorithm, Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.per_node import method_of

@@ -109,6 +109,15 @@ def test_calls_between_two_ranks_have_no_order(tmp_path: Path, capsys: pytest.Ca
     assert analyze(tmp_path, capsys, 1)["findings"] == []
 
 
+def test_a_rank_that_waits_for_a_death_is_not_blamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, calls in enumerate(([call(1), call(2, 1, "begun")], [call(1)], [call(1, 1)])):
+        group = {"key": RUN, "rank": rank % 2, "members": [0, 1] if rank < 2 else [2], "begun": len(calls)}
+        write(tmp_path, rank, calls, communicators=[group], reason="SIGUSR1")
+    found = analyze(tmp_path, capsys)
+    assert (found["named"], found["files"], found["notes"]) == ([1], [0, 1, 2], [])
+    assert [(one["kind"], one["communicator"]) for one in found["findings"]] == [("late", [0, 1])]
+
+
 def test_files_of_another_run_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 2):
         write(tmp_path, rank, [call(1, state="begun")])

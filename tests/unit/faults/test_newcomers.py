@@ -17,6 +17,7 @@ TRAINING = """
 import json, logging, zlib
 logging.basicConfig(level=logging.WARNING)
 from mpi4py import MPI
+from collectives.recovery import state_transfer
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
 comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=20, **COMM)
@@ -26,6 +27,16 @@ if me == DIES_JOINING:
     def die(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     mpicomp.aggregator.base.Aggregator.renew = die
+state_transfer.PIECE_BYTES, state_transfer.LONG_BYTES = PIECES
+waits = 0
+def wait(*arguments, before=state_transfer.wait):
+    global waits
+    waits += 1
+    if waits == 6:  # of two in each round, for a piece and the other ranks
+        os.kill(os.getpid(), signal.SIGKILL)
+    before(*arguments)
+if me == DIES_SENDING:
+    state_transfer.wait = wait
 def state():
     return {"model": model, "step": step}
 def load(saved):
@@ -53,8 +64,8 @@ comm.close()
 
 
 def train(jobs: Jobs, ranks: int, spares: int, deaths: dict[int, int], method: str = "dense", **given: Any) -> Any:
-    constants: dict[str, Any] = {"OTHER": None, "DIES_JOINING": None, "STEPS": 12, "N": 1000, "COMM": {}}
-    constants |= {"N_MEMBERS": ranks - spares, **given}
+    constants: dict[str, Any] = {"OTHER": None, "DIES_JOINING": None, "DIES_SENDING": None, "STEPS": 12, "COMM": {}}
+    constants |= {"N_MEMBERS": ranks - spares, "N": 1000, "PIECES": (1000, 100), **given}
     job = jobs.run_warm(ranks, TRAINING, SPARES=spares, DEATHS=deaths, METHOD=method, **constants)
     return job, *job.finish()
 
@@ -103,10 +114,36 @@ def test_members_go_on_without_a_newcomer_that_dies_or_has_another_model(jobs: J
     assert re.search(r"rank 3 of the job cannot join, and the others go on", output)
 
 
+@pytest.mark.parametrize(("dies", "left"), [(0, [2, 3, 4]), (3, [0, 2, 4])])
+def test_a_death_between_two_pieces_of_a_state_begins_the_admission_again(
+    jobs: Jobs, dies: int, left: list[int]
+) -> None:
+    job, status, output = train(jobs, 5, 2, {1: 2}, DIES_SENDING=dies)
+    assert status == 0, output
+    rows = {rank: rows_of(job, rank) for rank in left}
+    assert rows[2 if dies == 0 else 0][12][-1] == left
+    for rank in left:
+        for step, row in rows[rank].items():
+            assert row == rows[left[0]][step], (rank, step)
+
+
 def test_ranks_that_nobody_needs_end_with_the_job(jobs: Jobs) -> None:
     job, status, output = train(jobs, 2, 1, {})
     assert status == 0, output
     assert rows_of(job, 0)[12][0] == 1
+
+
+WITHOUT_CLOSE = """
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+comm.admit(lambda: 0, print)
+tell("trained")
+"""
+
+
+def test_ranks_that_nobody_needs_end_with_a_program_that_closes_nothing(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(2, WITHOUT_CLOSE)
+    status, output = job.finish()
+    assert (status, job.told("trained")) == (0, ""), output
 
 
 OPTIMIZER = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpicomp
-from collectives.execution.handle import Traffic
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, Limits, drive
 from mpicomp.aggregator.residual_copies import ResidualCopies, ResidualCopy, ages_of, buddies_of, with_copy
 from mpicomp.feedback.redistribute import among_survivors

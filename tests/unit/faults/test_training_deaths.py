@@ -30,6 +30,7 @@ from apps.faults import Injector, parse_schedule
 from apps.train import __main__ as program, checkpoint
 from apps.train.dealer import Dealer
 from apps.train.training import Training
+from collectives.recovery import newcomers
 me = MPI.COMM_WORLD.rank
 faults = Injector(parse_schedule(FAULTS), me)
 draws, calls, rows = 0, Counter(), (FOLDER / f"rows-{me}").open("w", buffering=1)
@@ -63,6 +64,13 @@ die_in(checkpoint, "_write")
 die_in(Training, "_evaluate_part")
 die_in(Dealer, "draw")
 program.Communicator = functools.partial(program.Communicator, faults.watch(MPI.COMM_WORLD))
+
+def all_ready(spares, are_ready=newcomers.Newcomers._are_ready):
+    while spares.waiting and not are_ready(spares):  # they load their modules
+        time.sleep(0.01)
+    return spares.waiting > 0
+
+newcomers.Newcomers._are_ready = all_ready
 with faults.installed():
     status = program.main(ARGV)
 tell(f"status-{me}", status)
@@ -95,8 +103,9 @@ def resume(ranks: int, saved: Path, argv: list[str], ranks_per_node: int | None 
     return found
 
 
-def test_the_survivors_train_on_with_each_image_once_and_their_checkpoint_is_resumed(
-    jobs: Jobs, tmp_path: Path
+@pytest.mark.parametrize("spares", [0, 1])  # 1: rank 2 takes the place of rank 1
+def test_those_that_are_left_train_on_with_each_image_once_and_their_checkpoint_is_resumed(
+    jobs: Jobs, tmp_path: Path, spares: int
 ) -> None:
     saved, data = tmp_path / "saved", write_images(tmp_path / "data")
     argv = [
@@ -105,7 +114,7 @@ def test_the_survivors_train_on_with_each_image_once_and_their_checkpoint_is_res
         *("--optimizer", "sgd", "--decay", "step", "--decay-epochs", "2"),
     ]
     record = tmp_path / "run.json"
-    own = ["--on-failure", "regroup", "--timeout", "60", "--json", str(record)]
+    own = ["--on-failure", "regroup", "--spares", str(spares), "--timeout", "60", "--json", str(record)]
     # rank 0 dies before it renames the checkpoint of the second epoch: it flushes two folders of each checkpoint
     deaths = {0: ("flush_folder", 3)}
     job = jobs.run_warm(RANKS, TRAINING, ARGV=[*argv, *own], FAULTS="kill:1:4:middle", DEATHS=deaths)
@@ -114,6 +123,8 @@ def test_the_survivors_train_on_with_each_image_once_and_their_checkpoint_is_res
     assert job.told("status-2") == "0"
 
     lines = [records(tmp_path / f"rows-{rank}") for rank in range(RANKS)]
+    joined_at = min(step for kind, step, _ in lines[2] if kind == "model")
+    assert (joined_at > 4) == bool(spares)
     models: dict[int, set[int]] = {}
     for kind, step, model in (line for of_rank in lines for line in of_rank):
         if kind == "model":

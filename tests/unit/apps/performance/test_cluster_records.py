@@ -20,7 +20,7 @@ from apps.performance.cluster.overlap import balance
 from apps.performance.cluster.records import merge, read
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.records import write_record
-from collectives.execution.handle import COSTS
+from collectives.execution.traffic import COSTS
 
 ENVIRONMENT = environment() | {"memory_scaling": [1.5]}
 COST = dict.fromkeys(COSTS, 0.001) | {"bytes_sent_most": 2e6}

@@ -38,6 +38,8 @@ def test_options_are_read_as_they_are_meant(argv: str, name: str, value: object)
         (["--option", "clip"], "--option clip: write it as key=value"),
         (["--checkpoint-every", "5minutes"], "neither a number of epochs nor like 500steps"),
         (["--resume"], "--resume needs --checkpoint DIR"),
+        (["--spares", "1"], "--spares needs --on-failure regroup"),
+        (["--spares", "1", "--on-failure", "regroup", "--per-node"], "--per-node takes no newcomers"),
         (["--decay", "step"], "--decay step needs --decay-epochs"),
         (["--algorithm", "one-bit-adam", "--optimizer", "sgd"], "leave out --optimizer"),
         (["--algorithm", "one-bit-adam", "--local-steps", "2"], "leave out --optimizer, --synchronize, --local-steps"),

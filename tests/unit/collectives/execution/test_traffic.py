@@ -11,7 +11,7 @@ import pytest
 
 import mpicomp
 from collectives import Communicator, Traffic
-from collectives.execution.handle import COSTS, TrafficLog
+from collectives.execution.traffic import COSTS, TrafficLog
 
 
 def test_costs_are_all_that_adds_up() -> None:
