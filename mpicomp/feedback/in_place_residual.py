@@ -41,7 +41,7 @@ class InPlaceResidual:
         self._device, self._on_host, self._dtype = device, device.name == "cpu", np.dtype(dtype)
         self.vector = device.zeros(n, self._dtype.name)
         self.lazy, self.pending, self.spoiled = lazy, np.zeros(tensors, dtype), False
-        self._spare = device.zeros(n, self._dtype.name) if keeps and not self._on_host else None
+        self._spare = device.zeros(n, self._dtype.name) if keeps else None
 
     # The signs subtract pending results. They are arguments: kept here, they would form a cycle, which frees a device's
     # memory late.
@@ -52,12 +52,9 @@ class InPlaceResidual:
         return found if self._on_host else copy_to_host(self._device, found)
 
     def copied(self, subtract_pending: Subtract, into: Array | None = None) -> Array:
-        """Return such a copy where vectors are; on a device `into` is overwritten with it, if it is given."""
-        if self._on_host:
-            found = np.array(self.vector)
-        else:
-            found = self._device.zeros(len(self.vector), self._dtype.name) if into is None else into
-            overwrite(self._device, found, self.vector)
+        """Return such a copy where vectors are; `into` is overwritten with it, if it is given."""
+        found = self._device.zeros(len(self.vector), self._dtype.name) if into is None else into
+        overwrite(self._device, found, self.vector)
         if self.lazy:
             subtract_pending(found)
         return found
