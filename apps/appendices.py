@@ -1,10 +1,9 @@
 """Appendices of the documentation, whose tables are made of the records in ``docs/records``.
 
-``python -m apps.appendices`` writes the tables of all records into docs/performance-tables.md and docs/reproduce.md;
-with ``--take`` it writes the records of the pages instead, after a page was edited.
-The programs that measure put a new table into its record and its page at once, by `publish`. A record is a JSON file
-with the tables and lines of text of one place in a page. Seconds of single calls are in the records of `runs` alone,
-which a table is made of.
+``python -m apps.appendices`` writes the tables of all records into their pages; with ``--take`` it writes the records
+of the pages instead, after a page was edited. The programs that measure put a new table into its record and its page at
+once, by `publish`. A record is a JSON file with the tables and lines of text of one place in a page. Seconds of single
+calls are in the records of `runs` alone, which a table is made of.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TypeAlias
 from apps.launch import PROJECT
 from collectives.atomic_file import replacing
 
-PAGES = tuple(PROJECT / "docs" / name for name in ("performance-tables.md", "reproduce.md"))
+PAGES = tuple(PROJECT / "docs" / name for name in ("chaos.md", "churn.md", "performance-tables.md", "reproduce.md"))
 
 Table: TypeAlias = dict[str, list[str] | list[list[str]]]
 """``columns``, their ``alignment`` ("left" or "right") and ``rows`` of cells, which are Markdown."""
