@@ -101,16 +101,21 @@ def _churn(options: argparse.Namespace) -> int:
         options.width, method=options.method, options=METHODS[options.method], seed=options.seed,
     )  # fmt: skip
 
+    if len(options.minutes) not in (1, len(options.ways)):
+        print(f"error: --minutes has one number, or one for each of {len(options.ways)} ways", file=sys.stderr)
+        return 2
+    seconds = {way: 60 * options.minutes[i % len(options.minutes)] for i, way in enumerate(options.ways)}
+
     def report(record: Record) -> None:
-        print(f"{record['ways'][options.ways[0]]['seconds'] / 60:.1f} minutes\n{churn.table(record)}", flush=True)
+        minutes = ", ".join(f"{way['seconds'] / 60:.1f}" for way in record["ways"].values())
+        print(f"{minutes} minutes\n{churn.table(record)}", flush=True)
         if options.json is not None:
             write_record(options.json, record)
 
     try:
         with tempfile.TemporaryDirectory(prefix="mpicomp-churn-") as folder:
             record = churn.campaign(
-                training, 60 * options.minutes, options.turn, options.every, options.seed, Path(folder), report,
-                options.ways,
+                training, seconds, options.turn, options.every, options.seed, Path(folder), report,
             )  # fmt: skip
     except (JobFailed, ValueError) as error:  # ValueError: the dataset is missing
         print(f"error: {error}", file=sys.stderr)
@@ -151,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         kills.add_argument("--rate", default="1gbit", help="of each host's link (default %(default)s)")
         kills.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
     churning = modes.add_parser("churn", help="one long training whose ranks are killed and replaced, beside restarts")
-    churning.add_argument("--minutes", type=float, default=10.0, help="of each way (default %(default)s)")
+    churning.add_argument(
+        "--minutes", type=float, nargs="+", default=[10.0], help="of each way, or one number for all (default 10)"
+    )
     churning.add_argument("--every", type=float, default=60.0, help="seconds between two kills (default %(default)s)")
     churning.add_argument("--turn", type=float, default=60.0, help="seconds of a way's turn (default %(default)s)")
     churning.add_argument("--ranks", type=int, default=2, help="ranks that train (default %(default)s)")

@@ -6,6 +6,7 @@ the machine. Time counts in a way's own turns alone.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -348,30 +349,26 @@ def write_data(name: str, folder: Path) -> None:
 
 
 def campaign(
-    training: Training, seconds: float, turn_s: float, every_s: float, seed: int, folder: Path,
-    report: Callable[[Record], None], names: Sequence[str] = WAYS,
+    training: Training, seconds: Mapping[str, float], turn_s: float, every_s: float, seed: int, folder: Path,
+    report: Callable[[Record], None],
 ) -> Record:  # fmt: skip
-    """Make a training in each way for so many seconds, in turns of `turn_s`.
+    """Make a training in each way for its seconds, in turns of at most `turn_s`; a way with fewer has shorter turns.
 
     `report` is called with the record after each round of turns; the last one is returned.
     """
     write_data(training.dataset, folder)
     env = mpi_environment()
-    ways = [Way(name, training, folder / name, folder, env, every_s, seed) for name in names]
+    ways = [Way(name, training, folder / name, folder, env, every_s, seed) for name in seconds]
+    rounds = math.ceil(max(seconds.values()) / turn_s)
     loads: list[float] = []
     try:
         for way in ways:
             way.prepare()
-        done = 0.0
-        record: Record = {}
-        while done < seconds:
-            turn = min(turn_s, seconds - done)
+        for _ in range(rounds):
             for way in ways:
-                way.take_turn(turn)
+                way.take_turn(seconds[way.name] / rounds)
                 loads.append(os.getloadavg()[0])
-            done += turn
-            record = summary(training, ways, every_s, seed, loads)
-            report(record)
+            report(summary(training, ways, every_s, seed, loads))
         for way in ways:
             way.finish()
         return summary(training, ways, every_s, seed, loads)

@@ -58,12 +58,23 @@ def test_figures_are_relative_to_the_undisturbed_training(tmp_path: Path) -> Non
     assert [one["is_in_band"] for one in found.values()] == [True, True, False]
 
 
+def test_ways_with_less_time_have_as_many_turns_which_are_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[tuple[str, float]] = []
+    monkeypatch.setattr(churn, "write_data", lambda name, folder: None)
+    monkeypatch.setattr(Way, "prepare", lambda way: way.timeline.steps.append(Step(4, 1.0, 0, None, 0.0)))
+    monkeypatch.setattr(Way, "take_turn", lambda way, seconds: turns.append((way.name, seconds)))
+    campaign(Training(), {"raise": 10.0, "regroup": 100.0}, 60.0, 1.0, 1, tmp_path, lambda record: None)
+    assert turns == [("raise", 5.0), ("regroup", 50.0)] * 2
+
+
 def test_a_rank_that_waits_takes_the_place_of_a_killed_one(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     training = Training(2, 1, 8, 1000, "digits", "mlp", None)
     reports: list[Record] = []
-    record = campaign(training, 1.0, 1.0, 0.3, 1, tmp_path, reports.append, ("regroup",))
+    record = campaign(training, {"regroup": 1.0}, 1.0, 0.3, 1, tmp_path, reports.append)
     way = record["ways"]["regroup"]
     assert failures(record) == [], failures(record)
     assert way["tried"] == way["survived"] >= 1
