@@ -36,6 +36,7 @@ from collectives.recovery.launcher_end import watch_launcher
 
 if TYPE_CHECKING:
     from collectives.communicator.ending import Ending
+    from collectives.recovery.newcomers import Newcomers
 
 READING_S = 0.2  # in which other ranks read the last messages of one that leaves without MPI_Finalize
 MEETING_TAG = 32_767  # the largest that every MPI library has
@@ -48,6 +49,7 @@ _expects_deaths = False
 _other_failed = False
 _is_leaving = False
 _meets = False
+_newcomers: Newcomers | None = None
 
 
 # Uncaught exceptions --------------------------------------------------------------------------------------------------
@@ -160,9 +162,10 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
-    watch_launcher(MPI.COMM_WORLD.size)
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
     # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
+    if _newcomers is not None and _newcomers.is_spare and _newcomers.has_members:
+        _die()  # the others do without this rank, once MPI has reported its death to them
     shared = [ending for ending in _open if ending.is_shared]
     if is_tolerant_job() and _expects_deaths and shared and _can_regroup():
         for ending in shared:
@@ -173,11 +176,12 @@ def _abort(status: int, reason: str) -> None:
             if time.monotonic() > deadline:
                 _die()
             time.sleep(SLEEP_S)
+    if any(ending.has_timed_out for ending in _open):  # perhaps since a link is cut
+        watch_launcher(MPI.COMM_WORLD.size)
     if is_tolerant_job():
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in tuple(_open):
-            if ending.dismiss_spares is not None:
-                ending.dismiss_spares()
+            ending.dismiss_spares()
             revoke(ending.mpi_comm)
         revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
         time.sleep(READING_S)  # in which they name the rank that died first
@@ -269,16 +273,35 @@ def _leave_all() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
         for ending in tuple(_open):
             with suppress(MPI.Exception):
+                if not _aborts_next():
+                    ending.dismiss_spares()
                 ending.leave()
         # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
         if not _is_leaving and is_tolerant_job() and (reason := _await_others()):
             _leave_after_death(reason)
 
 
-def meet_at_end() -> None:
-    """Let this rank wait for all others of the job at the end of its program: all ranks call this."""
-    global _meets
-    _meets = True
+def meet_at_end(newcomers: Newcomers | None) -> None:
+    """Let this rank wait for all others of the job at the end of its program: all ranks call this.
+
+    `newcomers` has the ranks that wait for a death, if there are any.
+    """
+    global _meets, _newcomers
+    _newcomers = newcomers or _newcomers
+    if _meets:
+        return
+    _meets, finalize = True, MPI.Finalize
+
+    def finalize_with_all() -> None:
+        _leave_all()
+        finalize()
+
+    MPI.Finalize = finalize_with_all
+
+
+def _aborts_next() -> bool:
+    """Return True if the abort hook ends the job next: it runs after the handler of communicators."""
+    return _installed and exit_status() != 0
 
 
 def _await_others() -> str:
@@ -292,7 +315,7 @@ def _await_others() -> str:
         while not any(ending.another_failed for ending in _open):
             if dead := describe_failed(world):
                 return f"{dead} died"
-            if not _meets or (_installed and exit_status()):  # the abort hook ends the job next
+            if not _meets or _aborts_next():
                 return ""
             if next(meeting, True):
                 return ""

@@ -45,6 +45,7 @@ from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
+    from collectives.recovery.newcomers import Newcomers
 
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
 _CLOSED = "it was closed"
@@ -55,7 +56,7 @@ class Ending:
 
     `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the
     ends of this communicator, of those split from it, and of those it was split from: a death ends them together.
-    `dismiss_spares` ends the ranks that wait for a death; None: no rank waits.
+    `newcomers` has the ranks that wait for a death; None: no rank waits.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Ending:
         missing: MissingRanks,
         size: int,
         workers: Workers | None,
-        dismiss_spares: Callable[[], None] | None,
+        newcomers: Newcomers | None,
         *kept: object,
     ) -> None:
         self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
-        self.dismiss_spares, self.kept = dismiss_spares, kept
+        self.newcomers, self.kept = newcomers, kept
         self.trace: Trace | None = None
         self.mpi_comm = missing.comm
         self.family: WeakSet[Ending] = WeakSet((self,))
@@ -205,8 +206,6 @@ class Ending:
 
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
-        if self.dismiss_spares is not None:
-            self.dismiss_spares()
         if self._calls.in_flight():
             keep_alive(self)
         if self._size > 1 and not self._calls.broken:
@@ -220,12 +219,22 @@ class Ending:
     @property
     def is_shared(self) -> bool:
         """The communicator is open, and other ranks use it, or may do so once they need this one."""
-        return self._calls.broken != _CLOSED and (self._size > 1 or self.dismiss_spares is not None)
+        return self._calls.broken != _CLOSED and (self._size > 1 or self.newcomers is not None)
 
     @property
     def all_left(self) -> bool:
         """All other ranks have sent that their programs end."""
-        return self._size > 1 and self._missing.n_left == self._size - 1
+        return self._missing.n_left == self._size - 1
+
+    @property
+    def has_timed_out(self) -> bool:
+        """A rank has not answered, so that the ranks have given the communicator up."""
+        return isinstance(self._calls.failure, CollectiveTimeout)
+
+    def dismiss_spares(self) -> None:
+        """End the ranks that wait for a death."""
+        if self.newcomers is not None:
+            self.newcomers.dismiss()
 
     @property
     def another_failed(self) -> bool:

@@ -275,7 +275,7 @@ class Communicator(metaclass=_Listed):
         if self.regroup is not None:
             expect_deaths()
         if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
-            meet_at_end()
+            meet_at_end(self.newcomers)
         with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
             try:
                 self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
@@ -307,9 +307,8 @@ class Communicator(metaclass=_Listed):
         members = members_of(mpi_comm)
         flight = RecordedGroup(recorder_here(), self._key, self.rank, members, self.calls)
         self.calls.renew(mpi_comm, self.here, flight)
-        dismiss_spares = None if self.newcomers is None else self.newcomers.dismiss
         self.ending = Ending(
-            self.calls, self.missing, self.size, self.workers, dismiss_spares, self._call_check, self.dense_buffers
+            self.calls, self.missing, self.size, self.workers, self.newcomers, self._call_check, self.dense_buffers
         )
         self.ending.trace = self.trace
         end_with_process(self.ending)

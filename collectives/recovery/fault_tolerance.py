@@ -103,8 +103,11 @@ def look(comm: MPI.Comm) -> None:
     comm.Iprobe(MPI.ANY_SOURCE)
 
 
-def await_death(comm: MPI.Comm) -> bool:
-    """Wait a moment for MPI's notice of a death that other evidence shows; returns whether it has come."""
+def await_death(comm: MPI.Comm, meanwhile: Callable[[], object] = lambda: None) -> bool:
+    """Wait a moment for MPI's notice of a death that other evidence shows; returns whether it has come.
+
+    `meanwhile` receives messages: those that are not received keep MPI from making progress in `look`.
+    """
     deadline = time.monotonic() + LONGEST_NOTICE_S
     while time.monotonic() < deadline:
         try:
@@ -113,6 +116,7 @@ def await_death(comm: MPI.Comm) -> bool:
             return True
         if failed_ranks(comm):  # a message that has arrived hides the error from a probe
             return True
+        meanwhile()
         time.sleep(SLEEP_S)
     return False
 

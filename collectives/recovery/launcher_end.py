@@ -20,15 +20,16 @@ from pathlib import Path
 
 PATIENCE_S, SETTING = 30.0, "MPICOMP_END_LAUNCHER_AFTER"
 TERM_S = 5.0  # between SIGTERM and SIGKILL
-# Launchers of one job and their daemons, by the first 15 letters, which Linux keeps. Slurm's daemon has other jobs too.
-_OPEN_MPI = ("mpirun", "prterun", "prted", "orterun", "orted")
-_MPICH = ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy")
+# Launchers of one job and their daemons, of at most 15 letters, which Linux keeps. Slurm's daemon has other jobs too.
+_LAUNCHERS = ("mpirun", "prterun", "orterun", "mpiexec", "mpiexec.hydra")
+_DAEMONS = ("prted", "orted", "hydra_pmi_proxy")
+_PARENT, _STARTED = 1, 19  # fields of /proc/PID/stat behind the name
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _OF_MANY_JOBS = "prte-"  # beginning of the name of a job whose daemons outlive it
 
 
 def watch_launcher(n_ranks: int) -> None:
-    """Let this node's part of the launcher end if it has not done so by itself after a while.
+    """Leave a process that ends this node's launcher or daemon if that has not ended by itself after a while.
 
     Nothing is done on a node that has all ranks of the job, of which there are `n_ranks`. The environment's
     MPICOMP_END_LAUNCHER_AFTER has the seconds, by default 30; 0: never.
@@ -37,8 +38,9 @@ def watch_launcher(n_ranks: int) -> None:
     here = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "")
     if not patience or not launchers or here in ("", str(n_ranks)) or not hasattr(os, "pidfd_open"):
         return
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as claim:
-        claim.bind(f"\0mpicomp-launcher-{launchers[0]}")  # OSError: another rank of this node has come first
+    # OSError: another rank of this node has come first. Whatever else happens, the job ends next.
+    with suppress(Exception), socket.socket(socket.AF_UNIX) as claim:
+        claim.bind(f"\0mpicomp-launcher-{_name(launchers[0])}")
         ends = [os.pidfd_open(pid) for pid in launchers]
         given = [f"{pid}:{end}" for pid, end in zip(launchers, ends, strict=True)]
         # The launcher reads the streams of its ranks to their end, so this process must not have them.
@@ -58,47 +60,57 @@ def _patience() -> float:
 
 def _launchers() -> Iterator[int]:
     """Yield the processes above this one that have started this job and no other, the nearest first."""
-    names = {name[:15] for name in (*_OPEN_MPI, *_MPICH)}
     if os.environ.get("PMIX_NAMESPACE", "").startswith(_OF_MANY_JOBS):
         return
     pid = os.getppid()
     with suppress(OSError, ValueError):
-        while Path(f"/proc/{pid}/comm").read_text().strip() in names:
+        while (name := Path(f"/proc/{pid}/comm").read_text().strip()) in (*_DAEMONS, *_LAUNCHERS):
             yield pid
-            pid = _parent(pid)
+            if name in _LAUNCHERS:  # another one above has started this one as its job
+                return
+            pid = int(_status(pid)[_PARENT])
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _status(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _name(pid: int) -> str:
+    """Return a name of a process that no other one has, in no container that shares this network."""
+    return f"{Path('/proc/self/ns/pid').stat().st_ino}-{pid}-{_status(pid)[_STARTED]}"
 
 
 # The process that is left behind --------------------------------------------------------------------------------------
 
 
 def _main(patience: float, given: Iterable[str]) -> None:
-    pairs = [one.split(":") for one in given]
-    left = _wait([int(end) for _, end in pairs], patience)
+    pids = {int(end): int(pid) for pid, _, end in (one.partition(":") for one in given)}
+    left = _wait([*pids], patience)
     if not left:
         return
-    ranks = [*_children({int(pid) for pid, _ in pairs})]
+    ranks = [*_children({pids[end] for end in left})]
     _signal(left, signal.SIGTERM)
     _signal(_wait([*left, *ranks], TERM_S), signal.SIGKILL)
 
 
 def _wait(ends: list[int], seconds: float) -> list[int]:
     """Wait until processes have ended; return those that are left."""
-    deadline = time.monotonic() + seconds
-    while ends and (rest := deadline - time.monotonic()) > 0:
-        ended, _, _ = select.select(ends, (), (), rest)
-        ends = [end for end in ends if end not in ended]
-    return ends
+    deadline, poll = time.monotonic() + seconds, select.poll()
+    left = set(ends)
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    while left and (rest := deadline - time.monotonic()) > 0:
+        for end, _ in poll.poll(1e3 * rest):
+            poll.unregister(end)
+            left.remove(end)
+    return [end for end in ends if end in left]
 
 
 def _children(pids: Container[int]) -> Iterator[int]:
     """Yield file descriptors of the processes that these have started."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            if _parent(int(folder.name)) in pids:
+            if int(_status(int(folder.name))[_PARENT]) in pids:
                 yield os.pidfd_open(int(folder.name))
 
 

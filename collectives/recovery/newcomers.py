@@ -13,6 +13,7 @@ it and finds a dead rank. The latter regroups, so the former has to as well: nei
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -106,6 +107,11 @@ class Newcomers:
         return self._layouts[1].local_rank
 
     @property
+    def has_members(self) -> bool:
+        """Return False if all members have died."""
+        return not set(self._members) <= set(failed_ranks(self._pool))
+
+    @property
     def waiting(self) -> int:
         """Number of spares left."""
         return len(self._spares)
@@ -176,8 +182,8 @@ class Newcomers:
         return self._n_admitted
 
     def _is_dismissed(self) -> bool:
-        if set(self._members) <= set(failed_ranks(self._pool)):
-            return True
+        if not self.has_members:
+            sys.exit(1)
         for member in self._members:
             with suppress(MPI.Exception):  # this member has died
                 if self._pool.Iprobe(member, _DISMISSAL):
@@ -297,7 +303,7 @@ class _Admission:
             (rank for rank in ranks if self.views[rank].place >= 0), key=lambda rank: self.views[rank].place
         )
         if not self.members:
-            raise SystemExit(1)
+            sys.exit(1)  # whose status is recorded, unlike that of a bare SystemExit
         spares = [rank for rank in ranks if rank not in self.members]
         n_taken = max(0, n_wanted - len(self.members))
         self.taken, self.left = spares[:n_taken], spares[n_taken:]
@@ -314,7 +320,7 @@ class _Admission:
             if states:
                 problem = self._take(states)
                 del states  # the memory of all that the newcomer has copied
-        self.problems = gather_texts(pool, problem, self._comm.timeout)
+        self.problems = gather_texts(pool, problem, self._comm.arrival_timeout)  # `load` may take long
         if takes_part and not any(self.problems):
             assert self._saved is not None
             numbers = tuple(self.views[rank].number for rank in chosen)

@@ -237,7 +237,12 @@ class Regroup:
         if reports_death(error, mpi_comm):
             return True
         # a rank that an exception ends sends a notice, which arrives before MPI's notice of its death
-        return isinstance(error, CollectiveTimeout) and self._comm.missing.n_left > 0 and await_death(mpi_comm)
+        missing = self._comm.missing
+        return (
+            isinstance(error, CollectiveTimeout)
+            and missing.n_left > 0
+            and await_death(mpi_comm, lambda: missing.another_failed)
+        )
 
     def _regroup(self, start: float) -> None:
         comm = self._comm
