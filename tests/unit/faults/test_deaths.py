@@ -81,3 +81,36 @@ def test_a_rank_that_fails_after_the_last_call_leaves_no_other_waiting(
     status, output = jobs.run_tolerant(3, LATE, MODE=mode, END=end, LAST=last).finish()
     assert bool(status) == (mode == "raise" or end != "killed"), output
     assert "NBC_Progress" not in output
+
+
+GOING_ON = """
+os.environ |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MPICOMP_END_LAUNCHER_AFTER": "0.1"}  # as with several nodes
+comm = mpicomp.Communicator(on_failure="regroup")
+me, end = comm.rank, time.monotonic() + 4.0
+while comm.allreduce(int(time.monotonic() < end or comm.size == 3), "max"):
+    if me == 1:
+        sys.exit(3) if EXITS else float("one")
+tell(f"end-{me}", comm.size)
+"""
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_a_job_that_goes_on_after_a_failure_keeps_its_launcher(jobs: Jobs, exits: bool) -> None:
+    job = jobs.run_tolerant(3, GOING_ON, EXITS=exits)
+    status, output = job.finish()
+    assert [job.told(f"end-{rank}") for rank in (0, 2)] == ["2", "2"], output
+    assert status == 1, output
+
+
+FINALIZED = """
+from mpi4py import MPI
+comm = mpicomp.Communicator()
+comm.close()
+if comm.rank == 1:
+    MPI.Finalize()
+"""
+
+
+def test_a_rank_that_finalizes_mpi_by_hand_waits_for_the_others(jobs: Jobs) -> None:
+    status, output = jobs.run_tolerant(3, FINALIZED).finish()
+    assert status == 0, output

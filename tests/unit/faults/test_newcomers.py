@@ -202,3 +202,38 @@ def test_optimizers_copy_model_and_state_to_a_newcomer(jobs: Jobs, warmup_steps:
 def test_numbers_of_ranks_that_wait_are_checked(given: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         mpicomp.Communicator(spares=given, alone=True)
+
+
+FAILING = """
+from mpi4py import MPI
+me, step = MPI.COMM_WORLD.rank, 0
+comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES)
+if me == FAILING_SPARE:
+    comm.close()
+    sys.exit(1)
+def load(saved):
+    global step
+    step = saved
+while step < 5 or comm.size < 2:
+    comm.admit(lambda: step, load)
+    comm.barrier()
+    step += 1
+    if step == 4 and me in DEAD:
+        float("one") if RAISES else os.kill(os.getpid(), signal.SIGKILL)
+tell(f"end-{me}", comm.members)
+"""
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_job_whose_members_have_all_failed_has_failed(jobs: Jobs, raises: bool) -> None:
+    dead, spares = (0,) if raises else (0, 1), 1
+    job = jobs.run_tolerant(len(dead) + spares, FAILING, SPARES=spares, FAILING_SPARE=-1, DEAD=dead, RAISES=raises)
+    status, output = job.finish()
+    assert status != 0, output
+
+
+def test_a_rank_that_waits_and_fails_does_not_keep_others_from_joining(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(4, FAILING, SPARES=2, FAILING_SPARE=3, DEAD=(1,), RAISES=False)
+    status, output = job.finish()
+    assert [job.told(f"end-{rank}") for rank in (0, 2)] == ["(0, 2)"] * 2, output
+    assert status == 0, output
