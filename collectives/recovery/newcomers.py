@@ -316,7 +316,7 @@ class _Admission:
         problem = ""
         if self.taken:
             frames = pack(self._content(is_first=pool.rank == self.members[0])) if pool.rank in self.members else []
-            states = transfer(pool, self.members, self.taken, frames, self._comm.timeout)
+            states = transfer(pool, self.members, self.taken, frames, self._comm.timeout, self._comm.arrival_timeout)
             if states:
                 problem = self._take(states)
                 del states  # the memory of all that the newcomer has copied

@@ -71,7 +71,12 @@ def _tensor_of(memory: Bytes, dtype: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def transfer(
-    pool: MPI.Comm, senders: Sequence[int], receivers: Sequence[int], frames: Sequence[Bytes], timeout_s: float
+    pool: MPI.Comm,
+    senders: Sequence[int],
+    receivers: Sequence[int],
+    frames: Sequence[Bytes],
+    timeout_s: float,
+    arrival_timeout_s: float,
 ) -> list[list[Bytes]]:
     """Send the frames of some ranks of the pool to others; collective in the pool.
 
@@ -82,8 +87,8 @@ def transfer(
         Ranks of the pool.
     frames : sequence of arrays
         Of a sender; they must not change meanwhile.
-    timeout_s : float
-        Seconds that a piece may take.
+    timeout_s, arrival_timeout_s : float
+        Seconds that a piece may take, and those in which the senders make their frames.
 
     Returns
     -------
@@ -99,7 +104,7 @@ def transfer(
     def waiting() -> str:
         return f"rank {pool.rank} of {pool.size}: not all ranks transfer a state (look for one that stopped)"
 
-    lengths = gather_objects(pool, [frame.nbytes for frame in frames], timeout_s)
+    lengths = gather_objects(pool, [frame.nbytes for frame in frames], arrival_timeout_s)
     arriving = {sender: [np.empty(length, np.uint8) for length in lengths[sender]] for sender in senders}
     if pool.rank not in receivers:
         arriving = {pool.rank: list(frames)} if pool.rank in senders else {}

@@ -16,12 +16,14 @@ from apps.emulator.network import run as run_command
 from apps.launch import PROJECT
 from collectives.cost.rate import Rate
 
-LATEST_S = 120.0
+LATEST_S = 240.0
+TIMEOUT_S = 8.0
 PROGRAM = """
 import numpy as np
 import mpicomp
-comm = mpicomp.Communicator(timeout=3, arrival_timeout=3, on_failure=MODE)
-comm.barrier()
+with mpicomp.Communicator() as all_ranks:
+    all_ranks.barrier()
+    comm = mpicomp.Communicator(timeout=TIMEOUT_S, arrival_timeout=TIMEOUT_S, on_failure=MODE)
 print("started", flush=True)
 while True:
     comm.allreduce(np.ones(1000, np.float32))
@@ -38,7 +40,7 @@ def wait_until(happened: Callable[[], bool], output: Path) -> None:
 @pytest.mark.timeout(3 * LATEST_S)
 @pytest.mark.parametrize(("mode", "options"), [("raise", []), ("regroup", ["--with-ft", "ulfm"])])
 def test_a_cut_link_ends_the_job_on_both_sides(tmp_path: Path, mode: str, options: list[str]) -> None:
-    output, program = tmp_path / "output", f"MODE = {mode!r}\n{PROGRAM}"
+    output, program = tmp_path / "output", f"MODE, TIMEOUT_S = {mode!r}, {TIMEOUT_S}\n{PROGRAM}"
     with Network(Layout((Rate.parse("1gbit"),) * 2)) as network:
         (launcher, *arguments), env = mpirun(network, tmp_path, "openmpi", 2, [sys.executable, "-c", program])
         command = network.nodes[0].command([launcher, *options, *arguments])
@@ -50,11 +52,15 @@ def test_a_cut_link_ends_the_job_on_both_sides(tmp_path: Path, mode: str, option
             pids = " ".join(run_command("ip", "netns", "pids", node.namespace) for node in network.nodes).split()
             return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]  # not of zombies
 
-        wait_until(lambda: output.read_bytes().count(b"started") == 4, output)
-        network.cut(1)
-        wait_until(lambda: job.poll() is not None, output)
-        assert job.returncode != 0
-        wait_until(lambda: not left(), output)
+        try:
+            wait_until(lambda: output.read_bytes().count(b"started") == 4, output)
+            network.cut(1)
+            wait_until(lambda: job.poll() is not None, output)
+            assert job.returncode != 0
+            wait_until(lambda: not left(), output)
+        finally:
+            job.kill()
+            job.wait()
     text = output.read_text()
     assert "CollectiveTimeout" in text
     assert "no answer from ranks" in text

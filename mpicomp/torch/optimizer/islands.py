@@ -23,9 +23,9 @@ def require_islands(
             f"islands is of type {type(islands).__name__}: pass the communicator of the ranks of this rank's island, "
             "comm.nodes.local or comm.split(color)"
         )
-    if comm.regroup is not None:
+    if comm.regroup is not None or islands.regroup is not None:
         raise ValueError(
-            "islands do not outlive their ranks: leave out islands, or on_failure='regroup' of the communicator"
+            "islands do not outlive their ranks: leave out islands, or make communicators with on_failure='raise'"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("islands cannot be combined with LBFGS, which decides by each rank's own loss")

@@ -56,20 +56,22 @@ def test_a_launcher_of_two_ranks_reports_the_death_of_one(jobs: Jobs, dead: int,
 
 
 LATE = """
+import atexit
 comm = mpicomp.Communicator(on_failure=MODE)
+atexit.register(lambda: tell(f"ends-{me}"))  # runs just before the communicator's own handler
+me = comm.rank
 comm.barrier()
 if END == "closed":
     comm.close()
 if comm.rank == LAST:
     while not all((FOLDER / f"ends-{rank}").exists() for rank in range(comm.size) if rank != LAST):
         time.sleep(0.01)
-    time.sleep(0.3)  # the others have left their last line
+    time.sleep(0.1)
     if END == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if END == "exits":
         sys.exit(3)
     raise RuntimeError("after the last call")
-tell(f"ends-{comm.rank}")
 """
 
 

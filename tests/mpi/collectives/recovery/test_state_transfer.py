@@ -36,7 +36,7 @@ def test_receivers_get_the_states_of_all_senders(mpi_comm: MPI.Comm, n_receivers
     if not senders:
         return
     frames = state_transfer.pack(state_of(mpi_comm.rank)) if mpi_comm.rank in senders else []
-    received = state_transfer.transfer(mpi_comm, senders, receivers, frames, TIMEOUT_S)
+    received = state_transfer.transfer(mpi_comm, senders, receivers, frames, TIMEOUT_S, TIMEOUT_S)
     assert len(received) == (len(senders) if mpi_comm.rank in receivers else 0)
     for sender, parts in zip(senders, received, strict=False):
         state, sent = state_transfer.unpack(parts), state_of(sender)

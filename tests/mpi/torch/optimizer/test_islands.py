@@ -221,10 +221,13 @@ def test_wrong_islands_are_refused_with_the_cure(comm: Communicator) -> None:
             wrap(model, DENSE, comm, islands=comm, **options)
 
 
-def test_a_communicator_that_regroups_is_refused(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_islands", [False, True])
+def test_a_communicator_that_regroups_is_refused(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch, of_islands: bool
+) -> None:
     with islands_of(comm) as island:
-        monkeypatch.setattr(comm, "regroup", object())
-        with pytest.raises(ValueError, match=r"islands do not outlive their ranks: leave out islands, or on_failure="):
+        monkeypatch.setattr(island if of_islands else comm, "regroup", object())
+        with pytest.raises(ValueError, match="islands do not outlive their ranks: leave out islands, or make"):
             wrapped(make_model(), comm, island)
         monkeypatch.undo()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ class Launchers:
         assert found.stderr.readline() == "ended\n"
         return found
 
+    def watchers(self) -> list[str]:
+        """Return the processes left behind by ranks of the launchers."""
+        pids = [f"{one.pid}:" for one in self._started]
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if "launcher_end.py" in text and any(pid in text for pid in pids):
+                    found.append(text)
+        return found
+
     def end(self) -> None:
         for one in self._started:
             if one.poll() is None:
@@ -71,10 +83,19 @@ def test_a_launcher_that_goes_on_is_ended(launchers: Launchers, name: str, ignor
         ("prted", {"PMIX_NAMESPACE": "prte-node0-123@4"}),  # so may this one
         ("prterun", {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}),  # no link between ranks could be cut
         ("prterun", {"MPICOMP_END_LAUNCHER_AFTER": "0"}),
-        ("prterun", {"MPICOMP_END_LAUNCHER_AFTER": "1000"}),
     ],
 )
 def test_other_launchers_go_on(launchers: Launchers, name: str, env: dict[str, str]) -> None:
     found = launchers.start(name, env=env)
-    time.sleep(1.0)
+    assert not launchers.watchers()
     assert found.poll() is None
+
+
+def test_one_rank_of_a_node_leaves_a_process_which_ends_with_the_launcher(launchers: Launchers) -> None:
+    found = launchers.start("prterun", env={"MPICOMP_END_LAUNCHER_AFTER": "1000"})
+    assert len(launchers.watchers()) == 1
+    os.killpg(found.pid, signal.SIGKILL)
+    deadline = time.monotonic() + LATEST_S
+    while launchers.watchers():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
