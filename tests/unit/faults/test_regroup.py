@@ -131,7 +131,7 @@ def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method:
 
 
 WHILE_REGROUPING = """
-from mpicomp.aggregator import base
+from mpicomp.aggregator import base, survival
 comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
@@ -142,7 +142,7 @@ def die(*arguments):
 if me == 3:
     renew = base.Aggregator.renew
     if AT == "exchange":
-        base.gather_objects = die
+        survival.gather_objects = die
     else:
         base.Aggregator.renew = die
 aggregator = mpicomp.DoubleSqueeze().start(comm, N)
