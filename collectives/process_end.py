@@ -10,7 +10,6 @@ parent. MPI_Finalize, which mpi4py calls when an interpreter ends, waits for eve
 
 from __future__ import annotations
 
-import _sitebuiltins
 import atexit
 import io
 import os
@@ -29,6 +28,7 @@ from mpi4py import MPI
 
 from collectives import trace as traces
 from collectives.errors import explains_itself
+from collectives.exit_status import exit_status, keep_exit_status, status_code, watch_exit_status
 from collectives.launcher import mark
 from collectives.progress.polling import SLEEP_S
 from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, look, revoke
@@ -44,7 +44,6 @@ GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
 STATUS_AFTER_DEATH = "MPICOMP_STATUS_AFTER_DEATH"  # of survivors that went on to the end of their program
 OURS = ("collectives", "mpicomp")
 _installed = False
-_status: int | None = None
 _expects_deaths = False
 _other_failed = False
 _is_leaving = False
@@ -162,10 +161,10 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
-    # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
-    # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
     if _newcomers is not None and _newcomers.is_spare and _newcomers.has_members:
         _die()  # the others do without this rank, once MPI has reported its death to them
+    # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
+    # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
     shared = [ending for ending in _open if ending.is_shared]
     if is_tolerant_job() and _expects_deaths and shared and _can_regroup():
         for ending in shared:
@@ -187,65 +186,6 @@ def _abort(status: int, reason: str) -> None:
         time.sleep(READING_S)  # in which they name the rank that died first
         _leave(status or 1)
     MPI.COMM_WORLD.Abort(status)
-
-
-# Exit status of the program, which Python does not make available -----------------------------------------------------
-
-
-def watch_exit_status() -> None:
-    """Record the exit status from now on. That of a bare ``raise SystemExit(3)`` cannot be recorded."""
-    if sys.exit is not _noting_exit:
-        sys.exit = _noting_exit
-        setattr(_sitebuiltins.Quitter, "__call__", _quit)  # noqa: B010 - assigned otherwise it has no type
-
-
-def exit_status() -> int:
-    """Return the status that the program ends with; valid once its last frame has ended."""
-    return _status or 0
-
-
-def _keep_exit_status(status: int) -> None:
-    """Record the status by which the program ends. Later ones, of exceptions that were caught before, do not count."""
-    global _status
-    if _status is None:
-        _status = status
-
-
-class _Ending:
-    """Object of a `SystemExit`, which is freed with it: if no frame of Python is left then, it has ended the program.
-
-    A `SystemExit` may also be caught, and then does not end the program.
-    """
-
-    def __init__(self, status: int) -> None:
-        self._status = status
-
-    def __del__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            try:
-                sys._getframe(1)
-            except ValueError:
-                _keep_exit_status(self._status)
-
-
-def status_code(status: object) -> int:
-    """Return the number that the system receives for an argument of `sys.exit`."""
-    return 0 if status is None else status if isinstance(status, int) else 1
-
-
-def _noting_exit(status: object = None, /) -> NoReturn:
-    error = SystemExit() if status is None else SystemExit(status)
-    error.__dict__["_ending"] = _Ending(status_code(status))
-    try:
-        raise error
-    finally:
-        del error  # its traceback refers to this frame, which would be a cycle of references
-
-
-def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
-    with suppress(Exception):
-        sys.stdin.close()  # as without this module
-    sys.exit(code)
 
 
 # Ranks whose program ends, and forked children ------------------------------------------------------------------------
@@ -352,7 +292,7 @@ def _leave_after_death(reason: str) -> None:
     if not (_expects_deaths or exit_status()):
         here = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
         print(f"{here}: {reason}, so that this program ends with status 1 in place of 0", file=sys.stderr)
-        _keep_exit_status(1)
+        keep_exit_status(1)
     _leave_without_finalizing()
 
 
@@ -390,7 +330,7 @@ def _after_fork() -> None:
     report = sys.excepthook
 
     def report_noting_status(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _keep_exit_status(1)
+        keep_exit_status(1)
         report(kind, error, trace)
 
     watch_exit_status()

@@ -1,0 +1,67 @@
+"""Exit status of the program, which Python does not make available to its own last lines."""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+_status: int | None = None
+
+
+def watch_exit_status() -> None:
+    """Record the exit status from now on. That of a bare ``raise SystemExit(3)`` cannot be recorded."""
+    if sys.exit is not _noting_exit:
+        sys.exit = _noting_exit
+        setattr(_sitebuiltins.Quitter, "__call__", _quit)  # noqa: B010 - assigned otherwise it has no type
+
+
+def exit_status() -> int:
+    """Return the status that the program ends with; valid once its last frame has ended."""
+    return _status or 0
+
+
+def keep_exit_status(status: int) -> None:
+    """Record the status by which the program ends. Later ones, of exceptions that were caught before, do not count."""
+    global _status
+    if _status is None:
+        _status = status
+
+
+class _Ending:
+    """Object of a `SystemExit`, which is freed with it: if no frame of Python is left then, it has ended the program.
+
+    A `SystemExit` may also be caught, and then does not end the program.
+    """
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def __del__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                sys._getframe(1)
+            except ValueError:
+                keep_exit_status(self._status)
+
+
+def status_code(status: object) -> int:
+    """Return the number that the system receives for an argument of `sys.exit`."""
+    return 0 if status is None else status if isinstance(status, int) else 1
+
+
+def _noting_exit(status: object = None, /) -> NoReturn:
+    error = SystemExit() if status is None else SystemExit(status)
+    error.__dict__["_ending"] = _Ending(status_code(status))
+    try:
+        raise error
+    finally:
+        del error  # its traceback refers to this frame, which would be a cycle of references
+
+
+def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
+    with suppress(Exception):
+        sys.stdin.close()  # as without this module
+    sys.exit(code)
