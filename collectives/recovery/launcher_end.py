@@ -38,7 +38,7 @@ def watch_launcher(n_ranks: int) -> None:
     here = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "")
     if not patience or not launchers or here in ("", str(n_ranks)) or not hasattr(os, "pidfd_open"):
         return
-    # OSError: another rank of this node has come first. Whatever else happens, the job ends next.
+    # OSError: another rank of this node has come first. No other error may keep the job from ending.
     with suppress(Exception), socket.socket(socket.AF_UNIX) as claim:
         claim.bind(f"\0mpicomp-launcher-{_name(launchers[0])}")
         ends = [os.pidfd_open(pid) for pid in launchers]
