@@ -48,7 +48,7 @@ _expects_deaths = False
 _other_failed = False
 _is_leaving = False
 _meets = False
-_newcomers: Newcomers | None = None
+_newcomers: Newcomers | None = None  # also once its communicator is closed and gone
 
 
 # Uncaught exceptions --------------------------------------------------------------------------------------------------

@@ -257,7 +257,8 @@ class Communicator(metaclass=_Listed):
             mpi_comm = slow_down(mpi_comm, given.link, layout.node_of)
         self.link = link_of(mpi_comm)
         self._nodes: dict[NodeLayout, Nodes] = {}
-        self.repeats_calls = False  # steps may be made again after a death, from the state of before
+        # Steps may be made again after a death, from the state of before; parts of this communicator inherit it.
+        self.repeats_calls = on_failure == "regroup" and pool.size > 1
         self.threads = 1 if self.workers is None else self.workers.threads
         self.trace: Trace | None = None
         self.verifies = verify
@@ -267,9 +268,8 @@ class Communicator(metaclass=_Listed):
         self.newcomers = Newcomers(self, pool, layouts, pool.size - spares) if spares else None
         self._open(mpi_comm, layout, hosts)
         self.regroup: Regroup | None = None
-        if on_failure == "regroup" and pool.size > 1:
+        if self.repeats_calls:
             self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
-            self.repeats_calls = True
         self.calls.regroup = self.regroup
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         if self.regroup is not None:
