@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collectives.communicator.nodes import NodeLayout
     from collectives.recovery.regroup import Regroup
 
-LOOK_S = 0.01  # between two looks of a spare at the pool, which cost a few microseconds each
+LOOK_S = 0.01  # between two looks of any spare of a host at the pool: each takes its core from a member for 0.1 ms
 _DISMISSAL, _READY = 1, 2  # tags of messages: a member ends a spare; a spare has come to `admit`
 _log = logging.getLogger("collectives")
 
@@ -90,16 +90,19 @@ class Newcomers:
     ----------
     is_spare : bool
         This rank waits.
-    waiting : int
-        Number of spares left.
+    n_wanted : int
+        Number of members as long as spares are left.
     """
 
     def __init__(self, comm: Communicator, pool: MPI.Comm, layouts: Sequence[NodeLayout], n_members: int) -> None:
         self._comm, self._pool, self._layouts = ref(comm), pool, tuple(layouts)
-        self._number, self._wanted = pool.rank, n_members
+        self._number, self.n_wanted = pool.rank, n_members
         self.is_spare = pool.rank >= n_members
         self._members, self._spares = list(range(n_members)), list(range(n_members, pool.size))  # ranks of the pool
         self._all_ready, self._n_admitted = False, 0
+        host_of = self._layouts[1].node_of
+        self._look_s = LOOK_S * max(1, sum(host_of[spare] == host_of[pool.rank] for spare in self._spares))
+        self._n_looks = 0
 
     @property
     def local_rank(self) -> int:
@@ -135,7 +138,7 @@ class Newcomers:
         if comm.calls.driver is not None:
             comm.calls.driver.flush()
         regroup.has_met = False
-        could_join = comm.size < self._wanted and self._are_ready()
+        could_join = comm.size < self.n_wanted and self._are_ready()
         cannot_now = bool(comm.calls.in_flight()) or not transfer.is_ready
         is_missing, is_busy = comm.allreduce(np.array([could_join, cannot_now], np.int64), "max")
         has_met, regroup.has_met = regroup.has_met, False
@@ -178,17 +181,19 @@ class Newcomers:
             elif self._is_dismissed():
                 raise SystemExit(0)
             else:
-                time.sleep(LOOK_S)
+                time.sleep(self._look_s)
         return self._n_admitted
 
     def _is_dismissed(self) -> bool:
-        if not self.has_members:
-            sys.exit(1)
-        for member in self._members:
-            with suppress(MPI.Exception):  # this member has died
-                if self._pool.Iprobe(member, _DISMISSAL):
-                    return True
-        return False
+        """Return True if the members have ended; looks at one of them, since each sends a message."""
+        member = self._members[self._n_looks % len(self._members)]
+        self._n_looks += 1
+        try:
+            return self._pool.Iprobe(member, _DISMISSAL)
+        except MPI.Exception:  # this member has died
+            if not self.has_members:
+                sys.exit(1)
+            return False
 
     # Both -------------------------------------------------------------------------------------------------------------
 
@@ -232,7 +237,7 @@ class Newcomers:
             pool.Set_errhandler(MPI.ERRORS_RETURN)
             has_ended = False
             try:
-                admission.try_in(pool, self._wanted, self._layouts)
+                admission.try_in(pool, self.n_wanted, self._layouts)
                 has_ended = not any(admission.problems)
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, pool):

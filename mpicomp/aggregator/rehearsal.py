@@ -1,7 +1,8 @@
 """Rehearsal of a method: a few steps on threads, which compile its kernels ahead of the first call.
 
 Options, dtype, topology and length decide which kernels a step calls, and with which types; there is no list of them. A
-rehearsal makes the same steps, and leaves a file next to the compiled kernels, so it runs once per machine.
+rehearsal makes the same steps, and leaves a file next to the compiled kernels, so it runs once per machine. To load
+compiled kernels takes a second: a rank that waits rehearses as well, or the others would wait for its first step.
 """
 
 from __future__ import annotations
@@ -49,8 +50,13 @@ _log = logging.getLogger("mpicomp")
 
 
 def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
-    """Compile the kernels that steps of such vectors call, unless this machine has them; not collective."""
-    key = method, comm.topology, comm.size, spec.dtype, spec.n.bit_length()
+    """Compile the kernels that steps of such vectors call, unless this machine has them; not collective.
+
+    On a rank that waits for others to die they are also loaded.
+    """
+    loads = comm.newcomers is not None and comm.newcomers.is_spare
+    size = comm.newcomers.n_wanted if comm.newcomers is not None and loads else comm.size
+    key = method, comm.topology, size, spec.dtype, spec.n.bit_length()
     try:
         if key in _done:
             return
@@ -60,15 +66,15 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
         if key in _done:
             return
         is_ours = type(method).__module__.startswith("mpicomp.")
-        if is_ours and spec.n and not CACHE.has(WARM + spec.dtype):
-            ranks = min(comm.size, MOST_RANKS + 1 - comm.size % 2)
+        if is_ours and spec.n and (loads or not CACHE.has(WARM + spec.dtype)):
+            ranks = min(size, MOST_RANKS + 1 - size % 2)
             # topology "auto" compares a payload's length times the number of sending ranks with a threshold
-            n = min(MOST_ELEMENTS, spec.n * max(1, comm.size - 1) // max(1, ranks - 1))
+            n = min(MOST_ELEMENTS, spec.n * max(1, size - 1) // max(1, ranks - 1))
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
             # only the optimizers of mpicomp.torch pass differences, which have kernels of their own
             with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
             for one in getattr(method, "rehearsed", (method,)):
-                rehearse(one, short, ranks, comm.topology, with_moves)
+                rehearse(one, short, ranks, comm.topology, with_moves, loads)
         _done.add(key)
 
 
@@ -106,16 +112,24 @@ def _compiles_on_devices() -> bool:
     return os.environ.get("TRITON_INTERPRET") != "1"  # the interpreter has nothing to compile
 
 
-def rehearse(method: Any, spec: VectorSpec, ranks: int, topology: TopologyName | Topology, with_moves: bool) -> None:
+def rehearse(
+    method: Any,
+    spec: VectorSpec,
+    ranks: int,
+    topology: TopologyName | Topology,
+    with_moves: bool,
+    loads: bool = False,
+) -> None:
     """Make a few steps of a method on ranks that are threads, unless this machine has seen them.
 
     with_moves : also make steps of a `Difference` if the method is meant for updates.
+    loads : make the steps in any case, so that this process has loaded the kernels.
     """
     method = _shortened(method)
     with_moves = with_moves and method.synchronize == "updates" and not spec.sixteen_bit
     text = f"{method!r} {spec.dtype}[{spec.n}]{' of moves' * with_moves} on {ranks} ranks over {topology!r}"
     mark = f"rehearsed-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-    if CACHE.has(mark):
+    if CACHE.has(mark) and not loads:
         return
     try:
         _make_steps(method, spec, ranks, topology, with_moves)

@@ -259,6 +259,15 @@ class BucketReducers(list[BucketReducer]):
         ordered = [self.members[i] for i in common]
         self._open(self._grouped(ordered, self._algorithms))
 
+    def rehearse(self) -> None:
+        """Make the buckets that a first step would probably make, and forget them; not collective.
+
+        A rank that waits for others to die loads the kernels by that.
+        """
+        if not self:
+            with self.comm.tags_unused():
+                self._make(self._grouped([*reversed(self.members)], self._algorithms), self._algorithms, {})
+
     def add(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> Sequence[BucketReducer]:
         """Append buckets of members that join, and return them; collective. The other buckets stay as they are.
 

@@ -202,6 +202,8 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
             self.load_state_dict(redistribute_states(states, 1)[0])
             load(saved[1])
 
+        if self.comm.newcomers is not None and self.comm.newcomers.is_spare:
+            synchronizer.reducers.rehearse()
         is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
         transfer = Transfer(lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
         n_joined = admit_by(self.comm, transfer)

@@ -196,6 +196,54 @@ def test_optimizers_copy_model_and_state_to_a_newcomer(jobs: Jobs, warmup_steps:
     assert job.told("model-0") == job.told("model-2")
 
 
+LOADING = """
+from mpi4py import MPI
+from mpicomp.kernels.cpu.kernel import _KernelCache
+loaded = []
+def load_overload(self, signature, context, before=_KernelCache.load_overload):
+    loaded.append(self.file_of(signature))
+    return before(self, signature, context)
+_KernelCache.load_overload = load_overload
+me, step, before_joining = MPI.COMM_WORLD.rank, 0, 0
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+if WITH_TORCH:
+    import torch, mpicomp.torch; torch.manual_seed(0)
+    model = torch.nn.Linear(1000, 1)
+    optimizer = mpicomp.torch.DistributedOptimizer(torch.optim.SGD(model.parameters()), mpicomp.LocalTopK(), comm)
+    def make_step():
+        model(torch.full((1, 1000), 1.0 + step)).backward()
+        optimizer.step()
+    admit = lambda *functions: optimizer.admit(model, *functions)
+else:
+    aggregator = mpicomp.Marsit().start(comm, 1000)
+    make_step = lambda: aggregator.aggregate(np.full(1000, 1.0 + step, np.float32))
+    admit = comm.admit
+def load(saved):
+    global step, before_joining
+    step, before_joining = saved, len(loaded)
+while step < 6:
+    while not admit(lambda: step, load) and step == 3 and comm.size < 2:
+        pass
+    if step == 2 and me == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    make_step()
+    step += 1
+tell(f"loaded-{me}", loaded[:before_joining])
+tell(f"loaded-late-{me}", loaded[before_joining:])
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_a_rank_that_waits_has_loaded_the_kernels_of_its_first_step(jobs: Jobs, with_torch: bool) -> None:
+    if with_torch:
+        pytest.importorskip("torch")
+    job = jobs.run_tolerant(3, LOADING, WITH_TORCH=with_torch)
+    _, output = job.finish()
+    assert job.told("loaded-late-2") == "[]", output
+    assert job.told("loaded-2") != "[]"
+
+
 @pytest.mark.parametrize(
     ("given", "message"), [(1, r"must lie in 0 \.\. 0, since a rank has to train"), (True, "whole number")]
 )
