@@ -51,10 +51,12 @@ def sign_calls(x: Any, residual: Any, out: Any) -> Calls:
         "pack": (lambda: sign.pack(x, bits, True, zero, tiny), 4 * n + n // 8),
         "unpack": (lambda: sign.unpack(bits, values[0], values[1], False, positions), 4 * n + n // 8),
         'residual "own" + pack': (
-            lambda: sign.encode_blocks(x, residual, bits, blocks, scales, False, True, reports), 12 * n + n // 8,
+            lambda: sign.encode_blocks(x, residual, residual, bits, blocks, scales, False, True, reports),
+            12 * n + n // 8,
         ),
         'residual "paper" + pack': (
-            lambda: sign.encode_blocks(x, residual, bits, blocks, scales, True, True, reports), 12 * n + n // 4,
+            lambda: sign.encode_blocks(x, residual, residual, bits, blocks, scales, True, True, reports),
+            12 * n + n // 4,
         ),
     }  # fmt: skip
 

@@ -74,8 +74,8 @@ class Marsit(Algorithm):
         None: signs are merged on every hop. 1 or 2: all ranks draw the same one or two winners of each element, and
         only the winners' signs travel. Requires residual "own" or no residual.
     transactional : bool
-        Keep a copy of the residual during each step, so that a step that fails, because of NaN or a dead rank, leaves
-        residual and scales unchanged. Costs n elements of memory and a pass over them per step.
+        Keep the old residual in a second buffer of n elements, so that a step that fails, because of NaN or a dead
+        rank, leaves residual and scales unchanged.
 
     Raises
     ------

@@ -15,12 +15,14 @@ from mpicomp.feedback.scale_groups import Run, ScaleGroups
 from mpicomp.feedback.step_size import StepSize
 
 STREAMING_ELEMENTS = 4 << 20  # results this long are written past the caches
+Parts = list[list[Array | None]]
+"""Part of a buffer for each run of each piece."""
 Tensors = Sequence[tuple[FloatArray, FloatArray]]
 """Pairs of vectors: before and after a local update."""
 
 
 class SignRun(NamedTuple):
-    """A run of elements that share a scale, and where its bits, sums and residual are; `within` its tensor."""
+    """A run of elements that share a scale, and where its bits and sums are; `within` its tensor."""
 
     elements: slice
     within: slice
@@ -28,7 +30,6 @@ class SignRun(NamedTuple):
     bits: Array
     second: Array | None
     sums: Array
-    residual: Array | None
 
 
 class HostSigns:
@@ -72,13 +73,15 @@ class HostSigns:
             own = bits[found.words()], None if second is None else second[found.words()]
             first, length = int(groups.starts[found.group]), int(lengths[found.group])
             within = slice(found.elements.start - first, min(found.elements.stop - first, length))
-            kept = None if residual is None else residual.vector[found.elements]
-            return SignRun(found.elements, within, found.group, *own, self._sums[found.sums], kept)
+            return SignRun(found.elements, within, found.group, *own, self._sums[found.sums])
 
         self._runs = [[run(one) for one in runs] for runs in groups.runs(pieces)]
+        self._residual, self._parts_by_place = residual, dict[int, Parts]()
+        self._set_buffers()
 
     def begin(self, out: Array) -> None:
         """Start another step, whose result is written to `out`."""
+        self._set_buffers()
         self._clipped = [0] * len(self._runs)
         self._streaming = len(out) >= STREAMING_ELEMENTS and out.ctypes.data % 32 == 0
 
@@ -91,7 +94,7 @@ class HostSigns:
         The values are those of a vector that begins with element `first`, or of the pairs of `tensors`.
         """
         (zero, tiny), encode, size, whole = self._constants, self._sign.encode, self._size, None
-        for run in self._runs[piece]:
+        for run, residual, left in zip(self._runs[piece], self._old[piece], self._new[piece], strict=True):
             tensor = run.tensor
             if tensors is None:
                 u = vector[run.elements.start - first : run.elements.stop - first]
@@ -102,7 +105,7 @@ class HostSigns:
                 run.sums[:] = 0.0 if self._sign.pack(u, run.bits, odd_positive, zero, tiny) else np.nan
                 continue
             previous = None if self._pending is None else self._pending[tensor]
-            terms = u, whole, run.residual, run.bits, size.steps[tensor], size.limits[tensor], previous
+            terms = u, whole, residual, left, run.bits, size.steps[tensor], size.limits[tensor], previous
             self._clipped[piece] += encode(*terms, odd_positive, zero, tiny, run.sums)
 
     def decode(self, piece: int, out: Array) -> None:
@@ -118,15 +121,16 @@ class HostSigns:
 
     def add_and_clear(self, vector: Array, total: Array) -> None:
         """Overwrite `total` with vector + residual, clear the residual, and sum the magnitudes of the vector."""
-        for run in self._every_run():
+        buffers = chain.from_iterable(self._old), chain.from_iterable(self._new)
+        for run, residual, left in zip(self._every_run(), *buffers, strict=True):
             previous = None if self._pending is None else self._pending[run.tensor]
-            terms = vector[run.elements], run.residual, run.bits, previous, total[run.elements], run.sums
+            terms = vector[run.elements], residual, left, run.bits, previous, total[run.elements], run.sums
             self._sign.add_and_clear(*terms)
 
     def measure(self, vector: Array) -> None:
         """Sum the magnitudes of a vector."""
         for run in self._every_run():
-            self._sign.add_and_clear(vector[run.elements], None, run.bits, None, None, run.sums)
+            self._sign.add_and_clear(vector[run.elements], None, None, run.bits, None, None, run.sums)
 
     def subtract_pending(self, residual: Array) -> None:
         """Subtract the results that are pending from a residual."""
@@ -142,6 +146,20 @@ class HostSigns:
     def reports(self) -> tuple[Doubles, int]:
         """Return each block's sum of magnitudes, and the number of clipped elements, of the last pass."""
         return self._sums, sum(self._clipped)
+
+    def _set_buffers(self) -> None:
+        """Find the buffers from which this step reads the residual, and to which it writes the new one."""
+        residual = self._residual
+        self._old = self._parts(None if residual is None else residual.current)
+        self._new = self._parts(None if residual is None else residual.following)
+
+    def _parts(self, buffer: Array | None) -> Parts:
+        """Return the part of each run; parts of a buffer are made once, since a slice takes as long as a short run."""
+        if id(buffer) not in self._parts_by_place:
+            self._parts_by_place[id(buffer)] = [
+                [None if buffer is None else buffer[run.elements] for run in runs] for runs in self._runs
+            ]
+        return self._parts_by_place[id(buffer)]
 
     def _every_run(self) -> Iterator[SignRun]:
         return chain.from_iterable(self._runs)

@@ -1,4 +1,7 @@
-"""A residual that steps write in place: a second buffer would take a third of the memory of a one-bit step."""
+"""A residual that steps write in place: a second buffer would take a third of the memory of a one-bit step.
+
+Steps that may be taken back have the second buffer.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import DTypeLike
 
-from collectives.annotations import AnyArray, Array
+from collectives.annotations import AnyArray, Array, override
 from collectives.arrays import Device
-from mpicomp.feedback.base import copy_to_host, overwrite
+from mpicomp.feedback.base import Residual, copy_to_host, overwrite, zeros
 
 Subtract = Callable[[Array], None]
 
 
-class InPlaceResidual:
-    """Residual of one vector. A step that fails spoils it, unless a copy was kept before.
+class InPlaceResidual(Residual):
+    """Residual of one vector. A step that fails spoils it, unless the step was begun with `keeps`.
 
-    With a lazy residual (rule "paper") the result of a step is subtracted while the next one is encoded.
+    `following` is then the second buffer, else the same one as `current`. With a lazy residual (rule "paper") the
+    result of a step is subtracted while the next one is encoded.
 
     Parameters
     ----------
@@ -26,11 +30,10 @@ class InPlaceResidual:
     dtype : dtype
     tensors : int
     lazy, keeps : bool
-        Results are subtracted later; memory for copies is allocated now, as an allocation may fail in a step.
+        Results are subtracted later; the second buffer is allocated now, as an allocation may fail in a step.
 
     Attributes
     ----------
-    vector : array[n]
     pending : array[tensors]
         Factor of each tensor's signs that are not subtracted yet.
     spoiled : bool
@@ -38,38 +41,55 @@ class InPlaceResidual:
     """
 
     def __init__(self, device: Device, n: int, dtype: DTypeLike, tensors: int, *, lazy: bool, keeps: bool) -> None:
-        self._device, self._on_host, self._dtype = device, device.name == "cpu", np.dtype(dtype)
-        self.vector = device.zeros(n, self._dtype.name)
+        self.kind, self._device, self._dtype = "mean", device, np.dtype(dtype)
+        self.current = self.following = zeros(device, n, dtype)
+        self._second = zeros(device, n, dtype) if keeps else None
         self.lazy, self.pending, self.spoiled = lazy, np.zeros(tensors, dtype), False
-        self._spare = device.zeros(n, self._dtype.name) if keeps else None
 
     # The signs subtract pending results. They are arguments: kept here, they would form a cycle, which frees a device's
     # memory late.
 
+    def begin(self, keeps: bool, subtract_pending: Subtract) -> None:
+        """Start a step; `keeps` the old residual until the next one starts."""
+        self.following = self.current
+        if not keeps:
+            return
+        if self.lazy:
+            subtract_pending(self.current)  # now, since the step overwrites the signs
+            self.pending[:] = 0
+        if self._second is None:
+            self._second = zeros(self._device, len(self.current), self._dtype)
+        self.following = self._second
+
+    @override
+    def commit(self) -> None:
+        if self.following is not self.current:
+            self.current, self._second = self.following, self.current
+
+    def roll_back(self) -> None:
+        """End a step that was begun with `keeps`, with the old residual."""
+        self.following = self.current
+        self.pending[:] = 0
+
+    @override
+    def undo(self) -> None:
+        """Take back the last step, which was begun with `keeps`."""
+        if self._second is not None and self.following is self.current:  # it was committed
+            self.current, self._second = self._second, self.current
+        self.roll_back()
+
     def settled(self, subtract_pending: Subtract) -> AnyArray:
         """Return a copy, on the host, with no result left to be subtracted."""
-        found = self.copied(subtract_pending)
-        return found if self._on_host else copy_to_host(self._device, found)
+        if not self.lazy:
+            return self.saved()
+        found = zeros(self._device, len(self.current), self._dtype)
+        overwrite(self._device, found, self.current)
+        subtract_pending(found)
+        return copy_to_host(self._device, found)
 
-    def copied(self, subtract_pending: Subtract, into: Array | None = None) -> Array:
-        """Return such a copy where vectors are; `into` is overwritten with it, if it is given."""
-        found = self._device.zeros(len(self.vector), self._dtype.name) if into is None else into
-        overwrite(self._device, found, self.vector)
-        if self.lazy:
-            subtract_pending(found)
-        return found
-
-    def kept(self, subtract_pending: Subtract) -> Array:
-        """Return a copy for `restore`, in the memory that was allocated for it."""
-        return self.copied(subtract_pending, self._spare)
-
-    def restore(self, vector: Array) -> None:
-        """Overwrite the residual by a settled one, of the host or the device."""
-        overwrite(self._device, self.vector, vector)
+    @override
+    def restore(self, values: Array) -> None:
+        """Overwrite the residual by a settled one."""
+        super().restore(values)
         self.pending[:] = 0
         self.spoiled = False
-
-    @property
-    def like(self) -> AnyArray:
-        """Array of the host with the vector's shape and type; it takes no memory."""
-        return np.broadcast_to(np.zeros((), self._dtype), len(self.vector))

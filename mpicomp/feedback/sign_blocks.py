@@ -21,6 +21,7 @@ from mpicomp.feedback.step_size import StepSize
 from mpicomp.kernels import of
 from mpicomp.kernels.streams import BLOCK
 
+Buffers = tuple[Array | None, Array | None]
 N_SCALES = 6  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`
 
 
@@ -146,8 +147,7 @@ class SignBlocks:
         """Encode a piece; returns a handle of its signs and reports on the host."""
         reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
         rows, scales = self._blocks.of_piece(piece), self._scales.there
-        residual = None if self._residual is None else self._residual.vector
-        terms = vector, residual, self._bits, rows, scales, self._is_lazy, odd_positive, reports
+        terms = vector, *self._buffers(), self._bits, rows, scales, self._is_lazy, odd_positive, reports
         self._device.run(partial(self._sign.encode_blocks, *terms))
         self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
         self._gain = self._gain_of_signs
@@ -165,14 +165,18 @@ class SignBlocks:
         """Overwrite `total` with vector + residual, and clear the residual; returns a handle of the reports."""
         if self._is_lazy:
             self.send_scales()
-        return self._sum_up(vector, None if self._residual is None else self._residual.vector, self._is_lazy, total)
+        return self._sum_up(vector, self._buffers(), self._is_lazy, total)
 
     def measure(self, vector: Array) -> Testable | None:
         """Sum the magnitudes of a vector; returns a handle of the reports."""
-        return self._sum_up(vector, None, False, None)
+        return self._sum_up(vector, (None, None), False, None)
 
-    def _sum_up(self, vector: Array, residual: Array | None, lazy: bool, total: Array | None) -> Testable | None:
-        terms = vector, residual, self._bits, self._blocks.all, self._scales.there, lazy, total, self._reports.there
+    def _buffers(self) -> Buffers:
+        """Return the residual, and the place of the new one."""
+        return (None, None) if self._residual is None else (self._residual.current, self._residual.following)
+
+    def _sum_up(self, vector: Array, buffers: Buffers, lazy: bool, total: Array | None) -> Testable | None:
+        terms = vector, *buffers, self._bits, self._blocks.all, self._scales.there, lazy, total, self._reports.there
         self._device.run(partial(self._sign.add_and_clear_blocks, *terms))
         self._seen, self._gain = [self._reports.here], 1.0
         return self._reports.fetch()

@@ -38,15 +38,14 @@ SAMPLE = 1 << 16
 
 
 class Snapshot(NamedTuple):
-    """State of before a step."""
+    """State of before a step, but for the residual, which `InPlaceResidual` keeps."""
 
-    residual: Array | None
     magnitudes: Doubles
     gamma: float
 
 
 class SignResidual(Feedback):
-    """Marsit's half of a step: a residual that is written in place, a step size, and signs.
+    """Marsit's half of a step: a residual, a step size, and signs.
 
     Parameters
     ----------
@@ -143,15 +142,15 @@ class SignResidual(Feedback):
             self._tensors = difference.flat_tensors()
             self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
         self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
-        self._signs.begin(self._out)
         if self._tensors is None and call.read is None:
             self._vector()  # before several threads need it
-        self._kept = None  # before another copy is made
-        if self.rule.transactional or call.compare is not None:
-            kept = None if self.in_place is None else self.in_place.kept(self._signs.subtract_pending)
-            self._before = Snapshot(kept, self.size.magnitudes.copy(), self.size.gamma)
-        elif call.read is not None:
-            self._before = Snapshot(None, self.size.magnitudes.copy(), self.size.gamma)
+        self._kept = None  # the second buffer is overwritten
+        keeps = self.rule.transactional or call.compare is not None
+        if self.in_place is not None:
+            self.in_place.begin(keeps, self._signs.subtract_pending)
+        self._signs.begin(self._out)
+        if keeps or call.read is not None:
+            self._before = Snapshot(self.size.magnitudes.copy(), self.size.gamma)
 
     @override
     def end(self) -> None:
@@ -168,26 +167,27 @@ class SignResidual(Feedback):
     @override
     def commit(self) -> None:
         self._kept = self._before if self.rule.transactional else None
+        if self.in_place is not None and self._encoding:
+            self.in_place.commit()
         self.end()
 
     @override
     def roll_back(self) -> None:
         """Go back to the state before the step if it was kept; else the residual is spoiled."""
-        compares = self._source is not None and self._source.compare is not None
-        if self._before is not None and (self.rule.transactional or compares):
-            self._restore(self._before)
-        else:
-            if self._before is not None and self._source is not None and self._source.read is not None:
-                # another shard of the vector may have failed after this one has adopted its reports
-                self._restore(self._before)
-            if self._encoding and self.in_place is not None:
-                self.in_place.spoiled = True
+        before, call = self._before, self._source
+        compares = call is not None and call.compare is not None
+        keeps = self.rule.transactional or compares
+        # the scales also where another shard of the vector has failed after this one had adopted its reports
+        if before is not None and (keeps or (call is not None and call.read is not None)):
+            self._restore_scales(before)
+        if self.in_place is not None and before is not None and keeps:
+            self.in_place.roll_back()
+        elif self.in_place is not None and self._encoding:
+            self.in_place.spoiled = True
         self.end()
 
-    def _restore(self, before: Snapshot) -> None:
+    def _restore_scales(self, before: Snapshot) -> None:
         self.size.magnitudes, self.size.gamma = before.magnitudes, before.gamma
-        if self.in_place is not None and before.residual is not None:
-            self.in_place.restore(before.residual)
 
     @property
     @override
@@ -197,7 +197,9 @@ class SignResidual(Feedback):
     @override
     def undo(self) -> None:
         assert self._kept is not None
-        self._restore(self._kept)
+        self._restore_scales(self._kept)
+        if self.in_place is not None:
+            self.in_place.undo()
         self._kept = None
 
     @override
@@ -296,7 +298,7 @@ class SignResidual(Feedback):
     @override
     def residual(self) -> Array | None:
         """The residual; with rule "paper" the last result may still be to be subtracted."""
-        return None if self.in_place is None else self.in_place.vector
+        return None if self.in_place is None else self.in_place.current
 
     @property
     def clipped_fraction(self) -> float:
@@ -311,7 +313,7 @@ class SignResidual(Feedback):
     def swing(self) -> float:
         """Return the mean magnitude of a sample of the settled residual, in global steps; rule "paper"."""
         assert self.in_place is not None
-        sample, step = copy_to_host(self.device, self.in_place.vector[: self._sample()]), self.in_place.pending[0]
+        sample, step = copy_to_host(self.device, self.in_place.current[: self._sample()]), self.in_place.pending[0]
         bits = self._bits
         if not isinstance(bits, np.ndarray):
             bits = copy_to_host(self.device, bits[: -(-sample.size // 64)]).view(np.uint64)

@@ -29,8 +29,8 @@ def _threshold(zero, tiny, odd_positive, residual):
 
 
 @njit(nogil=True, inline="always")
-def _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, magnitude, kept):
-    """Store one word of signs, and update the residual; return the magnitudes, and lanes not clipped, so far."""
+def _encode_word(u, whole, residual, left, bits, j, threshold, step, limit, previous, magnitude, kept):
+    """Store one word of signs, and what is left; return the magnitudes, and lanes not clipped, so far."""
     word, before = uint64(0), uint64(0)
     if previous is not None:
         before = bits[j]
@@ -60,13 +60,13 @@ def _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, 
                 bounded = select(bounded < splat(-limit), splat(-limit), bounded)
                 kept = count(kept, bounded == x)
                 x = bounded
-            store(residual, i, x)
+            store(left, i, x)
     bits[j] = word
     return magnitude, kept
 
 
 @njit(nogil=True, inline="always")
-def _encode_tail(u, whole, residual, bits, start, tiny, odd_positive, step, limit, previous):
+def _encode_tail(u, whole, residual, left, bits, start, tiny, odd_positive, step, limit, previous):
     """Encode the last, partial word, element by element; bits past the end are 0."""
     word, clipped, magnitude = uint64(0), 0, float64(0)
     j = start // 64
@@ -92,14 +92,14 @@ def _encode_tail(u, whole, residual, bits, start, tiny, odd_positive, step, limi
                 if x > limit or x < -limit:
                     clipped += 1
                     x = limit if x > limit else -limit
-            residual[i] = x
+            left[i] = x
         word |= uint64(positive) << uint64(i - start)
     bits[j] = word
     return magnitude, clipped
 
 
 @kernel
-def encode(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums):
+def encode(u, whole, residual, left, bits, step, limit, previous, odd_positive, zero, tiny, sums):
     """Add the residual, pack signs, and write the new residual, in one pass.
 
     Parameters
@@ -109,13 +109,15 @@ def encode(u, whole, residual, bits, step, limit, previous, odd_positive, zero, 
         The values are whole - u, and may be fewer than the residual, by less than a word: zeros follow them.
         None: they are `u`.
     residual : like u, or None
-        Overwritten. None: the signs of `u` itself, zeros alternating.
+        None: the signs of `u` itself, zeros alternating.
+    left : like residual
+        Overwritten by the new residual; may be `residual`.
     bits : uint64[ceil(n / 64)]
         Overwritten. With `previous`, holds the last result's bits on entry.
     step, limit : scalars like u
-        Rule "own": residual <- clip(w - step sgn(w), -limit, limit), w = u + residual.
+        Rule "own": left <- clip(w - step sgn(w), -limit, limit), w = u + residual.
     previous : scalar like u, or None
-        Rule "paper", lazily: w = u + (residual - previous * last result), residual <- w.
+        Rule "paper", lazily: w = u + (residual - previous * last result), left <- w.
     odd_positive : bool
         Without a residual: whether zeros at odd indices (else at even ones) count as positive.
     zero, tiny : scalars like u
@@ -142,26 +144,28 @@ def encode(u, whole, residual, bits, step, limit, previous, odd_positive, zero, 
         first, second, kept = nothing, nothing, none
         for j in range(BLOCK_WORDS * b, BLOCK_WORDS * (b + 1)):
             far = j + BLOCK_WORDS * half
-            first, kept = _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, first, kept)
-            second, kept = _encode_word(u, whole, residual, bits, far, threshold, step, limit, previous, second, kept)
+            first, kept = _encode_word(u, whole, residual, left, bits, j, threshold, step, limit, previous, first, kept)
+            second, kept = _encode_word(
+                u, whole, residual, left, bits, far, threshold, step, limit, previous, second, kept
+            )
         sums[b], sums[b + half] = fold(first), fold(second)
         clipped -= fold(kept)
     for b in range(2 * half, sums.size):
         total, kept = nothing, none
         for j in range(BLOCK_WORDS * b, min(BLOCK_WORDS * (b + 1), words)):
-            total, kept = _encode_word(u, whole, residual, bits, j, threshold, step, limit, previous, total, kept)
+            total, kept = _encode_word(u, whole, residual, left, bits, j, threshold, step, limit, previous, total, kept)
         if whole is not None:  # noqa: SIM102 - a condition of its own, by which Numba leaves the branch out
             if padded and b == sums.size - 1:
                 last, start = np.zeros(64, u.dtype), 64 * words
                 for i in range(u.size - start):
                     last[i] = whole[start + i] - u[start + i]
-                to, word = residual[start:], bits[words:]
-                total, kept = _encode_word(last, None, to, word, 0, threshold, step, limit, previous, total, kept)
+                own, to, word = residual[start:], left[start:], bits[words:]
+                total, kept = _encode_word(last, None, own, to, word, 0, threshold, step, limit, previous, total, kept)
         sums[b] = fold(total)
         clipped -= fold(kept)
     if words < bits.size and not padded:
         magnitude, over_tail = _encode_tail(
-            u, whole, residual, bits, 64 * words, tiny, odd_positive, step, limit, previous
+            u, whole, residual, left, bits, 64 * words, tiny, odd_positive, step, limit, previous
         )
         sums[sums.size - 1] = magnitude + (sums[sums.size - 1] if words % BLOCK_WORDS else float64(0))
         clipped += over_tail
@@ -253,10 +257,10 @@ def all_finite_16(bits, exponent):
 
 
 @kernel
-def add_and_clear(u, residual, bits, previous, out, sums):
-    """Prepare a full-precision round: out = u + residual, residual = 0, and sums of |u| per block of 4096.
+def add_and_clear(u, residual, left, bits, previous, out, sums):
+    """Prepare a full-precision round: out = u + residual, left = 0, and sums of |u| per block of 4096.
 
-    residual : like u, or None. bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
+    residual, left, bits, previous : as in `encode`; `previous` None: nothing is pending. out : like u,
     overwritten; None without a residual: the sums alone. sums : float64[ceil(n / 4096)], overwritten.
     """
     zero = splat(u.dtype.type(0))
@@ -272,7 +276,7 @@ def add_and_clear(u, residual, bits, previous, out, sums):
                 if previous is not None:
                     c = c - select(to_mask(bits[i // 64], i % 64), splat(previous), splat(-previous))
                 x = x + c
-                store(residual, i, zero)
+                store(left, i, zero)
             if out is not None:
                 store(out, i, x)
         rest = float64(0)
@@ -284,7 +288,7 @@ def add_and_clear(u, residual, bits, previous, out, sums):
                 if previous is not None:
                     d = d - previous if (bits[i // 64] >> uint64(i % 64)) & uint64(1) else d + previous
                 y = y + d
-                residual[i] = 0
+                left[i] = 0
             if out is not None:
                 out[i] = y
         sums[b] = fold(total) + rest

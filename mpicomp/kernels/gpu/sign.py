@@ -120,7 +120,7 @@ def _load_words(bits, word, count, WHOLE: tl.constexpr):
 
 @triton.jit
 def _encode_turn(
-    u, residual, bits, own, most, least, last, first, end, full, word, lanes, noted,
+    u, residual, left, bits, own, most, least, last, first, end, full, word, lanes, noted,
     ODD_POSITIVE: tl.constexpr, LAZY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """noted : NaN where something may overflow (LAZY), else how often elements of these columns were clipped."""
@@ -149,7 +149,7 @@ def _encode_turn(
                 beyond = ((x > most) | (x < least) | ((at < full) & (x != x))) & (at < end)
             noted += beyond.to(tl.int32)
             x = bounded
-        keep_elements(residual, at, end, x, WHOLE)
+        keep_elements(left, at, end, x, WHOLE)
     lanes = add_rows(lanes, tl.reshape(magnitude, [1, TURN]))
     packed = to_words(tl.reshape(positive if WHOLE else positive & (at < end), [TURN // 64, 64]))
     place = tl.arange(0, TURN // 64)
@@ -171,7 +171,7 @@ def _report(lanes, rest, count, reports):
 
 @triton.jit(do_not_specialize=["first"])
 def _encode_kernel(
-    u, residual, bits, blocks, first, scales, reports, ALIGNED: tl.constexpr, ODD_POSITIVE: tl.constexpr,
+    u, residual, left, bits, blocks, first, scales, reports, ALIGNED: tl.constexpr, ODD_POSITIVE: tl.constexpr,
     LAZY: tl.constexpr,
 ):  # fmt: skip
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
@@ -187,12 +187,12 @@ def _encode_kernel(
     whole_turns, turns = _turns(begin, end)
     for turn in tl.range(0, whole_turns, num_stages=STAGES):
         lanes, noted = _encode_turn(
-            u, residual, bits, own, most, least, last, begin + turn * TURN, end, full, word + turn * (TURN // 64),
+            u, residual, left, bits, own, most, least, last, begin + turn * TURN, end, full, word + turn * (TURN // 64),
             lanes, noted, ODD_POSITIVE, LAZY, True,
         )  # fmt: skip
     for turn in range(whole_turns, turns):
         lanes, noted = _encode_turn(
-            u, residual, bits, own, most, least, last, begin + turn * TURN, end, full, word + turn * (TURN // 64),
+            u, residual, left, bits, own, most, least, last, begin + turn * TURN, end, full, word + turn * (TURN // 64),
             lanes, noted, ODD_POSITIVE, LAZY, False,
         )  # fmt: skip
     count = tl.full((), 0, tl.int64)
@@ -204,14 +204,14 @@ def _encode_kernel(
 
 
 def encode_blocks(
-    u: Tensor, residual: Tensor | None, bits: Tensor, blocks: BlockRows, scales: Tensor, lazy: bool, odd_positive: bool,
-    reports: Tensor,
+    u: Tensor, residual: Tensor | None, left: Tensor | None, bits: Tensor, blocks: BlockRows, scales: Tensor,
+    lazy: bool, odd_positive: bool, reports: Tensor,
 ) -> None:  # fmt: skip
     """`encode` for blocks of many tensors, in one launch.
 
     Parameters
     ----------
-    u, residual, bits, odd_positive
+    u, residual, left, bits, odd_positive
         As in `encode`; whole vectors. A block's words lie at the place in its row.
     blocks : BlockRows
     scales : int64[tensors, 6]
@@ -223,7 +223,7 @@ def encode_blocks(
     """
     if blocks.n_blocks:
         _encode_kernel[(blocks.n_blocks,)](
-            u, residual, bits, blocks.table, blocks.first, scales, reports, blocks.aligned, int(odd_positive),
+            u, residual, left, bits, blocks.table, blocks.first, scales, reports, blocks.aligned, int(odd_positive),
             lazy and residual is not None, num_warps=1, **APART
         )  # fmt: skip
 
@@ -323,7 +323,7 @@ def all_finite_16(bits: Tensor, exponent: np.uint16) -> Tensor:
 
 @triton.jit
 def _add_and_clear_turn(
-    u, residual, bits, last, first, end, full, word, out, lanes, LAZY: tl.constexpr, WHOLE: tl.constexpr
+    u, residual, left, bits, last, first, end, full, word, out, lanes, LAZY: tl.constexpr, WHOLE: tl.constexpr
 ):
     at = first + tl.arange(0, TURN)
     x = elements(u, at, end, WHOLE)
@@ -333,7 +333,7 @@ def _add_and_clear_turn(
         if LAZY:
             c = tl.where(to_bits(_load_words(bits, word, end - first, WHOLE)), c - last, c + last)
         x = x + c
-        keep_elements(residual, at, end, tl.zeros_like(x), WHOLE)
+        keep_elements(left, at, end, tl.zeros_like(x), WHOLE)
     if out is not None:
         keep_elements(out, at, end, x, WHOLE)
     return add_rows(lanes, tl.reshape(magnitude, [1, TURN]))
@@ -341,7 +341,7 @@ def _add_and_clear_turn(
 
 @triton.jit(do_not_specialize=["first"])
 def _add_and_clear_kernel(
-    u, residual, bits, blocks, first, scales, out, reports, ALIGNED: tl.constexpr, LAZY: tl.constexpr
+    u, residual, left, bits, blocks, first, scales, out, reports, ALIGNED: tl.constexpr, LAZY: tl.constexpr
 ):
     begin, end, tensor, word = block_of_program(blocks, first, ALIGNED)
     full = begin + (end - begin) // 64 * 64
@@ -351,25 +351,25 @@ def _add_and_clear_kernel(
     whole_turns, turns = _turns(begin, end)
     for turn in tl.range(0, whole_turns, num_stages=STAGES):
         lanes = _add_and_clear_turn(
-            u, residual, bits, last, begin + turn * TURN, end, full, word + turn * (TURN // 64), out, lanes, LAZY,
+            u, residual, left, bits, last, begin + turn * TURN, end, full, word + turn * (TURN // 64), out, lanes, LAZY,
             True,
         )  # fmt: skip
     for turn in range(whole_turns, turns):
         lanes = _add_and_clear_turn(
-            u, residual, bits, last, begin + turn * TURN, end, full, word + turn * (TURN // 64), out, lanes, LAZY,
+            u, residual, left, bits, last, begin + turn * TURN, end, full, word + turn * (TURN // 64), out, lanes, LAZY,
             False,
         )  # fmt: skip
     _report(lanes, rest, tl.full((), 0, tl.int64), reports)
 
 
 def add_and_clear_blocks(
-    u: Tensor, residual: Tensor | None, bits: Tensor, blocks: BlockRows, scales: Tensor, lazy: bool, out: Tensor | None,
-    reports: Tensor,
+    u: Tensor, residual: Tensor | None, left: Tensor | None, bits: Tensor, blocks: BlockRows, scales: Tensor,
+    lazy: bool, out: Tensor | None, reports: Tensor,
 ) -> None:  # fmt: skip
     """`add_and_clear` for blocks of many tensors, in one launch; parameters as there and in `encode_blocks`."""
     if blocks.n_blocks:
         _add_and_clear_kernel[(blocks.n_blocks,)](
-            u, residual, bits, blocks.table, blocks.first, scales, out, reports, blocks.aligned,
+            u, residual, left, bits, blocks.table, blocks.first, scales, out, reports, blocks.aligned,
             lazy and residual is not None, num_warps=1, **APART
         )  # fmt: skip
 

@@ -118,13 +118,13 @@ def test_nan_on_one_rank_leaves_all_shards_as_by_messages(name: str) -> None:
 
 
 def test_a_shard_that_adopted_its_reports_goes_back_when_another_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    restored, right = list[int](), SignResidual._restore
+    restored, right = list[int](), SignResidual._restore_scales
 
     def restore(self: SignResidual, before: Any) -> None:
         restored.append(1)
         right(self, before)
 
-    monkeypatch.setattr(SignResidual, "_restore", restore)
+    monkeypatch.setattr(SignResidual, "_restore_scales", restore)
     found, expected = both(MARSITS["stateless auto"], "2x2", spoils=True)
     assert_equal(found, expected)
     assert restored

@@ -51,18 +51,23 @@ def inputs(n: int, dtype: Any, offset: int = 0) -> Input:
     return Input(u, residual, rng.integers(0, 2**64, -(-n // 64), np.uint64))
 
 
-def run(mode: str, given: Input, odd_positive: bool = True, whole: NDArray[Any] | None = None) -> reference.Encoded:
-    """`encode` on copies that lie as the given arrays do."""
+def run(
+    mode: str, given: Input, odd_positive: bool = True, whole: NDArray[Any] | None = None, apart: bool = False
+) -> reference.Encoded:
+    """`encode` on copies that lie as the given arrays do; `apart` gives the new residual a buffer of its own."""
     u, kind = given.u, given.u.dtype.type
     residual = None
     if mode != "plain":
         residual = np.empty(given.residual.size + 3, u.dtype)[3:]
         residual[:] = given.residual
+    left = np.full_like(residual, np.nan) if residual is not None and apart else residual
     bits, sums = given.bits.copy(), np.full(-(-u.size // 4096), np.nan)
     step, limit, zero, tiny = kind(STEP), kind(LIMIT), kind(0), np.nextafter(kind(0), kind(1))
     previous = kind(PREVIOUS) if mode == "paper" else None
-    clipped = encode(u, whole, residual, bits, step, limit, previous, odd_positive, zero, tiny, sums)
-    return reference.Encoded(bits, residual, clipped, sums)
+    clipped = encode(u, whole, residual, left, bits, step, limit, previous, odd_positive, zero, tiny, sums)
+    if apart:
+        np.testing.assert_array_equal(residual, given.residual)
+    return reference.Encoded(bits, left, clipped, sums)
 
 
 def expected(mode: str, given: Input, odd_positive: bool = True) -> reference.Encoded:
@@ -143,6 +148,17 @@ def test_pieces_of_whole_blocks_encode_as_the_vector_does(mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["own", "paper"])
+def test_the_new_residual_may_have_a_buffer_of_its_own(mode: str, dtype: Any) -> None:
+    for n in (0, 1, 63, 64, 65, 4096, LONG):
+        given = inputs(n, dtype, 1)
+        assert_same(run(mode, given, apart=True), run(mode, given))
+        whole = inputs(n + 1, dtype).u[:n]
+        padded = given._replace(residual=inputs(-(-n // 64) * 64, dtype).residual)
+        assert_same(run(mode, padded, whole=whole, apart=True), run(mode, padded, whole=whole))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rule_paper_taken_lazily_equals_the_eager_rule_over_many_steps(dtype: Any) -> None:
     """Subtracting the last result in the next pass gives the bits that subtracting it at once does."""
     n = 4096 + 77
@@ -153,7 +169,7 @@ def test_rule_paper_taken_lazily_equals_the_eager_rule_over_many_steps(dtype: An
     zero, tiny = kind(0), np.nextafter(kind(0), kind(1))
     for _ in range(30):
         u, step = rng.standard_normal(n).astype(dtype), kind(rng.uniform(0.1, 2))
-        encode(u, None, lazy, bits, step, kind(0), previous, False, zero, tiny, sums)
+        encode(u, None, lazy, lazy, bits, step, kind(0), previous, False, zero, tiny, sums)
         w = u + eager
         np.testing.assert_array_equal(bits, reference.pack_bits(reference.signs(w, None)))
         bits[:] = rng.integers(0, 2**64, bits.size, np.uint64)  # stands for the ranks' merged signs
@@ -180,18 +196,21 @@ def test_full_precision_input_is_the_compensated_vector_and_may_be_written_to_th
         u, residual = given.u.copy(), given.residual.copy()
         out, sums = u if in_place else np.full(n, np.nan, dtype), np.full(-(-n // 4096), np.nan)
         c, previous = None if mode == "plain" else residual, dtype(PREVIOUS) if mode == "paper" else None
-        add_and_clear(u, c, given.bits, previous, out, sums)
+        left = c if c is None or in_place else np.full_like(residual, np.nan)
+        add_and_clear(u, c, left, given.bits, previous, out, sums)
         added = {
             "plain": dtype(0),
             "own": given.residual,
             "paper": reference.settle(given.residual, given.bits, dtype(PREVIOUS)),
         }
         np.testing.assert_array_equal(out, given.u + added[mode])
-        np.testing.assert_array_equal(residual, given.residual if mode == "plain" else np.zeros(n))
+        np.testing.assert_array_equal(residual, np.zeros(n) if mode != "plain" and in_place else given.residual)
+        if left is not None:
+            np.testing.assert_array_equal(left, np.zeros(n))
         np.testing.assert_array_equal(sums, reference.magnitudes(given.u))
         if mode == "plain":
             sums[:] = np.nan
-            add_and_clear(given.u, None, given.bits, None, None, sums)
+            add_and_clear(given.u, None, None, given.bits, None, None, sums)
             np.testing.assert_array_equal(sums, reference.magnitudes(given.u))
 
 

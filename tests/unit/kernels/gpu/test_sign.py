@@ -43,10 +43,14 @@ class Both:
         bits, sums = words(n if residual is None else residual.size), np.full(-(-n // 4096), np.nan)
         scalars = [kind(step), kind(limit), kind(previous) if mode == "paper" else None, odd]
         scalars += [kind(0), np.nextafter(kind(0), kind(1))]
-        arrays = [u, whole, residual, bits, sums]
+        is_apart = residual is not None and n % 2 == 0
+        left = np.full_like(residual, np.nan) if is_apart else residual
+        arrays = [u, whole, residual, left, bits, sums]
         on_device = [None if array is None else self.to_device(array, offset) for array in arrays]
-        found = whole_vectors.encode(*on_device[:4], *scalars, on_device[4])
-        clipped = on_cpu.encode(*arrays[:4], *scalars, sums)
+        if not is_apart:
+            on_device[3] = on_device[2]
+        found = whole_vectors.encode(*on_device[:5], *scalars, on_device[5])
+        clipped = on_cpu.encode(*arrays[:5], *scalars, sums)
         what = mode, kind, n, odd
         for tensor, array in zip(on_device, arrays, strict=True):
             if array is not None:
@@ -170,12 +174,18 @@ def test_full_precision_input_is_the_cpus(to_device: Any, to_host: Any, mode: st
         u_there, sums_there = to_device(u, n % 4), to_device(sums)
         residual_there = None if residual is None else to_device(residual)
         out, out_there = (None, None) if mode == "plain" else (u, u_there)  # in place
-        whole_vectors.add_and_clear(u_there, residual_there, to_device(bits), previous, out_there, sums_there)
-        on_cpu.add_and_clear(u, residual, bits, previous, out, sums)
+        left, left_there = residual, residual_there
+        if residual is not None and n % 2:
+            left = np.full_like(residual, np.nan)
+            left_there = to_device(left)
+        terms = to_device(bits), previous, out_there, sums_there
+        whole_vectors.add_and_clear(u_there, residual_there, left_there, *terms)
+        on_cpu.add_and_clear(u, residual, left, bits, previous, out, sums)
         assert_same(to_host(u_there), u, n)
         assert_same(to_host(sums_there), sums, n)
         if residual is not None:
             assert_same(to_host(residual_there), residual, n)
+            assert_same(to_host(left_there), left, n)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

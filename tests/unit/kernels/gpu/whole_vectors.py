@@ -14,6 +14,7 @@ def encode(
     u: Tensor,
     whole: Tensor | None,
     residual: Tensor | None,
+    left: Tensor | None,
     bits: Tensor,
     step: Any,
     limit: Any,
@@ -31,18 +32,24 @@ def encode(
     reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
     lazy = previous is not None
     scales = scale_rows(u, step, limit, previous)
-    encode_blocks(u, residual, bits, blocks, scales, lazy, odd_positive, reports)
+    encode_blocks(u, residual, left, bits, blocks, scales, lazy, odd_positive, reports)
     sums.copy_(reports[:, 0].view(torch.float64))
     return reports[:, 1].sum()
 
 
 def add_and_clear(
-    u: Tensor, residual: Tensor | None, bits: Tensor, previous: Any, out: Tensor | None, sums: Tensor
+    u: Tensor,
+    residual: Tensor | None,
+    left: Tensor | None,
+    bits: Tensor,
+    previous: Any,
+    out: Tensor | None,
+    sums: Tensor,
 ) -> None:
     blocks = whole_blocks(u.numel(), u.device)
     reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=u.device)
     scales = scale_rows(u, 0, 0, previous)
-    add_and_clear_blocks(u, residual, bits, blocks, scales, previous is not None, out, reports)
+    add_and_clear_blocks(u, residual, left, bits, blocks, scales, previous is not None, out, reports)
     sums.copy_(reports[:, 0].view(torch.float64))
 
 
