@@ -127,7 +127,10 @@ class SignBlocks:
             self._packed = Packed(device, words, [span.stop - span.start for span in self._spans])
             self._bits = self._packed.whole
         blocks.send(device, None if self._packed is None else self._packed.starts)
-        self._scales = Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64"))
+        # a step sends its own scales while the ones for pending results may still be on their way
+        self._scales, self._scales_of_pending = (
+            Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64")) for _ in range(2)
+        )
         self._seen = list[AnyArray]()  # reports of the last pass over the vector, in the host's memory
         self._gain, self._gain_of_signs = 1.0, float(sums)
 
@@ -136,12 +139,15 @@ class SignBlocks:
 
     def send_scales(self) -> None:
         """Copy the scales of a step to the device. Earlier copies must have ended, or have had the same numbers."""
-        size, rows = self._size, self._scales.here.reshape(-1, N_SCALES)
-        for column, scales in enumerate((size.steps, size.limits, -size.limits, self._pending)):
-            rows[:, column] = scales.view(f"i{scales.itemsize}")
+        self._send(self._scales)
+
+    def _send(self, scales: Mirror) -> None:
+        size, rows = self._size, scales.here.reshape(-1, N_SCALES)
+        for column, values in enumerate((size.steps, size.limits, -size.limits, self._pending)):
+            rows[:, column] = values.view(f"i{values.itemsize}")
         for column, words in enumerate((size.positive, size.negative), 4):
             rows[:, column] = words.view(f"i{words.itemsize}")
-        self._scales.deliver()
+        scales.deliver()
 
     def encode(self, piece: int, vector: Array, odd_positive: bool, tensors: object = None) -> Testable | None:
         """Encode a piece; returns a handle of its signs and reports on the host."""
@@ -183,8 +189,8 @@ class SignBlocks:
 
     def subtract_pending(self, residual: Array) -> None:
         """Subtract the results that are pending from a residual."""
-        self.send_scales()
-        terms = residual, self._bits, self._blocks.all, self._scales.there
+        self._send(self._scales_of_pending)
+        terms = residual, self._bits, self._blocks.all, self._scales_of_pending.there
         self._device.run(partial(self._sign.subtract_blocks, *terms))
 
     def reports(self) -> tuple[Doubles, int]:
