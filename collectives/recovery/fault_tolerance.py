@@ -19,6 +19,7 @@ ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher with `--with-ft
 CURE = "start the job by `mpirun --with-ft ulfm` of Open MPI 5 or later"
 ADVICE = ": see its output, and start again from the last checkpoint"
 LONGEST_NOTICE_S = 5.0  # from a death until MPI reports it: 10 to 20 ms on an idle node, over a second on a busy one
+CHECK_S = 0.02  # between two checks for the timeout of a thread that waits in MPI, whose cores others may need
 _Made = TypeVar("_Made")
 _DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
 
@@ -152,7 +153,7 @@ def with_survivors(make: Callable[[], _Made], timeout_s: float, describe: Callab
     thread.start()
     backoff = Backoff(Limits(timeout_s), describe)
     while thread.is_alive():
-        thread.join(SLEEP_S)
+        thread.join(CHECK_S)
         backoff.idle(rest=False)  # other calls of this thread wait: some are those that the survivors make again
     if failed:
         raise failed[0]

@@ -100,9 +100,7 @@ class Newcomers:
         self.is_spare = pool.rank >= n_members
         self._members, self._spares = list(range(n_members)), list(range(n_members, pool.size))  # ranks of the pool
         self._all_ready, self._n_admitted = False, 0
-        host_of = self._layouts[1].node_of
-        self._look_s = LOOK_S * max(1, sum(host_of[spare] == host_of[pool.rank] for spare in self._spares))
-        self._n_looks = 0
+        self._n_looks, self._look_s = 0, self._look_interval(self._spares)
 
     @property
     def local_rank(self) -> int:
@@ -176,13 +174,19 @@ class Newcomers:
                 self._pool.Isend([np.empty(0, np.uint8), 0, MPI.BYTE], member, _READY).Free()
         self._all_ready = True
         while self.is_spare:
+            is_dismissed = self._is_dismissed()  # before the other look: MPI makes progress in it
             if self._pool.Is_revoked():
                 self._assemble(transfer)
-            elif self._is_dismissed():
+            elif is_dismissed:
                 raise SystemExit(0)
             else:
                 time.sleep(self._look_s)
         return self._n_admitted
+
+    def _look_interval(self, spares: Sequence[int]) -> float:
+        """Return the seconds between two looks of this spare, for spares with these ranks in the job."""
+        host_of = self._layouts[1].node_of
+        return LOOK_S * max(1, sum(host_of[spare] == host_of[self._number] for spare in spares))
 
     def _is_dismissed(self) -> bool:
         """Return True if the members have ended; looks at one of them, since each sends a message."""
@@ -218,6 +222,7 @@ class Newcomers:
         finally:
             regroup.is_active = False
         self._members, self._spares = admission.members + admission.taken, admission.left
+        self._look_s = self._look_interval([admission.views[rank].number for rank in admission.left])
         self._n_admitted = len(admission.taken)
         self.is_spare = self._pool.rank in self._spares
         if not self.is_spare and admission.taken:

@@ -149,7 +149,10 @@ class Aggregator:
 
     @property
     def residual(self) -> AnyArray | None:
-        """Pending compression error, float32[n] or float64[n]; None, or of no elements, if the method keeps none."""
+        """Pending compression error, float32[n] or float64[n]; None, or of no elements, if the method keeps none.
+
+        Steps overwrite it: copy what is needed later.
+        """
         residual: AnyArray | None = self.feedback.residual
         return residual
 

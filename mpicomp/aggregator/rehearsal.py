@@ -54,8 +54,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
 
     On a rank that waits for others to die they are also loaded.
     """
-    loads = comm.newcomers is not None and comm.newcomers.is_spare
-    size = comm.newcomers.n_wanted if comm.newcomers is not None and loads else comm.size
+    loads, size = _waits(comm), _ranks_of_steps(comm)
     key = method, comm.topology, size, spec.dtype, spec.n.bit_length()
     try:
         if key in _done:
@@ -92,7 +91,7 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
         lengths = first, n - -(-first // 64) * 64
     elif lengths is not None:
         lengths = None
-    ranks = min(comm.size, MOST_DEVICE_RANKS)
+    ranks = min(_ranks_of_steps(comm), MOST_DEVICE_RANKS)
     key = method, comm.topology, ranks, spec.dtype, spec.device, n, lengths
     with _lock:
         try:
@@ -106,6 +105,16 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
             _make_steps(_shortened(getattr(method, "method", method)), short, ranks, comm.topology, False)
         except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are launched
             _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
+
+
+def _waits(comm: Communicator) -> bool:
+    """Return True if this rank waits for others to die."""
+    return comm.newcomers is not None and comm.newcomers.is_spare
+
+
+def _ranks_of_steps(comm: Communicator) -> int:
+    """Return the number of ranks that make steps; one that waits has a communicator of itself alone."""
+    return comm.newcomers.n_wanted if comm.newcomers is not None and _waits(comm) else comm.size
 
 
 def _compiles_on_devices() -> bool:

@@ -18,10 +18,10 @@ Subtract = Callable[[Array], None]
 
 
 class InPlaceResidual(Residual):
-    """Residual of one vector. A step that fails spoils it, unless the step was begun with `keeps`.
+    """Residual of one vector. A step that fails spoils it, unless the step was begun with `keeps` and is rolled back.
 
-    `following` is then the second buffer, else the same one as `current`. With a lazy residual (rule "paper") the
-    result of a step is subtracted while the next one is encoded.
+    `following` is the second buffer in a step with `keeps`, else the same one as `current`. With a lazy residual (rule
+    "paper") the result of a step is subtracted while the next one is encoded.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class InPlaceResidual(Residual):
     pending : array[tensors]
         Factor of each tensor's signs that are not subtracted yet.
     spoiled : bool
-        A failed step has overwritten a part.
+        A failed step was not rolled back.
     """
 
     def __init__(self, device: Device, n: int, dtype: DTypeLike, tensors: int, *, lazy: bool, keeps: bool) -> None:
@@ -54,7 +54,7 @@ class InPlaceResidual(Residual):
         self.following = self.current
         if not keeps:
             return
-        if self.lazy:
+        if self.pending.any():
             subtract_pending(self.current)  # now, since the step overwrites the signs
             self.pending[:] = 0
         if self._second is None:

@@ -311,9 +311,9 @@ class SignResidual(Feedback):
         return self.size.gamma
 
     def swing(self) -> float:
-        """Return the mean magnitude of a sample of the settled residual, in global steps; rule "paper"."""
+        """Return the mean magnitude of a sample of the residual that a step leaves, in global steps; rule "paper"."""
         assert self.in_place is not None
-        sample, step = copy_to_host(self.device, self.in_place.current[: self._sample()]), self.in_place.pending[0]
+        sample, step = copy_to_host(self.device, self.in_place.following[: self._sample()]), self.in_place.pending[0]
         bits = self._bits
         if not isinstance(bits, np.ndarray):
             bits = copy_to_host(self.device, bits[: -(-sample.size // 64)]).view(np.uint64)

@@ -57,8 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip(reason="runs under mpirun with --with-mpi: python tests/run_lanes.py"))
         return
-    left_out = [item for item in items if not _fits(item, plugin.size)]
-    items[:] = [item for item in items if item not in left_out]
+    fits = [_fits(item, plugin.size) for item in items]
+    left_out = [item for item, is_run in zip(items, fits, strict=True) if not is_run]
+    items[:] = [item for item, is_run in zip(items, fits, strict=True) if is_run]
     config.hook.pytest_deselected(items=left_out)
 
 

@@ -30,7 +30,7 @@ def _threshold(zero, tiny, odd_positive, residual):
 
 @njit(nogil=True, inline="always")
 def _encode_word(u, whole, residual, left, bits, j, threshold, step, limit, previous, magnitude, kept):
-    """Store one word of signs, and what is left; return the magnitudes, and lanes not clipped, so far."""
+    """Store a word of signs and of the new residual; return the magnitudes, and lanes not clipped, so far."""
     word, before = uint64(0), uint64(0)
     if previous is not None:
         before = bits[j]

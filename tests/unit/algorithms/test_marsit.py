@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp import Communicator, Marsit
+from mpicomp import Communicator, Marsit, run_local
 from mpicomp.aggregator.base import Aggregator
 
 N = 3 * 4096 + 65
@@ -108,6 +108,29 @@ def test_a_long_vector_is_written_past_the_caches_with_the_same_values(
             np.testing.assert_array_equal(streaming.aggregate(u, out), result)
             if start == aligned:
                 streaming.load_state_dict(state)
+
+
+def swings_of_steps(comm: Communicator, transactional: bool) -> list[float]:
+    aggregator = Marsit(None, residual="paper", transactional=transactional).start(comm, 300)
+    feedback, found = aggregator.feedback, list[float]()
+    settle = feedback.settle
+
+    def settle_and_look(call: Any) -> None:
+        settle(call)
+        found.append(feedback.swing())
+
+    feedback.settle = settle_and_look
+    for u in updates(300, seed=comm.rank):
+        aggregator.aggregate(u)
+    return found
+
+
+@pytest.mark.parametrize(("transactional", "verify"), [(True, False), (False, True)])
+def test_the_warning_is_about_the_residual_that_a_step_leaves(transactional: bool, verify: bool) -> None:
+    """Also where the step keeps the old one: transactional, or begun before the ranks have compared it."""
+    in_place = run_local(2, lambda comm: swings_of_steps(comm, False), verify=False)
+    assert run_local(2, lambda comm: swings_of_steps(comm, transactional), verify=verify) == in_place
+    assert len(set(in_place[0])) == STEPS
 
 
 # Signs without a residual, and the global step -----------------------------------------------------------------------
