@@ -83,8 +83,12 @@ def calls(n: int) -> dict[str, Callable[[], object]]:
         "merge, p = 3/4": lambda: merge(3, 1),
         "merge, p = 2/3": lambda: merge(2, 1),
         "np.add(c, g, out=c)": lambda: np.add(residual, x, out=residual),
-        'residual "own" + pack': lambda: encode(x, None, residual, bits, one, one, None, True, zero, tiny, sums),
-        'residual "paper" + pack': lambda: encode(x, None, residual, bits, one, one, one, True, zero, tiny, sums),
+        'residual "own" + pack': lambda: encode(
+            x, None, residual, residual, bits, one, one, None, True, zero, tiny, sums
+        ),
+        'residual "paper" + pack': lambda: encode(
+            x, None, residual, residual, bits, one, one, one, True, zero, tiny, sums
+        ),
         "read alone": lambda: read_only(x),
         "streaming stores alone": lambda: stream_only(out, one),
     }

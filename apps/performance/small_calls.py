@@ -42,7 +42,7 @@ def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
 
     def call() -> None:
         if compensation:
-            encode(x, None, residual, bits, one, one, None, True, zero, tiny, sums)
+            encode(x, None, residual, residual, bits, one, one, None, True, zero, tiny, sums)
         else:
             pack(x, bits, True, zero, tiny)
         if size > 1:

@@ -218,7 +218,7 @@ def test_steps_of_the_kernels_are_those_of_the_simulation(dtype: Any, ranks: int
         updates = np.random.default_rng([ranks, step]).standard_normal((ranks, n)).astype(dtype)
         selection.draw(winners, step, 0)
         for rank in range(ranks):
-            encode(updates[rank], None, residuals[rank], bits[0], s, s, None, True, zero, tiny, sums)
+            encode(updates[rank], None, residuals[rank], residuals[rank], bits[0], s, s, None, True, zero, tiny, sums)
             selection.encode(bits[0], rank, winners, payloads[rank])
         selection.decode(payloads.reshape(-1), size, winners, bits)
         if codec.votes == 1:
