@@ -54,7 +54,7 @@ class InPlaceResidual(Residual):
         self.following = self.current
         if not keeps:
             return
-        if self.pending.any():
+        if self.lazy and self.pending.any():
             subtract_pending(self.current)  # now, since the step overwrites the signs
             self.pending[:] = 0
         if self._second is None:
