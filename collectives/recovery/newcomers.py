@@ -394,6 +394,11 @@ class _Admission:
         return left
 
 
+def is_waiting(comm: Communicator) -> bool:
+    """Return True if this rank waits for others to die."""
+    return comm.newcomers is not None and comm.newcomers.is_spare
+
+
 def _nothing() -> None:
     return None
 

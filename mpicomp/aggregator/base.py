@@ -151,7 +151,7 @@ class Aggregator:
     def residual(self) -> AnyArray | None:
         """Pending compression error, float32[n] or float64[n]; None, or of no elements, if the method keeps none.
 
-        Steps overwrite it: copy what is needed later.
+        Steps overwrite the array: copy it to keep the values.
         """
         residual: AnyArray | None = self.feedback.residual
         return residual

@@ -22,6 +22,7 @@ from collectives import Communicator
 from collectives.annotations import Array, FloatArray, override
 from collectives.arrays import Place, Taken, named, wait
 from collectives.arrays.vectors import Flat
+from collectives.recovery.newcomers import is_waiting
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from mpicomp.aggregator.base import Aggregator, Method
@@ -54,7 +55,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
 
     On a rank that waits for others to die they are also loaded.
     """
-    loads, size = _waits(comm), _ranks_of_steps(comm)
+    loads, size = is_waiting(comm), _ranks_of_steps(comm)
     key = method, comm.topology, size, spec.dtype, spec.n.bit_length()
     try:
         if key in _done:
@@ -107,14 +108,10 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
             _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
 
 
-def _waits(comm: Communicator) -> bool:
-    """Return True if this rank waits for others to die."""
-    return comm.newcomers is not None and comm.newcomers.is_spare
-
-
 def _ranks_of_steps(comm: Communicator) -> int:
     """Return the number of ranks that make steps; one that waits has a communicator of itself alone."""
-    return comm.newcomers.n_wanted if comm.newcomers is not None and _waits(comm) else comm.size
+    newcomers = comm.newcomers
+    return newcomers.n_wanted if newcomers is not None and newcomers.is_spare else comm.size
 
 
 def _compiles_on_devices() -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 
 from collectives.execution.handle import keep_uncompiled
-from collectives.recovery.newcomers import Transfer, admit_by
+from collectives.recovery.newcomers import Transfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
@@ -202,7 +202,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
             self.load_state_dict(redistribute_states(states, 1)[0])
             load(saved[1])
 
-        if self.comm.newcomers is not None and self.comm.newcomers.is_spare:
+        if is_waiting(self.comm):
             synchronizer.reducers.rehearse()
         is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
         transfer = Transfer(lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)

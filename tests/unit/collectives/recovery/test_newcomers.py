@@ -1,4 +1,4 @@
-"""A rank that waits looks at the pool: how often, and what it sees at once. Jobs are in ``tests/unit/faults``."""
+"""Looks of a rank that waits: their interval, and revocations seen at once. Jobs are in ``tests/unit/faults``."""
 
 from __future__ import annotations
 

@@ -52,20 +52,20 @@ def inputs(n: int, dtype: Any, offset: int = 0) -> Input:
 
 
 def run(
-    mode: str, given: Input, odd_positive: bool = True, whole: NDArray[Any] | None = None, apart: bool = False
+    mode: str, given: Input, odd_positive: bool = True, whole: NDArray[Any] | None = None, two_buffers: bool = False
 ) -> reference.Encoded:
-    """`encode` on copies that lie as the given arrays do; `apart` gives the new residual a buffer of its own."""
+    """`encode` on copies that lie as the given arrays do; with `two_buffers` the old residual stays."""
     u, kind = given.u, given.u.dtype.type
     residual = None
     if mode != "plain":
         residual = np.empty(given.residual.size + 3, u.dtype)[3:]
         residual[:] = given.residual
-    left = np.full_like(residual, np.nan) if residual is not None and apart else residual
+    left = np.full_like(residual, np.nan) if residual is not None and two_buffers else residual
     bits, sums = given.bits.copy(), np.full(-(-u.size // 4096), np.nan)
     step, limit, zero, tiny = kind(STEP), kind(LIMIT), kind(0), np.nextafter(kind(0), kind(1))
     previous = kind(PREVIOUS) if mode == "paper" else None
     clipped = encode(u, whole, residual, left, bits, step, limit, previous, odd_positive, zero, tiny, sums)
-    if apart:
+    if two_buffers:
         np.testing.assert_array_equal(residual, given.residual)
     return reference.Encoded(bits, left, clipped, sums)
 
@@ -152,10 +152,10 @@ def test_pieces_of_whole_blocks_encode_as_the_vector_does(mode: str) -> None:
 def test_the_new_residual_may_have_a_buffer_of_its_own(mode: str, dtype: Any) -> None:
     for n in (0, 1, 63, 64, 65, 4096, LONG):
         given = inputs(n, dtype, 1)
-        assert_same(run(mode, given, apart=True), run(mode, given))
+        assert_same(run(mode, given, two_buffers=True), run(mode, given))
         whole = inputs(n + 1, dtype).u[:n]
         padded = given._replace(residual=inputs(-(-n // 64) * 64, dtype).residual)
-        assert_same(run(mode, padded, whole=whole, apart=True), run(mode, padded, whole=whole))
+        assert_same(run(mode, padded, whole=whole, two_buffers=True), run(mode, padded, whole=whole))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
