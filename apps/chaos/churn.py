@@ -208,8 +208,10 @@ class Way:
     def _launch(self) -> None:
         found = checkpoints(self._saved)
         checkpoint = found[-1] if found else None
-        step = 0 if checkpoint is None else int(read_record(checkpoint / MANIFEST, step=int)["step"])
-        self.timeline.begin_job(step)
+        saved: Record = {"step": 0, "members": []}
+        if checkpoint is not None:
+            saved = read_record(checkpoint / MANIFEST, step=int, members=list)
+        self.timeline.begin_job(saved["step"], saved["members"])
         self._ready = set()
         folder = make_folder(self._folder)
         write_record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +46,12 @@ class Kill:
 
 @dataclass
 class Step:
-    """A committed step: samples in it, mean loss, checksum of the model, and the mean residual's projection."""
+    """A committed step: samples in it, mean loss, checksum of the model, and the projection of each rank's residual."""
 
     samples: int
     loss: float
     digest: int
-    residual: float | None
+    residuals: dict[int, float]
     size: float
 
 
@@ -98,6 +99,7 @@ class Timeline:
         self._previous: set[int] = set()  # ranks of the step before
         self._next: dict[int, int] = {}  # next step of each rank
         self._restored: dict[int, Row] = {}
+        self._saved_by: tuple[int, ...] = ()  # ranks of the job before that wrote the checkpoint
 
     @property
     def samples(self) -> int:
@@ -119,14 +121,15 @@ class Timeline:
         """The last kill, if no step has been committed after it."""
         return self.kills[-1] if self.kills and self.kills[-1].recovered is None else None
 
-    def begin_job(self, step: int) -> None:
-        """Start a job, with numbers of ranks of its own, from a checkpoint after so many steps."""
+    def begin_job(self, step: int, members: Sequence[int] = ()) -> None:
+        """Start a job, with numbers of ranks of its own, from a checkpoint of these members after so many steps."""
         self.job += 1
         self.repeated += len(self.steps) - step
         del self.steps[step:]
         self.is_short = False
         self._newest, self._previous = -1, set()
         self._before, self._next, self._restored = {}, {}, {}
+        self._saved_by = tuple(members)
 
     def end_job(self) -> None:
         """Close all steps of a job that has ended."""
@@ -206,12 +209,11 @@ class Timeline:
             self._require_balance(number, rows)
         self._before.update({rank: (number + 1, row["residual"]) for rank, row in rows.items()})
         self._previous = set(rows)
-        is_whole = set(rows) == set(next(iter(rows.values()))["members"])
         step = Step(
             self.batch * len(rows),
             float(np.mean([row["loss"] for row in rows.values()])),
             next(iter(digests.values())),
-            float(np.mean([row["residual"] for row in rows.values()])) if is_whole else None,
+            {rank: row["residual"] for rank, row in rows.items()},
             sum(row["size"] for row in rows.values()),
         )
         if number != len(self.steps):
@@ -244,14 +246,18 @@ class Timeline:
             self._report(f"job {self.job}, rank {rank}: step {number} was restored with another model")
 
     def _require_restored_residuals(self) -> None:
-        """Compare the mean of the residuals with that before the restart, which any number of ranks keeps."""
+        """Compare the mean of the residuals with that of the ranks that saved theirs, which any number of ranks keeps.
+
+        A rank may have died between the step and the checkpoint, and its residual is lost.
+        """
         rows, self._restored = list(self._restored.values()), {}
         step = self.steps[-1] if self.steps else None
-        if not rows or step is None or step.residual is None:
+        if not rows or step is None or not self._saved_by or not set(self._saved_by) <= set(step.residuals):
             return
         found = float(np.mean([row["residual"] for row in rows]))
-        if abs(found - step.residual) > ROUNDING * (1 + step.size):
-            self._report(f"job {self.job}: the mean residual was restored as {found}, not {step.residual}")
+        saved = float(np.mean([step.residuals[rank] for rank in self._saved_by]))
+        if abs(found - saved) > ROUNDING * (1 + step.size):
+            self._report(f"job {self.job}: the mean residual was restored as {found}, not {saved}")
 
     def _report(self, text: str) -> None:
         self.n_wrong += 1

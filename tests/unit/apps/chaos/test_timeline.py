@@ -56,11 +56,26 @@ def test_a_step_whose_line_died_with_its_rank_is_not_balanced() -> None:
     timeline.add(0, row(5, result=1.4))  # of a mean with the residual of rank 1
     timeline.end_job()
     assert (timeline.wrong, timeline.unbalanced) == ([], 1)
-    timeline.begin_job(6)
+    timeline.begin_job(6, (0, 1))
     timeline.add(0, {"kind": "restored", "step": 6, "digest": 5, "residual": 9.0, "size": 1.0})
     timeline.add(0, row(6, residual=9.5))
     timeline.end_job()
     assert timeline.wrong == []  # the mean residual of before is unknown
+
+
+@pytest.mark.parametrize(("restored", "n_wrong"), [(2.0, 0), (3.0, 1)])
+def test_a_rank_that_died_before_a_checkpoint_has_no_residual_in_it(restored: float, n_wrong: int) -> None:
+    timeline = started(5)
+    timeline.add(0, row(5, residual=2.0))
+    timeline.add(1, row(5, residual=4.0))
+    timeline.end_job()
+    timeline.wrong.clear()
+    timeline.begin_job(6, (0,))
+    for rank in (0, 1):
+        timeline.add(rank, {"kind": "restored", "step": 6, "digest": 5, "residual": restored, "size": 1.0})
+        timeline.add(rank, row(6, residual=restored + 0.5))
+    timeline.end_job()
+    assert len([one for one in timeline.wrong if "mean residual" in one]) == n_wrong
 
 
 def test_the_lost_part_of_the_residuals_is_that_of_the_last_step_with_all_lines() -> None:
@@ -113,7 +128,7 @@ def test_steps_behind_a_checkpoint_are_repeated_and_count_once() -> None:
     timeline.add_kill(1, 7.5)
     timeline.add(0, row(8))
     timeline.end_job()
-    timeline.begin_job(6)
+    timeline.begin_job(6, (0, 1))
     for rank in (0, 1):
         timeline.add(rank, {"kind": "restored", "step": 6, "digest": 5, "residual": 3.0, "size": 1.0})
     for step in range(6, 10):
@@ -131,7 +146,7 @@ def test_steps_behind_a_checkpoint_are_repeated_and_count_once() -> None:
 def test_a_checkpoint_that_differs_is_reported(given: dict[str, Any], text: str) -> None:
     timeline = started(8)
     timeline.end_job()
-    timeline.begin_job(6)
+    timeline.begin_job(6, (0, 1))
     for rank in (0, 1):
         timeline.add(rank, {"kind": "restored", "step": 6, "digest": 5, "residual": 3.0, "size": 1.0} | given)
         timeline.add(rank, row(6, residual=given.get("residual", 3.0) + 0.5))
