@@ -1,4 +1,4 @@
-"""mpicomp for PyTorch: the only package here that imports torch.
+"""mpicomp for PyTorch: optimizers, hooks and process groups.
 
 ``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
 and :class:`OneBitAdam`. ``ddp`` has :func:`ddp_hook`, which averages for DistributedDataParallel, and ``fsdp``

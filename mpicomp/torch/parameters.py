@@ -7,8 +7,9 @@ until they require a gradient, and those that are added to the optimizer until a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from operator import is_not
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -163,6 +164,20 @@ def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:
         )
 
 
+_Version: TypeAlias = tuple[Tensor | None, int]
+"""A gradient, and PyTorch's count of its changes."""
+
+
+def _versions(parameters: Iterable[Tensor]) -> list[_Version]:
+    gradients = [parameter.grad for parameter in parameters]
+    return [(one, 0 if one is None else one._version) for one in gradients]
+
+
+def _are_same(now: Sequence[_Version], before: Sequence[_Version]) -> bool:
+    pairs = zip(now, before, strict=False)
+    return len(now) == len(before) and all(one is other and v == then for (one, v), (other, then) in pairs)
+
+
 class MasterWeights:
     """Float32 master copies of an optimizer's 16-bit parameters, which it holds in their place.
 
@@ -176,12 +191,14 @@ class MasterWeights:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.parameters: list[Tensor] = []  # the model's, of 16 bits
         self.masters: list[Tensor] = []
-        self._taken: list[tuple[Tensor | None, int]] = []  # gradients of the model, and their versions
+        self._taken: list[_Version] = []  # of the model's gradients
+        self._given: list[_Version] = []  # of the masters' gradients; empty once a step has used them
         self.by_parameter: dict[Tensor, Tensor] = {}
         self.adopt(optimizer)
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Put masters in the place of the 16-bit parameters that require a gradient and have none."""
+        self._given = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.dtype in SIXTEEN_BIT and parameter.requires_grad:
@@ -214,20 +231,43 @@ class MasterWeights:
         """Give each master its parameter's gradient, in float32."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
-        self._taken = self._gradients()
+        self._taken, self._given = _versions(self.parameters), _versions(self.masters)
+
+    def show_gradients(self) -> None:
+        """Give the masters the gradients that have come, for a caller who reads the optimizer's parameters."""
+        if self.gradients_changed:
+            self.take_gradients()
+
+    def take_gradients_of_step(self) -> None:
+        """Give the masters the gradients for a step, unless they have them, and a caller has changed them since.
+
+        Raises
+        ------
+        RuntimeError
+            The model's gradients have been changed after those of the masters, or added to.
+        """
+        is_edited = bool(self._given) and not _are_same(_versions(self.masters), self._given)
+        if is_edited and not self.gradients_changed:
+            self._given = []
+            return
+        pairs = zip(_versions(self.parameters), self._taken, strict=False)
+        if is_edited and any(now is before and now is not None and v != then for (now, v), (before, then) in pairs):
+            raise RuntimeError(
+                "gradients of 16-bit parameters came or were changed after those of their float32 copies had been "
+                "changed, by clipping for example: change the optimizer's parameters, "
+                "[p for group in optimizer.param_groups for p in group['params']], after the last backward() alone"
+            )
+        self.take_gradients()
+        self._given = []
 
     @property
     def gradients_changed(self) -> bool:
         """Flag: gradients of the model were changed after the masters had taken them, which then lack the change."""
-        pairs = zip(self._gradients(), self._taken, strict=True)
-        return any(now is not before or version != then for (now, version), (before, then) in pairs)
-
-    def _gradients(self) -> list[tuple[Tensor | None, int]]:
-        gradients = [parameter.grad for parameter in self.parameters]
-        return [(one, 0 if one is None else one._version) for one in gradients]
+        return not _are_same(_versions(self.parameters), self._taken)
 
     def drop_gradients(self, set_to_none: bool) -> None:
         """Clear the model's gradients; the masters' follow with the next `take_gradients`."""
+        self._given = []
         for parameter in self.parameters:
             if set_to_none:
                 parameter.grad = None

@@ -30,7 +30,7 @@ _BROADCAST_STATE = "broadcast_optimizer_state"
 def broadcast_parameters(
     module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator | None = None, root: int = 0
 ) -> None:
-    """Copy one rank's parameters and buffers to all ranks.
+    """Copy one rank's parameters and buffers to all ranks; those of a module's buffers too that are not persistent.
 
     Parameters
     ----------
@@ -67,9 +67,14 @@ def broadcast_parameters(
         usage = "broadcast_parameters(model, comm, root=0)"
         require_communicator(comm, "broadcast_parameters", usage, module_or_state_dict)
     if isinstance(module_or_state_dict, torch.nn.Module):
-        module_or_state_dict = module_or_state_dict.state_dict()
+        module_or_state_dict = tensors_of(module_or_state_dict)
     with Communicator() if comm is None else nullcontext(comm) as used:
         broadcast_tensors(module_or_state_dict, used, root, "broadcast_parameters")
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by name, those buffers included that its state leaves out."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 @keep_uncompiled

@@ -292,12 +292,15 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         """The wrapped optimizer's parameter groups.
 
         A caller that reads them between backward and step finds averaged gradients with overlap: they are waited for.
+        Float32 copies of 16-bit parameters have their gradients then, so that they can be clipped.
         A GradScaler that is about to unscale gradients finds infinities on all ranks or on none.
         """
         if _is_read_by_scaler():
             self._prepare_for_scaler()
         elif self._synchronizer.awaits_averaging:
             self.synchronize()
+        else:
+            self._synchronizer.show_gradients()
         return self.optimizer.param_groups
 
     @property
@@ -441,7 +444,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         """Clear the gradients of all parameters, 16-bit ones included.
 
         Between backward and step this drops the step, which all ranks must do. With overlap, where gradients have been
-        sent, it is collective then; residuals are those of before, except Marsit's, which cannot take a vote back.
+        sent, it is collective then; residuals are those of before, except Marsit's without ``transactional=True``.
 
         Parameters
         ----------

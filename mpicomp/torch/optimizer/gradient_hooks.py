@@ -131,6 +131,14 @@ class GradientCounts:
         self.any_complete |= complete
         return complete
 
+    def late(self, position: int) -> RuntimeError:
+        """Return the error for a gradient of a step whose gradients have been averaged: it would not be."""
+        return RuntimeError(
+            f"the gradient of {self._names[position]!r} came after the gradients of this step were averaged, by "
+            "optimizer.synchronize() or, with overlap, by reading optimizer.param_groups: call every backward() of a "
+            "step before them, or optimizer.zero_grad() to drop the step"
+        )
+
 
 class _Sent(NamedTuple):
     member: NamedParameter

@@ -145,13 +145,12 @@ class LocalUpdates(Synchronizer):
     @torch.no_grad()
     def _step_aside_if_first(self) -> None:
         """Let the parameters step aside for which this is the first step after a synchronization."""
+        self._masters.refresh()  # a loop may change parameters between any two steps
         self.reducers.lay_out(self.gradient_counts.order)
         if not self._scaled:
             self._finite = None
         here = self.reducers[self._queue.n_started :]
         self._first = [one for one in here if self.steps == 0 or not self._common.has_moved(one)]
-        if self._first:
-            self._masters.refresh()
         for reducer in self._first:
             self._common.step_aside(reducer, self.reducers)
         joining = [member.parameter for member in self._changes.joining]
@@ -162,6 +161,7 @@ class LocalUpdates(Synchronizer):
         """Return to where the step began: the common model, where the step is the first after a synchronization."""
         first = {parameter for reducer in self._first for parameter in reducer.parameters}
         self._common.restore([one for one in self._common.values if self.steps == 0 or one in first])
+        self._masters.publish()  # a closure may have seen them moved
 
     @override
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
@@ -173,6 +173,11 @@ class LocalUpdates(Synchronizer):
     def _evaluate(self, closure: Closure) -> float:
         self._masters.publish()  # the optimizer has moved the masters since the closure was last called
         return closure()
+
+    @override
+    def show_gradients(self) -> None:
+        if not self._scaled and self.phase is not Phase.SENT:
+            self._masters.show_gradients()
 
     @override
     def prepare_for_scaler(self) -> None:
@@ -216,7 +221,10 @@ class LocalUpdates(Synchronizer):
 
     def _take_own_gradients(self) -> None:
         """Hand the gradients to the masters, and average them within the island if there is one."""
-        self._masters.take_gradients()
+        try:
+            self._masters.take_gradients_of_step()
+        except RuntimeError as error:
+            self.comm.reject(RuntimeError(f"{self.comm.here}: {error}"), "an optimizer step")
         if self._island is not None:
             self._island.average(self._members)
 
@@ -264,6 +272,8 @@ class LocalUpdates(Synchronizer):
         self._require_local("synchronize")
         if self.steps == 0 and not self._fragments.in_flight:
             return
+        self._masters.refresh()
+        self._common.step_aside_joining(member.parameter for member in self._changes.joining)
         try:
             for number in range(self._plan.fragments):
                 self._synchronize_fragment(number, at_once=True)

@@ -124,7 +124,10 @@ class MomentumAveraging(Synchronizer):
     def _take_gradients(self) -> None:
         """Hand the gradients to the masters, and freeze v if it is due."""
         self._masters.refresh()
-        self._masters.take_gradients()
+        try:
+            self._masters.take_gradients_of_step()
+        except RuntimeError as error:
+            self.refuse(RuntimeError(f"{self.comm.here}: {error}"))
         self._changes.drop_frozen_gradients()
         groups = self._optimizer.param_groups
         for cohort in self._cohorts:
@@ -175,6 +178,10 @@ class MomentumAveraging(Synchronizer):
     def prepare_for_scaler(self) -> None:
         # A GradScaler would skip a step on the one rank that finds infinities in its gradients.
         raise RuntimeError(f"{self.comm.here}: OneBitAdam takes no GradScaler; use bfloat16, which needs none")
+
+    @override
+    def show_gradients(self) -> None:
+        self._masters.show_gradients()
 
     @override
     def drop_gradients(self, set_to_none: bool) -> None:

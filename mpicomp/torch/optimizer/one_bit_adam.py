@@ -185,6 +185,19 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         self._synchronizer = MomentumAveraging(parts, squeezed, masters, rule, preconditioned, options)
 
     @property
+    @keep_uncompiled
+    def param_groups(self) -> list[ParameterGroup]:
+        """Parameter groups. Read behind backward, float32 copies of 16-bit parameters have their gradients."""
+        if (synchronizer := self.__dict__.get("_synchronizer")) is not None:
+            synchronizer.show_gradients()
+        groups: list[ParameterGroup] = self.__dict__["param_groups"]  # where torch updates them, too
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[ParameterGroup]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
     def steps(self) -> int:
         """Steps so far."""
         return self._synchronizer.synchronizations

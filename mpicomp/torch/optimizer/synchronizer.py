@@ -248,7 +248,10 @@ class Synchronizer(StateOwner):
     def gradient_came(self, position: int) -> None:
         """Start the buckets that this gradient completes; called by hooks during backward."""
         averaged, early = self.phase is Phase.AVERAGED, self._starts_early
-        if self.gradient_counts.complete(position, averaged or early) and early and not averaged:
+        complete = self.gradient_counts.complete(position, averaged or early)
+        if averaged:
+            raise self.gradient_counts.late(position)
+        if complete and early:
             self.phase = Phase.SENT
             self._push(position)
         elif self.phase is Phase.STEPPED:
@@ -271,6 +274,9 @@ class Synchronizer(StateOwner):
     @abstractmethod
     def prepare_for_scaler(self) -> None:
         """Agree on infinities among the gradients, so that GradScalers find some on all ranks or on none."""
+
+    def show_gradients(self) -> None:
+        """Give float32 copies of 16-bit parameters the gradients that have come, for a caller who reads them."""
 
     @abstractmethod
     def drop_gradients(self, set_to_none: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from collectives.execution.handle import keep_uncompiled
 from collectives.recovery.newcomers import Transfer, admit_by, is_waiting
@@ -166,7 +167,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         Parameters
         ----------
         model : torch.nn.Module
-            Its `state_dict` is copied.
+            Its `state_dict` is copied, and buffers that are not persistent.
         state, load : callable
             Return and take everything else that the next step depends on, such as its number and a learning-rate
             scheduler's state.
@@ -199,13 +200,16 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
 
         def take(saved: Any, states: list[State]) -> None:
             model.load_state_dict(saved[0])
+            with torch.no_grad():
+                for name, buffer in _left_out(model).items():
+                    buffer.copy_(saved[1][name])
             self.load_state_dict(redistribute_states(states, 1)[0])
-            load(saved[1])
+            load(saved[2])
 
         if is_waiting(self.comm):
             synchronizer.reducers.rehearse()
         is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
-        transfer = Transfer(lambda: (model.state_dict(), state()), take, self.state_dict, is_ready)
+        transfer = Transfer(lambda: (model.state_dict(), _left_out(model), state()), take, self.state_dict, is_ready)
         n_joined = admit_by(self.comm, transfer)
         if n_joined:
             synchronizer.compare_next()
@@ -218,3 +222,9 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
                 f"{self.comm.here}: {call}() between backward() and step(), when gradients have been sent; call it "
                 f"after step() or before backward(){more}; after a backward() that was cut off, call {after}() first"
             )
+
+
+def _left_out(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that a model's state leaves out, by name: newcomers may have drawn others."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}

@@ -31,6 +31,28 @@ def test_broadcast_copies_parameters_and_buffers_of_any_dtype(comm: Communicator
 
 
 @pytest.mark.mpi(min_size=2)
+def test_broadcast_copies_buffers_that_are_not_in_the_state_and_leaves_other_state_alone(comm: Communicator) -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("directions", torch.full((2, 3), float(comm.rank)), persistent=False)
+            self.register_buffer("nothing", None)
+            self.weight = self.tied = nn.Parameter(torch.full((3,), float(comm.rank)))
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"rank": comm.rank}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            raise AssertionError("nothing is loaded")
+
+    model = Features()
+    broadcast_parameters(model, comm, root=1)
+    assert torch.equal(model.directions, torch.ones(2, 3))
+    assert model.tied is model.weight
+    assert torch.equal(model.weight.detach(), torch.ones(3))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_broadcast_takes_a_state_dict_and_any_strides(comm: Communicator) -> None:
     tensor = torch.full((3, 2), float(comm.rank)).t()
     broadcast_parameters({"a": tensor, "nothing": torch.zeros(0), "flag": torch.tensor(True)}, comm, root=1)

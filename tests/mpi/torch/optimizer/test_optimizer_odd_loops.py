@@ -334,6 +334,83 @@ def test_16_bit_gradients_are_clipped_where_the_optimizer_has_them(clips: str, c
     assert same_on_all_ranks(model, comm)
 
 
+@pytest.mark.parametrize("kind", ["updates", "OneBitAdam"])
+@pytest.mark.parametrize("clips", ["the model", "the optimizer"])
+def test_16_bit_gradients_are_clipped_in_both_places_without_a_scaler(
+    clips: str, kind: str, comm: Communicator
+) -> None:
+    model = make_model(dtype=torch.bfloat16)
+    if kind == "updates":
+        optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=2)
+    else:
+        optimizer = OneBitAdam(model.parameters(), comm=comm, warmup_steps=10)
+    for step in range(2):
+        optimizer.zero_grad()
+        inputs, labels = batch(comm.rank + step)
+        nn.functional.cross_entropy(model(inputs.bfloat16()), labels).backward()
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        norm = nn.utils.clip_grad_norm_(held if clips == "the optimizer" else model.parameters(), 0.0)
+        assert norm > 0.1
+        before = parameters_of(model)
+        optimizer.step()
+        assert torch.equal(parameters_of(model), before)
+
+
+def test_16_bit_gradients_that_come_behind_a_clipping_are_refused(comm: Communicator) -> None:
+    model = make_model(dtype=torch.bfloat16)
+    optimizer = wrap(model, Dense(), comm, synchronize="updates")
+    inputs, labels = batch(comm.rank)
+    for _ in range(2):
+        nn.functional.cross_entropy(model(inputs.bfloat16()), labels).backward()
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        nn.utils.clip_grad_norm_(held, 0.1)
+    optimizer.step()  # those of both, which were clipped together
+    nn.functional.cross_entropy(model(inputs.bfloat16()), labels).backward()
+    nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], 0.1)
+    nn.functional.cross_entropy(model(inputs.bfloat16()), labels).backward()
+    with pytest.raises(RuntimeError, match=r"came or were changed after those of their float32 copies"):
+        optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, comm, range(2))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_a_loop_changes_between_local_steps_stay_changed(dtype: torch.dtype, comm: Communicator) -> None:
+    model = make_model(dtype=dtype)
+    optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=8)
+    for step in range(6):
+        train(model, optimizer, comm, range(step, step + 1))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.01, 0.01)
+    optimizer.synchronize()
+    assert parameters_of(model).abs().max() < 0.02
+    assert same_on_all_ranks(model, comm)
+
+
+def test_an_error_in_a_later_evaluation_leaves_the_common_model_of_16_bits(comm: Communicator) -> None:
+    model = make_model(dtype=torch.bfloat16)
+    inner = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    optimizer = DistributedOptimizer(inner, Dense(), comm, model.named_parameters(), synchronize="updates")
+    inputs, labels = batch(0)  # of all ranks, which then evaluate as often
+    before, evaluations = parameters_of(model), 0
+
+    def closure() -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == 3:
+            raise ArithmeticError("in the closure")
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs.bfloat16()), labels)
+        loss.backward()
+        return loss
+
+    with pytest.raises(ArithmeticError):
+        optimizer.step(closure)
+    assert torch.equal(parameters_of(model), before)
+
+
 def test_a_gradscaler_is_refused_in_join(comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm)
     scaler = torch.amp.GradScaler("cpu")

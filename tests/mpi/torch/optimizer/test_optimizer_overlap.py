@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -182,6 +183,32 @@ def test_a_second_backward_is_refused_where_it_happens(mode: str, comm: Communic
     with pytest.raises(RuntimeError, match="was changed or dropped between"):  # by it
         optimizer.step()
     train(model, optimizer, comm, range(2, 4))
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize(
+    ("averages", "overlap"), [("synchronize", False), ("synchronize", True), ("param_groups", True)]
+)
+def test_gradients_that_come_after_the_averaging_are_refused(
+    averages: str, paused: bool, overlap: bool, comm: Communicator
+) -> None:
+    """Two losses over different layers: those of the second one would stay this rank's own."""
+    model, optimizer = wrapped(Dense(), comm, overlap=overlap)
+    train(model, optimizer, comm, range(1))
+    optimizer.zero_grad()
+    inputs, _ = batch(comm.rank)
+    model[0](inputs).square().mean().backward()
+    if averages == "synchronize":
+        optimizer.synchronize()
+    else:
+        assert optimizer.param_groups
+    loss = model[2](torch.ones(4, 37)).square().mean()
+    late = pytest.raises(RuntimeError, match=r"'2\..*' came after the gradients of this step were averaged")
+    with optimizer.no_sync() if paused else nullcontext(), late:
+        loss.backward()
+    optimizer.zero_grad()
+    train(model, optimizer, comm, range(1, 3))
     assert same_on_all_ranks(model, comm)
 
 

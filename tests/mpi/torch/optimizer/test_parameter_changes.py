@@ -71,6 +71,23 @@ def test_old_parameters_go_the_way_that_they_go_without_new_ones(
 
 
 @ways
+@pytest.mark.parametrize("overlap", [False, True])
+def test_new_parameters_join_where_local_steps_are_ended_before_their_first_one(
+    how: Callable[..., None], overlap: bool, comm: Communicator
+) -> None:
+    options = {"synchronize": "updates", "local_steps": 4, "overlap": overlap}
+    model, optimizer = started(how, Dense(), comm, **options)
+    train(model, optimizer, comm, range(6))
+    before = values(model.new)
+    how(model, optimizer)
+    optimizer.synchronize()
+    assert torch.equal(values(model.new), before)
+    train(model, optimizer, comm, range(6, 10))
+    assert not torch.equal(values(model.new), before)
+    assert same_on_all_ranks(model, comm)
+
+
+@ways
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
