@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import update_wrapper, wraps
 from types import MappingProxyType, MethodType
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 import numpy as np
 
 from collectives import Communicator
+from collectives.errors import explains_itself, reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import suggestion
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
@@ -220,22 +222,29 @@ class Algorithm(ABC):
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
         self.connect(comm)
-        if spec.device == "cpu":
-            compile_kernels(self, comm, spec)
-            try:
-                return Aggregator(self, comm, spec)
-            except MemoryError as error:
-                problem = (
-                    f"there is no memory for what {self} keeps for {spec.n} elements ({error}; {memory_in_words()})"
-                )
-                comm.reject(
-                    MemoryError(f"{comm.here}, start: {problem}; free memory, or take fewer ranks a node"), "start"
-                )
-        compile_on_device(self, comm, spec)
+        on_host = spec.device == "cpu"
+        (compile_kernels if on_host else compile_on_device)(self, comm, spec)
+        # PyTorch reports a lack of memory by a RuntimeError
+        rejected = (TypeError, ValueError, MemoryError) + (() if on_host else (RuntimeError,))
         try:
             with comm.tags_unused(unless_made=True):
                 return Aggregator(self, comm, spec)
-        except (RuntimeError, MemoryError) as error:  # PyTorch's is a RuntimeError
-            Aggregator(self, comm, replace(spec, device="cpu"))  # takes the tags that the other ranks take
+        except rejected as error:
+            if explains_itself(error):  # the ranks have agreed on it
+                raise
+            # The tags that the other ranks take are taken here too: all ranks can start again.
+            with suppress(*rejected):
+                Aggregator(self, comm, replace(spec, n=0, device="cpu", tensor_lengths=None, tensor_shapes=None))
+            comm.reject(self._describe_failure(error, comm, spec), "start")
+
+    def _describe_failure(self, error: Exception, comm: Communicator, spec: VectorSpec) -> Exception:
+        """Return the error of a start that has failed, with the rank and the cure."""
+        if isinstance(error, TypeError | ValueError):
+            return reword(error, f"{comm.here}, start: {error}")
+        if spec.device == "cpu":
+            problem = f"there is no memory for what {self} keeps for {spec.n} elements ({error}; {memory_in_words()})"
+            cure = "free memory, or take fewer ranks a node"
+        else:
             problem = f"{spec.device} cannot hold what {self} keeps for {spec.n} elements ({error})"
-            comm.reject(MemoryError(f"{comm.here}, start: {problem}; free memory there, or leave out device"), "start")
+            cure = "free memory there, or leave out device"
+        return MemoryError(f"{comm.here}, start: {problem}; {cure}")

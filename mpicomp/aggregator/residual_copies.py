@@ -16,6 +16,7 @@ from collectives.annotations import AnyArray
 from collectives.execution.handle import Call
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import keep_alive, until
+from mpicomp.feedback.base import is_pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +78,7 @@ def buddies_of(node_of: Sequence[int]) -> list[int]:
 
 def copied_keys(kinds: Mapping[str, StateKind]) -> list[str]:
     """Return the keys of the pending errors in a state, and of the range of elements that a rank owns."""
-    kept = ("mean", "owner", "owned")
-    keys = [key for key, kind in kinds.items() if kind in kept and key != "momentum"]
+    keys = [key for key, kind in kinds.items() if kind == "owned" or is_pending(key, kind)]
     return sorted(keys) if any(kinds[key] != "owned" for key in keys) else []
 
 

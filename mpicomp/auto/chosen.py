@@ -22,7 +22,7 @@ from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, 
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.step import StepDriver
 from mpicomp.auto.trials import COUNT, Front, Plan, Schedule, Side, Stage, Stopwatch, Times, slowest
-from mpicomp.feedback.base import NoFeedback
+from mpicomp.feedback.base import NoFeedback, is_pending
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 
@@ -48,7 +48,7 @@ class Pending:
         total: AnyArray | None = None
         for key, array in self._feedback.state().items():
             kind = self._kinds[key]
-            if kind in PENDING_KINDS and array.shape == values.shape:
+            if is_pending(key, kind) and array.shape == values.shape:
                 # only the owner has the error of an element; the mean divides it by the number of ranks
                 if kind == "owner":
                     array *= array.dtype.type(self._ranks)
@@ -184,10 +184,15 @@ class Chosen(Driver):
         self._watch.begin(step, place, schedule.same_block(plan, step), clock())
         self._clock = clock
         if self.compressed and side is Side.DENSE:
+            given = call.values, call.wide
             total = self._pending.added_to(call.values)
             call.wide = None if call.wide is None else total
             call.values = total
-            yield from self._dense.steps(call)
+            try:
+                yield from self._dense.steps(call)
+            except BaseException:
+                call.values, call.wide = given  # survivors of a death repeat the step, from the vector alone
+                raise
             self._clears = not self._mean.skipped
         else:
             yield from self._running.steps(call)

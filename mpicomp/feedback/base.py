@@ -26,6 +26,11 @@ whose mean over ranks is pending; an array[n] that is zero except for the elemen
 these elements; an entry that is equal on all ranks."""
 
 
+def is_pending(key: str, kind: StateKind) -> bool:
+    """Return True for errors that a method has yet to contribute: not for momentum, whose mean ranks go on with too."""
+    return kind in ("mean", "owner") and key != "momentum"
+
+
 class StepInput(Protocol):
     """One rank's vector in a step, and the array that takes the result.
 

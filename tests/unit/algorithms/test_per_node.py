@@ -12,6 +12,7 @@ import pytest
 from collectives import CollectiveMismatch, TopologyError
 from mpicomp import (
     QSGD,
+    SSDM,
     Auto,
     Communicator,
     Dense,
@@ -402,6 +403,26 @@ def test_a_single_node_keeps_pending_errors_over_steps_that_are_skipped_or_fail(
 
     for mean in run_local(2, work, ranks_per_node=2):
         np.testing.assert_allclose(mean, pending(states), atol=1e-6)
+
+
+def test_momentum_is_no_pending_error_of_a_single_node() -> None:
+    method = PerNode(SSDM(momentum=0.9, scale="norm"))
+
+    def train(comm: Communicator) -> Any:
+        aggregator = method.start(comm, 1000)
+        aggregator.aggregate(gradient(comm.rank, 0, 1000))
+        return aggregator.state_dict(), aggregator.state_kinds
+
+    states, kinds = zip(*run_local(4, train, ranks_per_node=2), strict=True)
+
+    def resume(comm: Communicator) -> Any:
+        aggregator = method.start(comm, 1000)
+        aggregator.load_state_dict(redistribute(states, comm.size, kinds[0])[comm.rank])
+        return aggregator.aggregate(gradient(comm.rank, 1, 1000))
+
+    mean = (gradient(0, 1, 1000) + gradient(1, 1, 1000)) / 2
+    for found in run_local(2, resume, ranks_per_node=2):
+        np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-6)
 
 
 def test_owners_of_a_shard_that_load_different_scales_are_told() -> None:

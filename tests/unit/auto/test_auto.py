@@ -154,6 +154,33 @@ def test_nothing_is_lost_or_counted_twice_when_compressing_is_left(method: Any) 
     assert difference < 1e-4 or lossy
 
 
+def test_a_dense_step_that_fails_leaves_the_vector_without_pending_errors() -> None:
+    """Survivors of a death repeat the step from it."""
+
+    def work(comm: Communicator) -> None:
+        clock = Clock(1.0, 3.0)
+        auto = clock.start(comm, Auto(DoubleSqueeze(), TRIAL))
+        for step in range(BRIEF):
+            clock.step(auto, gradient(comm.rank, step, N))
+        driver: Any = auto.driver
+        calls = []
+
+        def fail(call: Any) -> Iterator[bool]:
+            calls.append((call, call.values))
+            yield True
+            raise RuntimeError("a rank died")
+
+        driver._dense.steps = fail
+        vector = gradient(comm.rank, BRIEF, N)
+        with pytest.raises(RuntimeError, match="a rank died"):
+            auto.aggregate(vector)
+        ((call, values),) = calls
+        assert not np.array_equal(values, vector)
+        np.testing.assert_array_equal(call.values, vector)
+
+    on_all(work)
+
+
 def go(clock: Clock, comm: Communicator, auto: Aggregator, steps: int) -> Any:
     """Take so many steps; the plan afterwards."""
     for _ in range(steps):
