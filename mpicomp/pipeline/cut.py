@@ -131,7 +131,7 @@ class CutEnd:
         for coding in self.codings.values():
             try:
                 coding.commit()
-            except OSError as error:  # too late to take the step back on the other end
+            except REFUSABLE as error:  # too late to take the step back on the other end
                 self.lost = (
                     f"messages of step {step} could not be kept ({error}): load the last checkpoint, or call "
                     "forget_messages() on all ranks"

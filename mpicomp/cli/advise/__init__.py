@@ -13,7 +13,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from collectives.network_probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
-from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, ways
+from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, is_predicted, ways
 from mpicomp.cli.advise.report import COMPARED, METHODS, QUICK, Record
 from mpicomp.cli.advise.speeds import Speed, has_equal_nodes, measure_nodes, measure_speed, without_dense_rounds
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
@@ -118,10 +118,12 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
 
     The record is complete on rank 0, and empty on the others.
     """
-    plain = {name: without_dense_rounds(METHODS[name]) for name in request.methods}
     size, clock = request.ranks or comm.size, Countdown(comm, QUICK_S if request.quick else math.inf)
     timed = size == comm.size and request.network is None
-    has_nodes = has_equal_nodes(comm) and size % comm.layout.sizes[0] == 0 and size > comm.layout.sizes[0]
+    local = comm.layout.sizes[0]
+    has_nodes = has_equal_nodes(comm) and size % local == 0 and size > local
+    names = predicted_methods(request, (size, size // local) if has_nodes else (size,), comm.packed_piece_bytes())
+    plain = {name: without_dense_rounds(METHODS[name]) for name in names}
     n_steps = (request.network is None) + has_nodes + len(set(plain.values())) + timed
     with Steps(COMMAND, n_steps, comm.rank == 0) as steps:
         steps.announce(_duration(n_steps, request.quick))
@@ -160,6 +162,7 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
                     mpi_s = time_mpi(comm, request.count, request.dtype, expected_s, longest_s)
                 if comm.rank == 0:
                     record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
+                    record["not_predicted"] += [other for other in request.methods if other not in plain]
                     steps.print("\n".join((*report.heading(record), *report.rows(record, record["rows"]))))
             elif comm.rank == 0:
                 found = predictions(request, job, {"dense": speeds["dense"], name: speeds[name]}, mpi_s, (name,))
@@ -168,6 +171,28 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
                 steps.print("\n".join(report.rows(record, found["rows"])))
             wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, waiting)
         return record | {"left_out": left_out} if record else record
+
+
+def predicted_methods(request: AdviseRequest, sizes: Sequence[int], piece_bytes: int) -> list[str]:
+    """Return the requested methods that are predicted for one of these numbers of ranks; the first is the job's.
+
+    Raises
+    ------
+    UsageError
+        No method but dense is.
+    """
+    names = [
+        name
+        for name in request.methods
+        if any(is_predicted(METHODS[name], size, request.count, request.dtype, piece_bytes) for size in sizes)
+    ]
+    if set(names) <= {"dense"}:
+        others = ", ".join(name for name in request.methods if name != "dense")
+        raise UsageError(
+            f"--methods {others}: each rank sends to all others, which is predicted for {MOST_WALKED} ranks or fewer, "
+            f"not for {sizes[0]}: name another method, such as marsit, or fewer --ranks"
+        )
+    return names
 
 
 def _duration(n_steps: int, quick: bool) -> str:

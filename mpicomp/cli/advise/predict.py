@@ -134,11 +134,18 @@ def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: 
     for method, (algorithm, speed) in methods.items():
         for per_node in (False, True) if job.nodes is not None else (False,):
             part = job.between_nodes() if per_node else job
+            if not is_predicted(algorithm, part.size, part.n, part.dtype, part.piece_bytes):
+                continue
             route = algorithm.message_model(part.n, part.dtype, part.size, part.piece_bytes).route
             fitting = topologies(part.size, part.network) if route is None else [(route.name, route)]
             for name, topology in fitting:
-                if part.size <= MOST_WALKED or name not in WALKED:
-                    yield name, Way(method, algorithm, topology, speed, dense_speed, per_node)
+                yield name, Way(method, algorithm, topology, speed, dense_speed, per_node)
+
+
+def is_predicted(algorithm: Algorithm, size: int, n: int, dtype: str, piece_bytes: int) -> bool:
+    """Return False if the method has a route of its own that is not predicted for so many ranks."""
+    route = algorithm.message_model(n, dtype, size, piece_bytes).route
+    return route is None or size <= MOST_WALKED or route.name not in WALKED
 
 
 def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | None:

@@ -127,7 +127,8 @@ def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
 def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     status = 0
     method = None if request.algorithm is None else method_of(request.algorithm)
-    every = getattr(method, "full_precision_every", None)
+    is_exact = method is not request.algorithm and len(comm.layout.sizes) == 1  # a single node has no method to run
+    every = None if is_exact else getattr(method, "full_precision_every", None)
     with open_file(comm, "--json", path) as file:
         gpu = None if request.device == "cpu" else find_gpu(comm, request.algorithm, request.dtype)
         common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.fields)}
@@ -174,7 +175,7 @@ def _line(
             subject.call(vectors.given, vectors.target)
 
     call()  # a full-precision round, if the method has them, unlike the second call
-    dense = {"bytes": subject.traffic.bytes_sent}
+    dense = {"bytes": comm.allreduce(float(subject.traffic.bytes_sent), "mean")}
     call()
     untimed = 2 + request.warmup
     other, where = baseline(request.baseline, comm, vectors), (vectors.given, vectors.target)

@@ -36,12 +36,12 @@ def bits_per_element(bytes_sent_per_rank: float, count: int, ranks: int) -> floa
     return 8 * bytes_sent_per_rank * ranks / (2 * count * (ranks - 1)) if ranks > 1 else None
 
 
-def record(common: Line, count: int, measured: Measurement, verdict: str | None, dense: dict[str, int]) -> Line:
+def record(common: Line, count: int, measured: Measurement, verdict: str | None, dense: dict[str, float]) -> Line:
     """Return the fields of a line of JSON: those that all lines share, and those of a vector of `count` elements.
 
     `verdict` is the error that the check found, or ""; None: not checked. `dense` is empty, or for methods with
-    full-precision rounds it has ``every``, the ``bytes`` that such a round sends per rank, and the number of ``calls``
-    among those timed.
+    full-precision rounds it has ``every``, the ``bytes`` that such a round sends per rank, as a mean over ranks, and
+    the number of ``calls`` among those timed.
     """
     ranks, nbytes = common["ranks"], count * np.dtype(common["dtype"]).itemsize
     seconds, p99 = np.percentile(measured.seconds, (50, 99)).tolist()
@@ -73,7 +73,7 @@ def record(common: Line, count: int, measured: Measurement, verdict: str | None,
     }
 
 
-def _long_run(sent: float, calls: int, dense: dict[str, int]) -> float:
+def _long_run(sent: float, calls: int, dense: dict[str, float]) -> float:
     """Return the bytes per call over a whole period of `every` calls."""
     if not dense or dense["calls"] == calls:
         return sent

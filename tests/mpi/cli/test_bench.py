@@ -60,6 +60,14 @@ def test_every_method_is_found_correct_and_its_bits_are_counted(
     assert bool(printed) == (WORLD.rank == 0)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_the_long_run_counts_the_bytes_of_all_ranks(tmp_path: Path) -> None:
+    """The middle of a star sends more than the others."""
+    status, line = bench(tmp_path, "--count", "1e5", "--topology", "star", "--algorithm", "marsit")
+    assert status == 0, line["check"]
+    assert line["bits_per_element_long_run"] == pytest.approx(0.99 + 0.32, rel=0.03)
+
+
 def test_auto_goes_by_the_network_that_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

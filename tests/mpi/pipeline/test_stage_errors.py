@@ -196,11 +196,12 @@ def test_a_store_without_room_is_told_on_all_ranks_and_the_step_can_be_repeated(
 
 
 @several
+@pytest.mark.parametrize("kind", [OSError, OverflowError])
 def test_messages_that_cannot_be_written_are_told_on_all_ranks_at_the_next_step(
-    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("the disk is full")
+        raise kind("the disk is full")
 
     stage = staged(comm, forward=Deltas(RowQuantizer(2), EXAMPLES))
     stage.step(**given(comm))

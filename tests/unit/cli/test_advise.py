@@ -21,7 +21,7 @@ from collectives.schedules.broadcast import AllGather
 from collectives.threads.run_local import run_local
 from mpicomp.aggregator.arguments import expression
 from mpicomp.algorithms import Dense, Marsit
-from mpicomp.cli.advise import AdviseRequest, add_arguments, predictions, report, speeds
+from mpicomp.cli.advise import AdviseRequest, add_arguments, predicted_methods, predictions, report, speeds
 from mpicomp.cli.advise.predict import (
     MOST_WALKED,
     Job,
@@ -34,6 +34,7 @@ from mpicomp.cli.advise.predict import (
 )
 from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, lines_to_copy, passed_over
 from mpicomp.cli.advise.speeds import NodeSpeed, Speed, _solve
+from mpicomp.cli.command import UsageError
 from tests.documents import PROJECT, inline_code, tables
 
 HEAD = {
@@ -205,6 +206,20 @@ def test_what_is_not_predicted_for_many_ranks_is_named() -> None:
     assert {row["topology"] for row in record["rows"]} == {"ring", "torus:5x13", "halving-doubling"}
     told = "\n# not predicted for so many ranks: tree, double-tree, star, segmented-ring, all-gather, direct\n"
     assert told in report.text(record)
+
+
+def test_methods_with_a_route_of_their_own_are_left_out_among_many_ranks() -> None:
+    asked = request("--count", "1e6", "--methods", "marsit,qsgd")
+    assert {*predicted_methods(asked, [MOST_WALKED], 57_344)} == {"dense", "marsit", "qsgd"}
+    assert {*predicted_methods(asked, [MOST_WALKED + 1], 57_344)} == {"dense", "marsit"}
+    assert "qsgd" in predicted_methods(asked, [2 * MOST_WALKED, MOST_WALKED], 57_344)  # between nodes
+
+
+def test_methods_of_which_none_is_predicted_are_refused_before_they_are_measured() -> None:
+    asked = request("--count", "1e6", "--methods", "qsgd,double-squeeze")
+    told = r"--methods .*(qsgd|double-squeeze): .*predicted for 64 ranks or fewer, not for 128: name another method"
+    with pytest.raises(UsageError, match=told):
+        predicted_methods(asked, [128], 57_344)
 
 
 def test_codes_of_varying_length_travel_for_as_long_as_they_are() -> None:
