@@ -9,10 +9,9 @@ Comments mark the lines that change in an Accelerate program over Gloo.
 from __future__ import annotations
 
 import argparse
-from itertools import islice
 
 import torch
-from images import accuracy, images, small_cnn
+from images import accuracy, batches, images, small_cnn
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -34,7 +33,7 @@ def main() -> None:
     loader = DataLoader(train, batch_size=32, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    for inputs, labels in islice(loader, options.steps):
+    for inputs, labels in batches(loader, options.steps):
         optimizer.zero_grad()
         accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
         optimizer.step()

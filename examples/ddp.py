@@ -9,11 +9,10 @@ Comments mark the lines that change in a DDP program over Gloo.
 from __future__ import annotations
 
 import argparse
-from itertools import islice
 
 import torch
 import torch.distributed as dist
-from images import accuracy, images, small_cnn
+from images import accuracy, batches, images, small_cnn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -39,7 +38,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
-    for inputs, labels in islice(loader, options.steps):
+    for inputs, labels in batches(loader, options.steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()

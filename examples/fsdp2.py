@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from itertools import islice
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from images import accuracy, images
+from images import accuracy, batches, images
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -48,7 +47,7 @@ def main() -> None:
     model, optimizer = sharded()
 
     loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
-    for inputs, labels in islice(loader, options.steps):
+    for inputs, labels in batches(loader, options.steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from itertools import islice
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from images import accuracy, images
+from images import accuracy, batches, images
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -57,7 +56,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     loader = DataLoader(train, batch_size=32, sampler=DistributedSampler(train))
-    for inputs, labels in islice(loader, options.steps):
+    for inputs, labels in batches(loader, options.steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()

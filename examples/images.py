@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from apps.train.data import FASHION_MNIST_FOLDER, load
 
@@ -49,6 +52,19 @@ def images() -> tuple[TensorDataset, TensorDataset]:
         )
     data = load("fashion-mnist", Path(found))
     return TensorDataset(data.train.images, data.train.labels), TensorDataset(data.test.images, data.test.labels)
+
+
+def batches(loader: DataLoader[Any], steps: int) -> Iterator[Any]:
+    """Yield so many batches, over as many epochs as they need, each in an order of its own."""
+    made = 0
+    for epoch in count():
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for batch in islice(loader, steps - made):
+            made += 1
+            yield batch
+        if made == steps:
+            return
 
 
 def small_cnn() -> nn.Sequential:

@@ -9,10 +9,9 @@ Comments mark the lines that are new compared with a loop for one process.
 from __future__ import annotations
 
 import argparse
-from itertools import islice
 
 import torch
-from images import accuracy, images, small_cnn
+from images import accuracy, batches, images, small_cnn
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -38,7 +37,7 @@ def main() -> None:
     )
     sampler = DistributedSampler(train, comm.size, comm.rank)  # added: each rank has its own images
 
-    for inputs, labels in islice(DataLoader(train, batch_size=32, sampler=sampler), options.steps):
+    for inputs, labels in batches(DataLoader(train, batch_size=32, sampler=sampler), options.steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
         CollectiveTimeout,
         Communicator,
         CommunicatorClosed,
+        DamagedMessage,
         NonFiniteGradient,
+        PeerFailure,
+        RanksLost,
     )
     from collectives.process_end import install_abort_hook
     from collectives.threads.run_local import run_local
@@ -72,6 +75,7 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorClosed",
+    "DamagedMessage",
     "Dense",
     "DoubleSqueeze",
     "EFSignSGD",
@@ -81,9 +85,11 @@ __all__ = [
     "MemSGD",
     "NonFiniteGradient",
     "OneBitSGD",
+    "PeerFailure",
     "PerNode",
     "PowerSGD",
     "RandomK",
+    "RanksLost",
     "ScaleCom",
     "SparseLoCo",
     "TernGrad",
