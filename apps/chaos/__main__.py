@@ -159,7 +159,9 @@ def _parser() -> argparse.ArgumentParser:
     churning.add_argument(
         "--minutes", type=float, nargs="+", default=[10.0], help="of each way, or one number for all (default 10)"
     )
-    churning.add_argument("--every", type=float, default=60.0, help="seconds between two kills (default %(default)s)")
+    churning.add_argument(
+        "--every", type=float, default=60.0, help="mean seconds between two kills (default %(default)s)"
+    )
     churning.add_argument("--turn", type=float, default=60.0, help="seconds of a way's turn (default %(default)s)")
     churning.add_argument("--ranks", type=int, default=2, help="ranks that train (default %(default)s)")
     churning.add_argument("--spares", type=int, default=4, help="ranks that wait (default %(default)s)")

@@ -22,6 +22,7 @@ import numpy as np
 from apps.chaos.churn_checkpoint import MANIFEST, checkpoints
 from apps.chaos.job import FAULT_TOLERANT, STACKS_S
 from apps.chaos.judge import BALANCED
+from apps.chaos.pace import Commits, Times, part_kept, seconds_lost
 from apps.chaos.running_job import RunningJob, make_folder
 from apps.chaos.timeline import Kill, Timeline
 from apps.environment import environment
@@ -32,6 +33,9 @@ POLL_S = 0.02
 WATCHDOG_S = 300.0
 LOSS_BAND = 0.05
 WARM_STEPS = 20  # before the clock of a way starts
+# Kills fall into the last two fifths of their interval. So three windows of a fifth fit between two kills: one behind
+# the recovery, a second one, and one before the next kill.
+JITTER, WINDOW = 0.4, 0.2  # of the seconds between two kills
 LAST_ERRORS, LAST_CHARACTERS = 10, 4000
 MOST_FAILED_STARTS = 3  # jobs in a row that make no step
 N_SAMPLES = 20_000
@@ -85,19 +89,33 @@ class Clock:
     """Time of a way's own turns, of a clock that all processes share."""
 
     def __init__(self) -> None:
-        self._turns: list[list[float]] = []
+        self._edges: list[float] = []  # starts and ends of turns, in order
+        self._seconds: list[float] = []  # of turns up to each of them
 
     def start(self) -> None:
         """Begin a turn."""
-        self._turns.append([time.monotonic(), float("inf")])
+        self._edges.append(time.monotonic())
+        self._seconds.append(self._seconds[-1] if self._seconds else 0.0)
 
     def stop(self) -> None:
         """End a turn."""
-        self._turns[-1][1] = time.monotonic()
+        now = time.monotonic()
+        self._seconds.append(self._seconds[-1] + now - self._edges[-1])
+        self._edges.append(now)
+
+    def at_each(self, times: Times) -> Times:
+        """Return the seconds of turns up to each time, of which none is in the future."""
+        edges, seconds = self._edges, self._seconds
+        if not edges:
+            return np.zeros_like(times)
+        if len(edges) % 2:  # a turn goes on
+            now = time.monotonic()
+            edges, seconds = [*edges, now], [*seconds, seconds[-1] + now - edges[-1]]
+        return np.interp(times, edges, seconds)
 
     def at(self, when: float) -> float:
         """Return the seconds of turns up to a time."""
-        return sum(min(max(when - start, 0.0), end - start) for start, end in self._turns)
+        return float(self.at_each(np.array(when)))
 
     @property
     def now(self) -> float:
@@ -118,7 +136,7 @@ class Way:
     env : dict of str
         Environment of MPI's jobs.
     every_s : float
-        Seconds between two kills.
+        Mean seconds between two kills.
     seed : int
         Of the kills.
     """
@@ -136,7 +154,8 @@ class Way:
         self.hangs, self.planned, self.restarts = 0, 0, 0
         self.errors: list[str] = []
         self._n_errors = self._failed_starts = 0
-        self._next_kill = every_s if name != "undisturbed" else float("inf")
+        self._n_kills = 0
+        self._next_kill = self._draw_time() if name != "undisturbed" else float("inf")
         self._progress = 0.0  # time of the clock at the last committed step, or at the watchdog's last alarm
         self._job: RunningJob | None = None
         self._ready: set[int] = set()
@@ -171,7 +190,7 @@ class Way:
         self._progress = max(self._progress, start)
         while (now := self.clock.now) < end:
             self._advance(self.clock)
-            if now >= self._next_kill and self.timeline.pending is None:
+            if now >= self._next_kill and self._is_settled(now):
                 self._kill()
             time.sleep(POLL_S)
         self._pause()
@@ -293,7 +312,19 @@ class Way:
         self.timeline.add_kill(victim, time.monotonic())
         with suppress(ProcessLookupError):  # its job has just ended for another reason
             os.kill(pid, signal.SIGKILL)
-        self._next_kill = max(self._next_kill + self._every_s, self.clock.now)
+        self._next_kill = max(self._draw_time(), self.clock.now)
+
+    def _is_settled(self, now: float) -> bool:
+        """Return whether two windows have passed since the last kill and any restart behind it."""
+        if not (kills := self.timeline.kills):
+            return True
+        settled = kills[-1].settled
+        return settled is not None and now >= self.clock.at(settled) + 2 * WINDOW * self._every_s
+
+    def _draw_time(self) -> float:
+        """Return the time of the next kill: not of a fixed phase, which could be that of the turns."""
+        self._n_kills += 1
+        return self._every_s * (self._n_kills - JITTER * self._draw.random())
 
     # Figures ---------------------------------------------------------------------------------------------------------
 
@@ -307,7 +338,7 @@ class Way:
         seconds = self.clock.now
         line, kills = self.timeline, self.timeline.kills
         times = [self._seconds_of(kill) for kill in kills if kill.recovered is not None]
-        found = np.array(times)
+        found, lost_s = np.array(times), self._seconds_lost()
         # a checkpoint has the residuals of all ranks
         lost = [kill.lost for kill in kills if kill.lost and self.name == "regroup"]
         return {
@@ -330,11 +361,26 @@ class Way:
             **{f"p{part}_s": float(np.percentile(found, part)) if times else None for part in (50, 99)},
             "max_s": float(found.max()) if times else None,
             "kill_seconds": times,
+            "seconds_lost": lost_s,
+            "part_kept": part_kept(lost_s, seconds) if seconds else None,
             "restart_seconds": self.restart_seconds,
             "save_median_s": float(np.median(line.save_seconds)) if line.save_seconds else None,
             "texts": line.wrong,
             "errors": self.errors,
         }
+
+    def _seconds_lost(self) -> list[float | None]:
+        """Return the seconds of this way's turns that each kill cost; None where they are not known."""
+        at, window = self.clock.at, WINDOW * self._every_s
+        times, counts = zip(*self.timeline.commits, strict=True) if self.timeline.commits else ((), ())
+        commits = Commits(self.clock.at_each(np.array(times)), counts)
+        found: list[float | None] = []
+        for kill in self.timeline.kills:
+            if kill.settled is None or at(kill.settled) + 2 * window > self.clock.now:
+                found.append(None)
+            else:
+                found.append(seconds_lost(commits, at(kill.time), at(kill.settled), window))
+        return found
 
     def _seconds_of(self, kill: Kill) -> float:
         assert kill.recovered is not None
@@ -414,7 +460,7 @@ def failures(record: Record) -> list[str]:
 
 
 HEADINGS = (
-    "way", "goodput", "samples/s", "kills tried", "survived", "wrong results", "hangs", "other errors",
+    "way", "goodput", "time kept", "samples/s", "kills tried", "survived", "wrong results", "hangs", "other errors",
     "kill to next step, p50 / p99 / max, s", "steps repeated", "jobs", "residual lost, median", "loss",
 )  # fmt: skip
 
@@ -424,9 +470,11 @@ def table(record: Record) -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", f"| --- | {' | '.join(['---:'] * (len(HEADINGS) - 1))} |"]
     for name, way in record["ways"].items():
         times = " / ".join("-" if way[key] is None else f"{way[key]:.2f}" for key in ("p50_s", "p99_s", "max_s"))
-        goodput = way.get("goodput")
+        goodput, kept = (
+            "-" if part is None else f"{100 * part:.1f} %" for part in (way.get("goodput"), way["part_kept"])
+        )
         cells = (
-            name, "-" if goodput is None else f"{100 * goodput:.1f} %", f"{way['samples_per_s']:,.0f}", way["tried"],
+            name, goodput, kept, f"{way['samples_per_s']:,.0f}", way["tried"],
             way["survived"], way["wrong"], way["hang"], way["error"], times, f"{way['repeated']:,}", way["jobs"],
             f"{100 * way['lost_median']:.0f} %", f"{way['loss']:.3f}",
         )  # fmt: skip

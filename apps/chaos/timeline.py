@@ -34,6 +34,8 @@ class Kill:
         Part of the residuals' magnitude that died with the rank.
     recovered : float or None
         Time at which the last of the other ranks had committed its next step; None: not yet.
+    settled : float or None
+        The same, or the time of the first step after a restart that followed; None: not yet.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Kill:
     last_step: int
     lost: float
     recovered: float | None = None
+    settled: float | None = None
 
 
 @dataclass
@@ -70,6 +73,8 @@ class Timeline:
     ----------
     steps : list of Step
         Those on which the model depends; a restart from a checkpoint replaces the ones behind it.
+    commits : list of tuple of float and int
+        Time of a step's last line, and its samples; or that of a kill, and minus the samples of steps given up.
     repeated : int
         Steps that were made again after a restart.
     balanced, unbalanced : int
@@ -82,6 +87,7 @@ class Timeline:
     is_balanced: bool
     steps: list[Step] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
+    commits: list[tuple[float, int]] = field(default_factory=list)
     repeated: int = 0
     balanced: int = 0
     unbalanced: int = 0
@@ -124,7 +130,13 @@ class Timeline:
     def begin_job(self, step: int, members: Sequence[int] = ()) -> None:
         """Start a job, with numbers of ranks of its own, from a checkpoint of these members after so many steps."""
         self.job += 1
-        self.repeated += len(self.steps) - step
+        if self.kills:
+            self.kills[-1].settled = None
+        given_up = self.steps[step:]
+        if given_up:
+            when = self.kills[-1].time if self.kills else self.last_time
+            self.commits.append((when, -sum(one.samples for one in given_up)))
+        self.repeated += len(given_up)
         del self.steps[step:]
         self.is_short = False
         self._newest, self._previous = -1, set()
@@ -186,7 +198,7 @@ class Timeline:
         if kill is not None and self._is_after(kill, row):
             rows = self._open[number]
             if all(one in rows and self._is_after(kill, rows[one]) for one in row["members"]):
-                kill.recovered = max(rows[one]["time"] for one in row["members"])
+                kill.recovered = kill.settled = max(rows[one]["time"] for one in row["members"])
         if self._newest > 2 * LAG + min(self._open):
             self._settle(LAG)
 
@@ -220,6 +232,10 @@ class Timeline:
             self._report(f"job {self.job}: step {number} follows {len(self.steps) - 1}")
             return
         self.steps.append(step)
+        when = max(row["time"] for row in rows.values())
+        self.commits.append((when, step.samples))
+        if self.kills and self.kills[-1].recovered is not None and self.kills[-1].settled is None:
+            self.kills[-1].settled = when
 
     def _require_balance(self, number: int, rows: dict[int, Row]) -> None:
         before = {rank: self._before.get(rank) for rank in rows}

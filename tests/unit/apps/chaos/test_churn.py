@@ -50,7 +50,7 @@ def test_figures_are_relative_to_the_undisturbed_training(tmp_path: Path) -> Non
     for name, steps, loss in (("undisturbed", 10, 1.0), ("regroup", 8, 1.04), ("raise", 5, 1.06)):
         way = Way(name, Training(), tmp_path / name, tmp_path, {}, 1.0, 1)
         way.timeline.steps += [Step(4, loss, 0, None, 0.0)] * steps
-        way.clock._turns = [[0.0, 2.0]]
+        way.clock._edges, way.clock._seconds = [0.0, 2.0], [0.0, 2.0]
         ways.append(way)
     found = summary(Training(), ways, 1.0, 1, [1.0])["ways"]
     assert [one["samples_per_s"] for one in found.values()] == [20.0, 16.0, 10.0]

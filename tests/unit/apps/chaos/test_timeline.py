@@ -163,3 +163,34 @@ def test_newcomers_join_without_pending_errors() -> None:
 def test_long_trainings_close_their_steps() -> None:
     timeline = started(10 * LAG)
     assert len(timeline.steps) >= 7 * LAG
+
+
+def test_commits_count_samples_by_the_time_of_the_last_line() -> None:
+    timeline = started(3)
+    timeline.end_job()
+    assert timeline.commits == [(0.0, 16), (1.0, 16), (2.0, 16)]
+
+
+def test_steps_that_a_restart_gives_up_are_taken_back_at_the_time_of_the_kill() -> None:
+    timeline = started(5)
+    timeline.add_kill(1, 4.5)
+    timeline.end_job()
+    timeline.begin_job(3, (0, 1))
+    assert timeline.commits[-1] == (4.5, -32)
+    assert sum(count for _, count in timeline.commits) == timeline.samples
+
+
+def test_a_kill_that_a_restart_follows_is_settled_by_the_first_step_of_the_next_job() -> None:
+    timeline = started(5)
+    timeline.add_kill(1, 4.5)
+    timeline.add(0, row(5, (0,)))
+    kill = timeline.kills[0]
+    assert kill.recovered == kill.settled == 5.0
+    timeline.end_job()
+    timeline.begin_job(6, (0,))
+    assert kill.settled is None
+    for rank in (0, 1):
+        timeline.add(rank, row(6, time=90.0 + rank))
+    timeline.settle()
+    timeline.end_job()
+    assert (kill.recovered, kill.settled) == (5.0, 91.0)
