@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -26,6 +26,7 @@ from weakref import WeakSet
 import numpy as np
 from mpi4py import MPI
 
+from collectives import tags
 from collectives import trace as traces
 from collectives.errors import explains_itself
 from collectives.exit_status import exit_status, keep_exit_status, status_code, watch_exit_status
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collectives.recovery.newcomers import Newcomers
 
 READING_S = 0.2  # in which other ranks read the last messages of one that leaves without MPI_Finalize
-MEETING_TAG = 32_767  # the largest that every MPI library has
+MEETING_TAG = tags.END_OF_PROGRAM.start
 GRACE_S = 1.0  # in which ranks that end for the same reason print theirs
 STATUS_AFTER_DEATH = "MPICOMP_STATUS_AFTER_DEATH"  # of survivors that went on to the end of their program
 OURS = ("collectives", "mpicomp")
@@ -166,12 +167,14 @@ def _abort(status: int, reason: str) -> None:
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
     # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
     shared = [ending for ending in _open if ending.is_shared]
-    if is_tolerant_job() and _expects_deaths and shared and _can_regroup():
+    regrouping = [ending for ending in shared if ending.regroups]
+    if is_tolerant_job() and _expects_deaths and regrouping and _can_regroup():
         for ending in shared:
             ending.leave_by_error()
         deadline = time.monotonic() + GRACE_S
-        # where all ranks raise, none is left to end with a status but this one
-        while not all(ending.all_left for ending in shared):
+        # Where all ranks raise, none is left to end with a status but this one. Groups that do not regroup may have
+        # ranks that died before, and these send nothing.
+        while not all(ending.all_left for ending in regrouping):
             if time.monotonic() > deadline:
                 _die()
             time.sleep(SLEEP_S)
@@ -207,6 +210,12 @@ def end_with_process(ending: Ending) -> None:
         atexit.unregister(_leave_all)
         atexit.register(_leave_all)
     _open.add(ending)
+
+
+def forget_endings(endings: Iterable[Ending]) -> None:
+    """Forget communicators of a group that is no more: its ranks go on in another one, and leave that."""
+    for ending in endings:
+        _open.discard(ending)
 
 
 def _leave_all() -> None:
@@ -349,8 +358,11 @@ def _leave_child() -> None:
 
 
 def _can_regroup() -> bool:
-    """Return True unless a communicator has failed: its other ranks have given it up too, and do not regroup."""
-    return not any(ending.has_failed for ending in _open)
+    """Return True unless a communicator that regroups has failed: its other ranks have given it up too.
+
+    Groups by `split` fail with the first death, and the ranks go on without them.
+    """
+    return not any(ending.has_failed for ending in _open if ending.regroups)
 
 
 def _leave(status: int) -> NoReturn:

@@ -234,6 +234,7 @@ def duplicate(
     timeout: float,
     checksums: bool,
     spares: int = 0,
+    regroups: bool = False,
 ) -> Duplicate:
     """Return a duplicate of a communicator, with the layouts of its nodes and hosts.
 
@@ -242,14 +243,14 @@ def duplicate(
     CollectiveTimeout
         Names the ranks that do not come.
     ValueError
-        The ranks pass different `ranks_per_node` or `checksums`; on every rank.
+        The ranks pass different `ranks_per_node`, `checksums`, `spares` or `on_failure`; on every rank.
     """
     assemble(parent, arrival_timeout)
     mpi_comm = parent.Dup()
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout, checksums, spares))
+        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout, checksums, spares, regroups))
     except ValueError:
         mpi_comm.Free()
         raise

@@ -19,13 +19,12 @@ from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.pipelined import Cache, free_all, free_inactive
 from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
+from collectives.tags import OF_LONG_LIVED_USERS, OF_SINGLE_CALLS
 from collectives.trace.flight_recorder import ENDED, ERROR, RecordedGroup
 from collectives.trace.recorder import Trace
 
 if TYPE_CHECKING:
     from collectives.recovery.regroup import Regroup
-
-FIXED_TAGS = 16_000  # long-lived users have the tags below, and single calls as many from there on
 
 _Kind = TypeVar("_Kind")
 
@@ -41,7 +40,7 @@ class Users:
 
     def fixed_tag(self) -> int:
         """Return the next tag of long-lived users."""
-        self._fixed_tag = self._fixed_tag % (FIXED_TAGS - 1) + 1
+        self._fixed_tag = self._fixed_tag % len(OF_LONG_LIVED_USERS) + OF_LONG_LIVED_USERS.start
         return self._fixed_tag
 
     @contextmanager
@@ -144,6 +143,8 @@ class Calls:
             self._raise_unseen_mismatch()
         if self.broken:
             self._raise_broken(call)
+        if self.regroup is not None:
+            steps = self.regroup.renewed(call, steps)
         if self._users.gone:
             self._users.free_unused()
         thread, ordered = threading.get_ident(), self.ordered
@@ -191,8 +192,8 @@ class Calls:
 
     def next_tag(self) -> int:
         """Return a tag for one call."""
-        self._tag = (self._tag + 1) % FIXED_TAGS
-        return FIXED_TAGS + self._tag
+        self._tag = (self._tag + 1) % len(OF_SINGLE_CALLS)
+        return OF_SINGLE_CALLS[self._tag]
 
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background."""

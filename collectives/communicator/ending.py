@@ -217,6 +217,11 @@ class Ending:
         return self._calls.failure is not None and self._calls.broken != _CLOSED
 
     @property
+    def regroups(self) -> bool:
+        """The communicator goes on with the survivors after a death."""
+        return self._calls.regroup is not None
+
+    @property
     def is_shared(self) -> bool:
         """The communicator is open, and other ranks use it, or may do so once they need this one."""
         return self._calls.broken != _CLOSED and (self._size > 1 or self.newcomers is not None)

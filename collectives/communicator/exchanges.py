@@ -300,7 +300,7 @@ def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
     with comm.span("broadcast_object", root=root):
         payload = _pickle(comm, obj, name) if comm.rank == root else np.empty(0, np.uint8)
         call = Call(comm, lambda: name)
-        landed = comm.run(call, _broadcast(call, comm.check(call, fingerprint(name)), payload, root))
+        landed = comm.run(call, _broadcast(call, name, payload, root))
         objects = _unpickle(comm, [] if comm.rank == root else [landed], name)
     return objects[0] if objects else obj
 
@@ -338,8 +338,8 @@ def allgather_object(comm: Communicator, obj: _Object) -> list[_Object]:
         return _unpickle(comm, comm.run(call, call.remake()), name)
 
 
-def _broadcast(call: Call, check: Steps, payload: Bytes, root: int) -> Steps:
-    yield from check
+def _broadcast(call: Call, name: str, payload: Bytes, root: int) -> Steps:
+    yield from call.group.check(call, fingerprint(name))  # made here, as the ranks may regroup before this step
     size = np.array([payload.size], np.int64)
     yield from broadcast_payload(call, size.view(np.uint8), root)
     call.result = payload if payload.size else np.empty(size[0], np.uint8)

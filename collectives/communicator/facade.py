@@ -33,7 +33,14 @@ from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
 from collectives.execution.traffic import Traffic
-from collectives.process_end import end_with_process, expect_deaths, fail_at_end, leave_without_finalizing, meet_at_end
+from collectives.process_end import (
+    end_with_process,
+    expect_deaths,
+    fail_at_end,
+    forget_endings,
+    leave_without_finalizing,
+    meet_at_end,
+)
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
@@ -243,7 +250,13 @@ class Communicator(metaclass=_Listed):
         self.copy_residuals_every = given.copy_residuals_every
         with reporting_deaths(given.parent, "while the ranks made a communicator"):
             mpi_comm, layout, hosts, self._key = arguments.duplicate(
-                given.parent, self.arrival_timeout, self.ranks_per_node, self.timeout, self.checksums, spares
+                given.parent,
+                self.arrival_timeout,
+                self.ranks_per_node,
+                self.timeout,
+                self.checksums,
+                spares,
+                on_failure == "regroup",
             )
             pool, layouts = mpi_comm, (layout, hosts)
             numbers: Sequence[int] = range(pool.size - spares)
@@ -266,8 +279,8 @@ class Communicator(metaclass=_Listed):
         self.calls = Calls(self._users)
         self.piece_bytes = piece_bytes
         self.newcomers = Newcomers(self, pool, layouts, pool.size - spares) if spares else None
-        self._open(mpi_comm, layout, hosts)
         self.regroup: Regroup | None = None
+        self._open(mpi_comm, layout, hosts)
         if self.repeats_calls:
             self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
         self.calls.regroup = self.regroup
@@ -305,13 +318,18 @@ class Communicator(metaclass=_Listed):
         self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
         self.dense_buffers: list[Bytes] = []
         members = members_of(mpi_comm)
-        flight = RecordedGroup(recorder_here(), self._key, self.rank, members, self.calls)
+        flight = RecordedGroup(recorder_here(), self._key_of_group(), self.rank, members, self.calls)
         self.calls.renew(mpi_comm, self.here, flight)
         self.ending = Ending(
             self.calls, self.missing, self.size, self.workers, self.newcomers, self._call_check, self.dense_buffers
         )
         self.ending.trace = self.trace
         end_with_process(self.ending)
+
+    def _key_of_group(self) -> str:
+        """Return the name of the group of ranks in the flight recorder: equal on all, also if survivors try twice."""
+        regroup = self.regroup
+        return self._key if regroup is None else f"{self._key}+{regroup.count + 1}"
 
     def _set_routes(self) -> None:
         self._routes = Routes(
@@ -327,13 +345,14 @@ class Communicator(metaclass=_Listed):
         TopologyError
             The topology does not fit their number.
         """
+        ended = [self.ending, *(part.ending for part in self.parts)]
         keep_alive(
             self.ending, self._call_check, self.dense_buffers, *self._nodes.values()
         )  # MPI may still write there
         self._nodes.clear()
         self._users.renew()
-        self._key = f"{self._key}+"  # the same on all survivors
         self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
+        forget_endings(ended)  # behind `_open`: the handler at the program's end keeps its place while one is left
         if not isinstance(self.topology, str):
             self.topology.plan(self.rank, self.size)
         self._set_routes()

@@ -121,6 +121,7 @@ def find_layouts(
     timeout_s: float,
     checksums: bool = False,
     spares: int = 0,
+    regroups: bool = False,
 ) -> tuple[NodeLayout, NodeLayout, str]:
     """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
 
@@ -131,7 +132,7 @@ def find_layouts(
     Raises
     ------
     ValueError
-        The ranks pass different `ranks_per_node` or `checksums`; on every rank.
+        The ranks pass different `ranks_per_node`, `checksums`, `spares` or `on_failure`; on every rank.
     """
     first = np.array([host.rank == 0 and mpi_comm.rank], np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks of this node make a communicator"
@@ -140,7 +141,7 @@ def find_layouts(
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
-    mine = np.array([first[0], part, given, checksums, secrets.randbits(62), spares], np.int64)
+    mine = np.array([first[0], part, given, checksums, secrets.randbits(62), spares, regroups], np.int64)
     everyones = np.empty((mpi_comm.size, mine.size), np.int64)
     waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
     wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
@@ -161,6 +162,12 @@ def find_layouts(
         first_count, count = (int(everyones[rank, 5]) for rank in (0, others[0]))
         raise ValueError(
             f"spares is {first_count} on rank 0 and {count} on {list_ranks(others)}: pass the same on all ranks"
+        )
+    others = np.flatnonzero(everyones[:, 6] != everyones[0, 6]).tolist()
+    if others:
+        first_kind, kind = (("raise", "regroup")[everyones[rank, 6]] for rank in (0, others[0]))
+        raise ValueError(
+            f"on_failure is {first_kind!r} on rank 0 and {kind!r} on {list_ranks(others)}: pass the same on all ranks"
         )
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
     key = f"{everyones[0, 4]:016x}"

@@ -16,19 +16,16 @@ from mpi4py import MPI
 from collectives.annotations import Array, Bytes, Kept, SupportsDLPack
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
-from collectives.communicator.calls import FIXED_TAGS
 from collectives.errors import CollectiveMismatch, reword
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.staged import stage
 from collectives.progress.polling import wait
+from collectives.tags import BETWEEN_TWO_RANKS, LARGEST_OF_USERS
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
 
-LARGEST_TAG = 300
-"""MPI guarantees 32767 tags. Collectives take 32000, and each tag of a message is two."""
 LONGEST_BYTES = 1 << 30  # MPI counts in an int: longer messages are of blocks
-_FIRST_TAG = 2 * FIXED_TAGS
 _DESCRIPTION_BYTES = 96
 
 
@@ -165,13 +162,13 @@ def _make_send(comm: Communicator, name: str, vector: Flat, to: int, tag: int) -
     if copied is not None:  # before the next message of this tag can begin
         waiting = f"{comm.here}: the device does not come to a copy; {name}"
         wait(copied, comm.arrival_timeout, lambda: waiting)
-    return call, _send(comm, call, vector, to, _FIRST_TAG + 2 * tag)
+    return call, _send(comm, call, vector, to, BETWEEN_TWO_RANKS[2 * tag])
 
 
 def _make_receive(comm: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int) -> tuple[Call, Steps]:
     call = _make_call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
     call.result = out
-    steps = _receive(comm, call, vector, source, _FIRST_TAG + 2 * tag)
+    steps = _receive(comm, call, vector, source, BETWEEN_TWO_RANKS[2 * tag])
     return call, stage(call, steps, None, vector.staging)
 
 
@@ -181,8 +178,8 @@ def _validate(comm: Communicator, call: str, x: Array, preposition: str, peer: i
         vector = flat(x, COPIED)
         if index(peer) not in range(comm.size):
             raise ValueError(f"there is no rank {peer}")
-        if index(tag) not in range(LARGEST_TAG + 1):
-            raise ValueError(f"the tag must lie in 0 .. {LARGEST_TAG}, not {tag}")
+        if index(tag) not in range(LARGEST_OF_USERS + 1):
+            raise ValueError(f"the tag must lie in 0 .. {LARGEST_OF_USERS}, not {tag}")
         if preposition == "from" and is_read_only(vector, x):
             raise ValueError("the array is read-only: pass one that can be written")
     except (TypeError, ValueError, MemoryError) as error:

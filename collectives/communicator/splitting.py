@@ -33,12 +33,12 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
         return made
     call = Call(comm, lambda: name)
     with comm.span("split"):
-        part: MPI.Comm = comm.run(call, _steps(comm, call, comm.check(call, fingerprint(name)), chosen, place))
+        part: MPI.Comm = comm.run(call, _steps(comm, call, chosen, place))
     return None if color is None else part
 
 
-def _steps(comm: Communicator, call: Call, check: Steps, color: int, key: int) -> Steps:
-    yield from check
+def _steps(comm: Communicator, call: Call, color: int, key: int) -> Steps:
+    yield from comm.check(call, fingerprint(call.name()))  # made here, as the ranks may regroup before this step
     yield from comm.turn_of(call)
     # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come
     missing = f"{comm.here}: not all ranks come to split the communicator"

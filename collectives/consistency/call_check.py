@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from collectives import tags
 from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.arrays.elements import Combine, add, aligned_empty
 from collectives.checksum import digest
@@ -40,8 +41,7 @@ from collectives.trace.flight_recorder import COMPARED
 
 AT_ONCE = 8  # checks under way; the check of a call waits for the check 8 calls before
 RECEIVE_EACH = 64  # calls; a rank that is always the last never waits, and would never answer questions otherwise
-TAG = 32_100  # lowest tag; no other messages have these tags
-TEXT_TAG = 32_200  # lowest tag of descriptions
+TAG, TEXT_TAG = tags.CHECKS_OF_CALLS.start, tags.DESCRIPTIONS_OF_CALLS.start  # lowest ones, also of descriptions
 CLOSES = b"\0"  # last byte of a description if its rank cannot use the communicator after a mismatch
 MARK_BYTES = 8
 SEALED_BYTES = 24  # of the mark, the checksum of the message, and its length

@@ -19,11 +19,12 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from collectives import tags
 from collectives.errors import CollectiveMismatch, DamagedMessage
 from collectives.progress.polling import SLEEP_S
 from collectives.quoting import list_ranks
 
-TAG = 0  # no other messages have this tag
+TAG = tags.ABOUT_MISSING_RANKS.start
 ANSWER_S = 0.75  # how long answers are awaited; with it a timeout is reported within a second
 ANSWER_PART = 0.25  # and at most this part of the timeout
 LONGEST_TEXT = 2000  # bytes of a cause

@@ -60,6 +60,7 @@ class Call(Backoff):
     is_compared = False  # also by a communicator that does not verify calls, since the same messages sum
     # Where ranks outlive others, see `collectives.recovery.regroup`.
     remake: Callable[[], Steps] | None = None  # returns the steps once more, among the survivors
+    n_regrouped = 0  # how often the ranks had regrouped when the call was made, from parts of their group
     sequence = 0  # place in the order in which all ranks begin their calls
     is_settled = False  # all ranks have done their part of the call, which ends without fail
     lost_by: BaseException | None = None  # MPI's error, by which a call that is prepared cannot go on
@@ -75,6 +76,8 @@ class Call(Backoff):
         self, group: Communicator, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(group, name, clock)
+        if group.regroup is not None:
+            self.n_regrouped = group.regroup.count
         self.name = name
         self.label: Callable[[], str] | str = name  # describes the call without keeping its arrays alive
 

@@ -225,6 +225,8 @@ class Newcomers:
         self._look_s = self._look_interval([admission.views[rank].number for rank in admission.left])
         self._n_admitted = len(admission.taken)
         self.is_spare = self._pool.rank in self._spares
+        if not self.is_spare:
+            regroup.count += 1
         if not self.is_spare and admission.taken:
             _log.warning(
                 "%s, %s before: %s joined; %d ranks go on after %.0f ms", comm.here, here,

@@ -93,7 +93,7 @@ class Regroup:
     members : tuple of int
         Rank that each rank had when the communicator was made.
     count : int
-        How often the survivors have regrouped.
+        How often the ranks have become others: survivors have regrouped, or newcomers have joined them. Equal on all.
     is_active : bool
         The survivors regroup now: calls of the communicator are not possible, calls of MPI are.
     has_met : bool
@@ -113,6 +113,17 @@ class Regroup:
         self.is_active = False
 
     # The commit rule -------------------------------------------------------------------------------------------------
+
+    def renewed(self, call: Call, steps: Steps) -> Steps:
+        """Return the steps of a call that begins now: other ones if the ranks have regrouped since it was made.
+
+        With a progress thread a call may be made while that thread regroups. Its steps then refer to a check, buffers
+        and random words of the old group. Calls without `remake` find all of these at their first step.
+        """
+        if call.remake is None or call.n_regrouped == self.count:
+            return steps
+        call.n_regrouped = self.count
+        return call.remake()
 
     def number(self, call: Call) -> None:
         """Give a call its place in the order in which all ranks begin their calls."""

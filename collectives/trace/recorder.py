@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from collectives import tags
 from collectives.annotations import override
 from collectives.atomic_file import replacing
 from collectives.progress.polling import wait
@@ -23,7 +24,7 @@ from collectives.progress.polling import wait
 if TYPE_CHECKING:
     from collectives.execution.tracing import Labels
 
-TAG = 32_001  # no other messages have this tag
+TAG = tags.CLOCKS.start
 ROUNDS = 48
 MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; new events replace the oldest ones
 PROGRAMS_OF_PARTS = 10_000_000  # numbers of the programs of communicators of some ranks are above it

@@ -282,6 +282,8 @@ class Aggregator:
     def _open(self, vector: Array | Difference, out: Array | None) -> tuple[VectorCall, Iterator[bool]]:
         """Return a call of this vector, and its steps."""
         comm, step = self.comm, self.step
+        # before the parts are read, which a progress thread may replace meanwhile
+        n_regrouped = 0 if comm.regroup is None else comm.regroup.count
         numbers, sums = self._carried
         if numbers is not None:
             self._carried = _NO_NUMBERS
@@ -304,6 +306,7 @@ class Aggregator:
         call.result = result
         if comm.regroup is not None:
             call.remake = partial(self._begin_steps, call, source, target, numbers, sums)
+            call.n_regrouped = n_regrouped
         return call, self._begin_steps(call, source, target, numbers, sums)
 
     def _begin_steps(

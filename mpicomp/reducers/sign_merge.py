@@ -304,6 +304,8 @@ class SignGather(OneBitReducer):
         drawn = clock()
         yield from self.side_channel.collect(call, traffic)
         arrived = clock()
+        if self._drawn != call.step:  # the comparison was made with another reducer's words
+            self.prepare_step(call.step)
         if self._words.size:
             self.bits[:] = self._signs[0]
             for words, incoming in zip(self._words, self._signs[1:], strict=True):

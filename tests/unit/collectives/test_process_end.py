@@ -6,6 +6,7 @@ import atexit
 import sys
 import threading
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,3 +88,12 @@ def test_an_error_that_was_caused_by_another_is_shown_alone() -> None:
     error.__cause__ = KeyError("the cause")
     assert "the cause" in "".join(traceback.format_exception(error))
     assert "the cause" not in "".join(shown(error))
+
+
+@pytest.mark.parametrize("regroups", [True, False])
+def test_only_the_failure_of_a_communicator_that_regroups_keeps_the_ranks_from_regrouping(
+    regroups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = SimpleNamespace(has_failed=True, regroups=regroups)
+    monkeypatch.setattr(process_end, "_open", [ending, SimpleNamespace(has_failed=False, regroups=True)])
+    assert process_end._can_regroup() is not regroups

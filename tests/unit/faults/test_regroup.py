@@ -431,6 +431,54 @@ def test_a_job_all_of_whose_ranks_raise_ends_with_a_failure(jobs: Jobs) -> None:
     assert "ValueError: bad data of rank" in output
 
 
+RAISING_LATER = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.nodes
+comm.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+tell(f"sum-{me}", comm.allreduce(1))
+raise ValueError(f"bad data of rank {me}")
+"""
+
+
+def test_a_job_all_of_whose_survivors_raise_ends_with_a_failure(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, RAISING_LATER)
+    status, output = job.finish()
+    assert status == 1, output
+    assert [job.told(f"sum-{rank}") for rank in (0, 2)] == ["2", "2"]
+
+
+RAISING_BEHIND_A_GROUP = """
+from collectives import PeerFailure
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+group = comm.split(0)
+group.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    group.barrier()
+except PeerFailure:
+    tell(f"sum-{me}", comm.allreduce(1))
+if me == 2:
+    raise ValueError("bad data of rank 2")
+comm.barrier()
+tell(f"members-{me}", comm.members)
+"""
+
+
+def test_an_uncaught_exception_is_a_death_though_a_group_has_failed_before(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(3, RAISING_BEHIND_A_GROUP)
+    status, output = job.finish()
+    assert status == 1, output
+    assert [job.told(f"sum-{rank}") for rank in (0, 2)] == ["2", "2"]
+    assert job.told("members-0") == "(0,)"
+
+
 TOO_FEW = """
 from collectives import PeerFailure, Torus
 comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)

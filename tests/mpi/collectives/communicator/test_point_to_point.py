@@ -96,6 +96,18 @@ def test_messages_go_on_beside_collectives(comm: Communicator) -> None:
     np.testing.assert_array_equal(out, values(below, out.size))
 
 
+def test_no_collective_takes_a_message_of_any_tag(comm: Communicator) -> None:
+    last = comm.size - 1
+    for tag in (0, 50, 52, 100, 300):
+        sending = comm.isend(values(tag, 10), last, tag) if comm.rank == 0 else None
+        comm.barrier()  # whose messages come to the last rank behind the one that it has yet to receive
+        if comm.rank == last:
+            np.testing.assert_array_equal(comm.recv(np.empty(10, np.float32), 0, tag), values(tag, 10))
+        if sending is not None:
+            sending.wait()
+        comm.barrier()
+
+
 def test_a_progress_thread_drives_messages(comm: Communicator) -> None:
     if not comm.start_progress_thread():
         pytest.skip("MPI runs without MPI_THREAD_MULTIPLE")

@@ -8,7 +8,9 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Ring
+from collectives.communicator import arguments as validation
 from collectives.communicator.arguments import timeouts
+from mpicomp import run_local
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,16 @@ def test_what_is_no_number_of_seconds_is_refused_by_name(value: str, monkeypatch
         timeouts(None, None)
     with pytest.raises((TypeError, ValueError), match=r"^timeout is .*: it must be a positive number of seconds"):
         timeouts(value, 1.0)
+
+
+def test_ranks_with_different_on_failure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "is_tolerant", lambda comm: True)  # ranks in threads do not outlive each other
+
+    def make(comm: Communicator) -> str:
+        on_failure: Any = "regroup" if comm.rank == 0 else "raise"
+        with pytest.raises(ValueError, match="on_failure is") as caught:
+            Communicator(comm.mpi_comm, abort_hook=False, on_failure=on_failure)
+        return str(caught.value)
+
+    text = "on_failure is 'regroup' on rank 0 and 'raise' on rank 1: pass the same on all ranks"
+    assert run_local(2, make) == [text] * 2
