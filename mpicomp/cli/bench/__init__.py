@@ -13,6 +13,7 @@ import platform
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 from mpi4py import MPI
 
 import mpicomp
@@ -27,6 +28,7 @@ from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, 
 from mpicomp.cli.bench.report import Line
 from mpicomp.cli.bench.vectors import DEVICES, HOST_ONLY, Gpu, Vectors, find_gpu, make_vectors
 from mpicomp.cli.command import UsageError, conduct, open_file, require_none, write
+from mpicomp.cli.timing import gather
 
 COMMAND = "mpicomp bench"
 ALLREDUCE = "allreduce"  # not a method: Communicator.allreduce itself, a dense sum
@@ -175,7 +177,7 @@ def _line(
             subject.call(vectors.given, vectors.target)
 
     call()  # a full-precision round, if the method has them, unlike the second call
-    dense = {"bytes": comm.allreduce(float(subject.traffic.bytes_sent), "mean")}
+    dense = {"bytes": float(gather(comm, np.array([subject.traffic.bytes_sent], np.float64)).mean())}
     call()
     untimed = 2 + request.warmup
     other, where = baseline(request.baseline, comm, vectors), (vectors.given, vectors.target)
