@@ -40,9 +40,9 @@ class Commits:
 def seconds_lost(commits: Commits, kill: float, settled: float, window: float) -> float | None:
     """Return the seconds of training that a kill cost.
 
-    They are the time from the kill to a window after the first commit behind it and behind any restart, less the time
-    in which the samples committed in it would have been made at the mean pace of the windows before and behind. None is
-    returned where a window has no samples.
+    The span from the kill to a window after `settled`, the first commit behind the kill and any restart, is compared
+    with the time that its samples take at the mean pace of the windows before and behind the span. The difference is
+    lost. Where a window has no samples, None is returned.
     """
     close = settled + window
     around = [commits.between(*span) for span in ((kill - window, kill), (close, close + window))]

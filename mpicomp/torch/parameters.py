@@ -197,7 +197,7 @@ class MasterWeights:
         self.adopt(optimizer)
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put masters in the place of the 16-bit parameters that require a gradient and have none."""
+        """Put masters in the place of the 16-bit parameters that require a gradient and lack a master."""
         self._given = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:

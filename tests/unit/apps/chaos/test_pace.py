@@ -1,4 +1,4 @@
-"""The cost of a kill is measured by the pace before and behind it, whatever the pace of other jobs."""
+"""The cost of a kill is measured by the pace before and behind it, not by that of other jobs."""
 
 from __future__ import annotations
 
