@@ -120,11 +120,16 @@ class Calls:
         self.failure: BaseException | None = None  # the error for which the communicator was given up
         self.unseen_mismatch: Call | None = None  # ended in the background, perhaps unseen by its caller
         self._failure_was_raised = False
-        self._thread = 0  # id of the thread that made the calls in flight; 0: no call yet
+        self._thread = threading.get_ident()  # of the thread that made the calls in flight, or the communicator
 
     def renew(self, mpi_comm: MPI.Comm, here: str, flight: RecordedGroup) -> None:
         """Make calls over this communicator from now on, with tags from the first one on."""
         self._mpi_comm, self.here, self._tag, self.flight = mpi_comm, here, 0, flight
+
+    @property
+    def driven_by(self) -> object:
+        """The thread that drives the calls: the progress thread, or the number of the caller's."""
+        return self.driver or self._thread
 
     def in_flight(self) -> tuple[Call, ...]:
         """Return all calls in flight."""

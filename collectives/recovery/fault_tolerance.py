@@ -99,6 +99,13 @@ def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
         return False
 
 
+def is_revoked(comm: MPI.Comm) -> bool:
+    """Return True if a rank has revoked the communicator."""
+    with suppress(MPI.Exception, NotImplementedError, AttributeError):
+        return bool(comm.Is_revoked())
+    return False
+
+
 def look(comm: MPI.Comm) -> None:
     """Raise the error of MPI if a rank is known to have died, or the communicator is revoked; makes MPI progress."""
     comm.Iprobe(MPI.ANY_SOURCE)
@@ -120,6 +127,15 @@ def await_death(comm: MPI.Comm, meanwhile: Callable[[], object] = lambda: None) 
         meanwhile()
         time.sleep(SLEEP_S)
     return False
+
+
+def await_names(comm: MPI.Comm) -> None:
+    """Wait until MPI names a dead rank of the communicator, but no longer than its notices take."""
+    deadline = time.monotonic() + LONGEST_NOTICE_S
+    while not failed_ranks(comm) and time.monotonic() < deadline:
+        with suppress(MPI.Exception):
+            look(MPI.COMM_WORLD)  # MPI takes notice of a death while it makes progress
+        time.sleep(SLEEP_S)
 
 
 def agree(comm: MPI.Comm, flag: bool) -> bool:

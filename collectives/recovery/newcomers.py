@@ -30,6 +30,7 @@ from collectives.errors import PeerFailure
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from collectives.recovery.fault_tolerance import agree, failed_ranks, reports_death, revoke
+from collectives.recovery.regroup import SavedUser, names_in_all
 from collectives.recovery.state_transfer import pack, transfer, unpack
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _DISMISSAL, _READY = 1, 2  # tags of messages: a member ends a spare; a spare ha
 _log = logging.getLogger("collectives")
 
 GetState = Callable[[], Any]
-_Saved = list[tuple[Any, Any]]  # users of a communicator, and the states from which they go on
 
 
 class Transfer(NamedTuple):
@@ -71,6 +71,7 @@ class _View(NamedTuple):
 
     number: int  # rank in the job's first pool
     place: int  # rank among the members; -1: a spare
+    users: list[str]  # names of a member's long-lived ones
 
 
 class Newcomers:
@@ -214,8 +215,8 @@ class Newcomers:
         try:
             start, here = time.perf_counter(), comm.here
             regroup.on_death()
-            mine = _View(self._number, -1 if self.is_spare else comm.rank)
             saved = None if self.is_spare else regroup.save_users()
+            mine = _View(self._number, -1 if self.is_spare else comm.rank, [one.name for one in saved or ()])
             admission = _Admission(comm, regroup, transfer, mine, saved)
             revoke(self._pool)
             self._pool = self._agreed(admission)
@@ -268,8 +269,8 @@ class _Admission:
     regroup : Regroup
     transfer : Transfer
     mine : _View
-    saved : list of pairs or None
-        This rank's users and their states; None: a spare has no state yet.
+    saved : list of SavedUser or None
+        This rank's users; None: a spare has no state yet.
 
     Attributes
     ----------
@@ -284,7 +285,7 @@ class _Admission:
     """
 
     def __init__(
-        self, comm: Communicator, regroup: Regroup, transfer: Transfer, mine: _View, saved: _Saved | None
+        self, comm: Communicator, regroup: Regroup, transfer: Transfer, mine: _View, saved: list[SavedUser] | None
     ) -> None:
         self._comm, self._regroup, self._transfer = comm, regroup, transfer
         self._mine, self._saved = mine, saved
@@ -338,14 +339,19 @@ class _Admission:
             numbers = tuple(self.views[rank].number for rank in chosen)
             self._regroup.members = numbers
             self._comm.renew(self.new, numbers, layouts)
-            self._regroup.renew_users(self._saved, tuple(range(len(self.members))))
+            self._regroup.renew_users(self._saved, self._users_of_all(), tuple(range(len(self.members))))
+
+    def _users_of_all(self) -> set[str]:
+        """Return the names of users that all members have."""
+        return names_in_all(self.views[rank].users for rank in self.members)
 
     def _content(self, is_first: bool) -> tuple[Any, Any]:
         """Return the objects that this member sends: the first one its whole state, the others their parts."""
         whole = None
         if is_first:  # another member than before if that has died
             assert self._saved is not None
-            users = [(user.describe(), state) for user, state in self._saved]
+            common = self._users_of_all()
+            users = [(one.name, one.state) for one in self._saved if one.name in common]
             whole = self._transfer.state(), users, self._comm.shared_counters(), self._regroup.counters()
         return whole, self._transfer.each()
 
@@ -357,13 +363,15 @@ class _Admission:
             (state, users, shared, counters), _ = sent[0]
             comm.adopt(shared)
             self._transfer.load(state, [each for _, each in sent])
-            own = [user for user, _ in regroup.save_users()]
-            here, there = [user.describe() for user in own], [text for text, _ in users]
+            own = regroup.save_users()
+            here, there = [one.name for one in own], [name for name, _ in users]
             if here != there:
                 pairs = [*zip(here, there, strict=False)]
                 differing = next((pair for pair in pairs if pair[0] != pair[1]), (f"{len(here)}", f"{len(there)}"))
                 raise ValueError(f"its aggregators differ from the members': {differing[0]} and {differing[1]}")
-            self._saved = [(user, user.enter(peers)) for user, (_, peers) in zip(own, users, strict=True)]
+            self._saved = [
+                one._replace(state=one.user.enter(peers)) for one, (_, peers) in zip(own, users, strict=True)
+            ]
         except Exception as error:  # noqa: BLE001 - of the caller's functions, which raise anything
             return f"{one_line(error) or type(error).__name__}"
         comm.adopt(shared)

@@ -9,17 +9,22 @@ survivors roll the call back, and make it again among themselves from the same i
 ranks. MPI makes a communicator of the survivors. They exchange which calls they have begun and ended, decide by the
 rule above, and renew all that depends on the group: ranks, nodes, routes, tags, and the parts of aggregators. In the
 end they agree that all of them have done so; if another rank has died meanwhile, all begin again from the same states.
+
+**Several communicators.** A rank that regroups waits for all survivors, which may wait in a call of another
+communicator and meet the death there. So all communicators of a thread that had the dead rank regroup at once, in the
+order in which they were made.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from mpi4py import MPI
@@ -38,7 +43,17 @@ from collectives.errors import (
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import agree, await_death, look, reports_death, revoke, with_survivors
+from collectives.recovery.fault_tolerance import (
+    agree,
+    await_death,
+    await_names,
+    failed_ranks,
+    is_revoked,
+    look,
+    reports_death,
+    revoke,
+    with_survivors,
+)
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
@@ -46,6 +61,8 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
+_numbers = itertools.count()
+_all: WeakSet[Regroup] = WeakSet()  # of all communicators of this process
 
 
 class Survivor(Protocol):
@@ -56,7 +73,7 @@ class Survivor(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return its kind and options, which must be equal on a newcomer."""
+        """Return its kind, options and tag, which are equal on all ranks."""
         ...
 
     def enter(self, peers: Any) -> Any:
@@ -73,6 +90,14 @@ class Survivor(Protocol):
             are no copies of residuals.
         """
         ...
+
+
+class SavedUser(NamedTuple):
+    """Long-lived user with its state."""
+
+    name: str  # of `Survivor.describe`
+    user: Any
+    state: Any
 
 
 class Regroup:
@@ -111,6 +136,8 @@ class Regroup:
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
         self.is_active = False
+        self._number = next(_numbers)
+        _all.add(self)
 
     # The commit rule -------------------------------------------------------------------------------------------------
 
@@ -212,6 +239,8 @@ class Regroup:
     def recover(self, error: BaseException) -> bool:
         """Regroup if an error is due to the death of a rank, and settle or begin again the calls in flight.
 
+        The thread's other communicators that had the dead rank regroup, too.
+
         Returns
         -------
         bool
@@ -231,17 +260,47 @@ class Regroup:
             return False
         if damage := comm.missing.damage_elsewhere():
             raise DamagedMessage(damage)
-        start, idle = time.perf_counter(), [call for call in comm.calls.in_flight() if not call.busy]
-        self.is_active = True
+        start, together = time.perf_counter(), self._of_this_thread()
+        if together[0] is not self:  # the notice of another rank may come before that of MPI
+            await_names(comm.mpi_comm)
+        idle = [call for one in together for call in one._comm.calls.in_flight() if not call.busy]
+        errors: dict[Regroup, Exception] = {}
+        for one in together:
+            one.is_active = True
         for call in idle:  # waiting here must not advance them
             call.busy = True
         try:
-            self._regroup(start)
+            for one in together:
+                if one is self or one.has_lost_ranks:
+                    try:
+                        one._regroup(start)
+                    except Exception as failure:  # noqa: BLE001 - its calls end by it
+                        errors[one] = failure
         finally:
-            self.is_active = False
+            for one in together:
+                one.is_active = False
             for call in idle:
                 call.busy = False
+        own = errors.pop(self, None)
+        for one, cause in errors.items():
+            one._comm.ending.abort(cause)
+        if own is not None:
+            raise own
         return True
+
+    def _of_this_thread(self) -> list[Regroup]:
+        """Return all communicators that the thread drives and that can regroup, in the order in which they were made.
+
+        The order is the same on all ranks, which make their communicators together.
+        """
+        drives = self._comm.calls.driven_by
+        found = [one for one in tuple(_all) if one._comm.calls.driven_by == drives and not one._comm.calls.broken]
+        return sorted((one for one in found if not one.is_active), key=lambda one: one._number)
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """True if MPI reports a dead rank, or another rank regroups."""
+        return bool(failed_ranks(self._comm.mpi_comm)) or is_revoked(self._comm.mpi_comm)
 
     def _is_death(self, error: BaseException) -> bool:
         mpi_comm = self._comm.mpi_comm
@@ -261,7 +320,8 @@ class Regroup:
         has_failure = comm.missing.another_failed
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts = comm.layout, comm.hosts
-        saved: list[tuple[Any, Any]] | None = None
+        users = self._named_users()
+        saved: list[SavedUser] | None = None
         again: list[Call] = []
         ages: list[Mapping[int, int | None]] = []
         unrepeated = self._unrepeated
@@ -272,14 +332,15 @@ class Regroup:
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
-                has_failure |= self._settle(new, has_failure, unrepeated)
+                reports = self._settle(new, has_failure, unrepeated, [name for name, _ in users])
+                has_failure = any(one.has_failure for one in reports)
                 if saved is None:
                     again = self._drop()
-                    saved = self.save_users()
+                    saved = [SavedUser(name, user, user.save()) for name, user in users]
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
-                ages = self.renew_users(saved, survivors)
+                ages = self.renew_users(saved, names_in_all(one.users for one in reports), survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
@@ -317,15 +378,23 @@ class Regroup:
 
     # Newcomers -------------------------------------------------------------------------------------------------------
 
-    def save_users(self) -> list[tuple[Any, Any]]:
+    def _named_users(self) -> list[tuple[str, Any]]:
+        """Return the long-lived users in the order of joining."""
+        return [(one.describe(), one) for one in sorted(self._users, key=self._users.__getitem__)]
+
+    def save_users(self) -> list[SavedUser]:
         """Return the long-lived users in the order of joining, with their states."""
-        return [(one, one.save()) for one in sorted(self._users, key=self._users.__getitem__)]
+        return [SavedUser(name, user, user.save()) for name, user in self._named_users()]
 
     def renew_users(
-        self, saved: Iterable[tuple[Any, Any]], survivors: tuple[int, ...]
+        self, saved: Iterable[SavedUser], common: Collection[str], survivors: tuple[int, ...]
     ) -> list[Mapping[int, int | None]]:
-        """Continue from `save_users` on the communicator as it is now; collective. Returns the ages of residuals."""
-        return [survivor.renew(state, survivors) for survivor, state in saved]
+        """Continue from `save_users` on the communicator as it is now; collective. Returns the ages of residuals.
+
+        `common` has the names of users that all ranks have. Others, which a rank has dropped and another one keeps
+        alive, are left as they are: no more calls of them can be made.
+        """
+        return [one.user.renew(one.state, survivors) for one in saved if one.name in common]
 
     def counters(self) -> tuple[int, int]:
         """Return the counters that a newcomer takes over by `adopt`."""
@@ -343,21 +412,23 @@ class Regroup:
         text = f"{self._comm.here}: {lost} during {call.name()}; the survivors can make the call again"
         return RanksLost(text, self.members)
 
-    def _settle(self, new: MPI.Comm, has_failure: bool, unrepeated_before: Mapping[int, str]) -> bool:
-        """Settle the calls in flight that a survivor has ended; return whether a survivor passes `has_failure`."""
+    def _settle(
+        self, new: MPI.Comm, has_failure: bool, unrepeated_before: Mapping[int, str], users: list[str]
+    ) -> list[_Report]:
+        """Settle the calls in flight that a survivor has ended; return the reports of all survivors."""
         ordered = self._comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
-        mine = _Report(self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met)
-        reports = gather_objects(new, mine, self._comm.timeout)
+        mine = _Report(self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users)
+        reports: list[_Report] = gather_objects(new, mine, self._comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
             if any(call.sequence <= one.begun and call.sequence not in one.unsettled for one in reports):
                 call.is_settled = True
         lost = {place: "" for one in reports for place in one.unrepeated if place > self._begun}
         self._unrepeated = {**unrepeated_before, **lost}
-        return any(one.has_failure for one in reports)
+        return reports
 
     def _drop(self) -> list[Call]:
         """Roll back the calls in flight that are not settled; return those that can be made again."""
@@ -389,6 +460,11 @@ class Regroup:
                 comm.enter(call)
 
 
+def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:
+    """Return the names that all ranks have."""
+    return set.intersection(*map(set, everyones))
+
+
 def _describe_residuals(ages: Iterable[Mapping[int, int | None]], before: Sequence[int], size: int) -> str:
     """Return the fate of the residuals of dead ranks, for the warning; `before` has their first numbers."""
     oldest: dict[int, int | None] = {}
@@ -416,6 +492,7 @@ class _Report(NamedTuple):
     unrepeated: list[int]  # those of the unsettled ones that raise RanksLost
     has_failure: bool
     meets: bool
+    users: list[str]  # names of the long-lived ones
 
 
 class _Again(Exception):

@@ -197,6 +197,79 @@ def test_sums_in_flight_and_exchanges_are_made_again_among_the_survivors(jobs: J
         assert others == [7.0, 7.0, 4, pytest.approx(4 / 3), [0, 1, 3], [0, 1, 3]]
 
 
+TWO_COMMUNICATORS = """
+import json
+from collectives import CollectiveError
+from collectives.schedules.torus import Torus
+first, second = (
+    mpicomp.Communicator(on_failure="regroup", timeout=20, topology=Torus(2, 2) if one == "torus" else one)
+    for one in TOPOLOGIES
+)
+me = first.rank
+tell(f"pid-{me}", os.getpid())
+first.barrier()
+second.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+order = (first, second) if me == 0 else (second, first)  # 0 and 3 exchange messages with 1
+found = {}
+for _ in range(3):
+    alive = [one for one in order if not found.get(one, "").startswith("PeerFailure")]
+    handles = [(one, one.iallreduce(np.full(1000, 1.0 + me))) for one in alive]
+    for one, handle in handles:
+        try:
+            found[one] = f"{handle.wait()[-1]} of {one.size}"
+        except CollectiveError as error:
+            found[one] = f"{type(error).__name__}: {error}"
+tell(f"found-{me}", json.dumps([found[first], found[second]]))
+"""
+
+
+def test_two_communicators_regroup_though_the_ranks_meet_the_death_in_different_ones(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, TWO_COMMUNICATORS, TOPOLOGIES=("auto", "auto"))
+    status, output = job.finish()
+    assert status == 0, output
+    for rank in (0, 2, 3):
+        assert json.loads(job.told(f"found-{rank}")) == ["8.0 of 3", "8.0 of 3"]
+
+
+def test_a_communicator_goes_on_though_another_one_cannot(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, TWO_COMMUNICATORS, TOPOLOGIES=("torus", "auto"))
+    job.finish()
+    for rank in (0, 2, 3):
+        failed, went_on = json.loads(job.told(f"found-{rank}"))
+        assert failed.startswith("PeerFailure: ")
+        assert "rank 1 died, and the survivors cannot go on" in failed
+        assert went_on == "8.0 of 3"
+
+
+DROPPED_BY_SOME = """
+import json
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+aggregators = [mpicomp.algorithm(method).start(comm, N) for method in ("marsit", "double-squeeze", "local-top-k")]
+results = [one.aggregate(np.random.default_rng(me).standard_normal(N).astype(np.float32)) for one in aggregators]
+if me != 3:
+    del aggregators[1]  # which rank 3 keeps alive, as a traceback or a cycle of references may
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+for one in (aggregators[0], aggregators[-1]):
+    total = one.aggregate(np.full(N, 1.0 + me, np.float32))
+tell(f"found-{me}", json.dumps([comm.size, total.tobytes().hex()]))
+comm.close()
+"""
+
+
+def test_an_aggregator_that_one_rank_alone_keeps_alive_does_not_disturb_the_others(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, DROPPED_BY_SOME, N=1000)
+    status, output = job.finish()
+    assert status == 0, output
+    found = [json.loads(job.told(f"found-{rank}")) for rank in (0, 2, 3)]
+    assert found[0][0] == 3
+    assert found[0] == found[1] == found[2]
+
+
 LOST_ROOT = """
 from collectives import RanksLost
 comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
