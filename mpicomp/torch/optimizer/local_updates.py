@@ -93,6 +93,10 @@ class LocalUpdates(Synchronizer):
         return self._fragments.sends_next
 
     @override
+    def _common_values(self) -> dict[str, Tensor]:
+        return {**super()._common_values(), **self._common.named(self._members)}
+
+    @override
     def gradient_came(self, position: int) -> None:
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)

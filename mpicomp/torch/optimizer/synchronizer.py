@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import ClassVar, TypeAlias
 
 import torch
+from torch import Tensor
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -137,7 +138,7 @@ class Synchronizer(StateOwner):
         self.check_before_step()
         with self._stepping():
             loss = self._step_optimizer(closure)
-        if self.synchronizations - self._compared_at >= COMPARE_EVERY and not self.models_differ:
+        if self.synchronizations - self._compared_at >= COMPARE_EVERY:
             self.compare_next()
         return loss
 
@@ -157,8 +158,12 @@ class Synchronizer(StateOwner):
         if problem:
             self.refuse(ValueError(f"{self.comm.here}: {problem}"))
         if not self.models_compared:
-            require_same_values({one.name: one.parameter for one in self._parameters.trained}, self.comm)
+            require_same_values(self._common_values(), self.comm)
             self.models_compared = True
+
+    def _common_values(self) -> dict[str, Tensor]:
+        """Return the values that are equal on all ranks, by the parameters' names; no copies."""
+        return {one.name: one.parameter for one in self._parameters.trained}
 
     def _step_optimizer(self, closure: Closure | None) -> float | None:
         if closure is None:
@@ -328,7 +333,7 @@ class Synchronizer(StateOwner):
     def load_own(self, own: State) -> None:
         self._join(self.reducers.restore(own["buckets"], self._changes.joining, self._changes.algorithms))
         self._load_rounds(own["rounds"])
-        self.models_compared = self.models_differ  # between two synchronizations the ranks' models rightly differ
+        self.models_compared = False
 
     @override
     def wrapped_state(self) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit, SparseLoCo, run_local
 from mpicomp.torch import DistributedOptimizer, redistribute_states, require_same
+from mpicomp.torch.optimizer import synchronizer
 from tests.mpi.lanes import few_ranks, two_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
 
@@ -96,6 +98,22 @@ def test_each_rank_goes_the_way_of_the_rule(outer: tuple[float, float], plan: An
         with optimizer.common_model():
             for name, parameter in model.named_parameters():
                 torch.testing.assert_close(parameter.detach(), rule.common[name])
+
+
+@plans
+def test_common_models_are_compared_as_a_whole_from_time_to_time(
+    plan: Any, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synchronizer, "COMPARE_EVERY", 4)
+    model = make_model()
+    optimizer = updates(model, comm, Marsit(None), outer=(0.7, 0.6), **plan)
+    train(model, optimizer, comm, range(20))  # equal models pass
+    if comm.rank == 0:
+        with optimizer.common_model(), torch.no_grad():
+            model[0].weight[36, 9] += 1e-3
+    told = r"the ranks' models differ in \d of 4 tensors, the first of which is '0.weight' \(checksum .* on rank"
+    with pytest.raises(CollectiveMismatch, match=told) if comm.size > 1 else nullcontext():
+        train(model, optimizer, comm, range(20, 60))
 
 
 @plans
