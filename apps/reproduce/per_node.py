@@ -5,7 +5,7 @@ of the same seed share weights and the order of images, so that differences to t
 
 Two controls separate the causes of a loss with Adam. *K = 1* averages the ranks' updates in full precision, so that its
 loss is that of an optimizer on each rank. *Islands* average gradients within a node at every step, so that each node
-has in effect one optimizer.
+has in effect one optimizer. With momentum, which is linear, `vote_errors` has the error of one bit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.records import Record
 from apps.reproduce.claims import Claim, paired
 from apps.reproduce.marsit.fixed_rates import DENSE, GLOBAL_BATCH, OPTIONS, RATES, Runs, lost
 from apps.reproduce.networks import Task, trained
+from apps.reproduce.vote_errors import EVERY, FIRST, STEPS, measure
 from apps.studies.parallel import Run, run_seeds
 from apps.studies.results import Results, slug
 from mpicomp import Dense, Marsit, PerNode
@@ -75,6 +77,28 @@ def digits(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[
 def fashion_mnist(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
     """Compare on Fashion-MNIST."""
     return _compare(results, FASHION_MNIST, seeds, full), []
+
+
+def vote_errors(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Report the parts of a vote's error on Fashion-MNIST, at the rates at which Marsit loses most; full: at all."""
+    rates, seeds = RATES if full else (("momentum", 0.2), ("adam", 0.001)), min(seeds, SEEDS)
+    make = partial(_measure, results)
+    return [_vote(rate, records) for rate, records in run_seeds(rates, seeds, make).items()], []
+
+
+def _measure(results: Results, rate: Rate, seed: int) -> Run:
+    return partial(measure, results, FASHION_MNIST.dataset, rate, RANKS, RANKS_PER_NODE, seed)
+
+
+def _vote(rate: Rate, records: Sequence[Record]) -> Claim:
+    parts = {key: np.mean([record[key] for record in records], axis=0) for key in ("ranks", "nodes")}
+    text = {key: f"{noise:.2f} + {magnitude:.2f}" for key, (noise, magnitude) in parts.items()}
+    what = f"{rate[0]} {rate[1]:g}: squared error of one vote, relative to the mean's square: noise + one magnitude"
+    differs = (
+        f"{FASHION_MNIST.dataset}, first layer of the perceptron, {RANKS} ranks, {RANKS_PER_NODE} a node, every "
+        f"{EVERY}th of steps {FIRST} to {STEPS} at a constant rate with exact means, {len(records)} seeds; reported"
+    )
+    return Claim("–", what, "–", f"among ranks {text['ranks']}, between nodes {text['nodes']}", None, differs)
 
 
 def _compare(results: Results, grid: Grid, seeds: int, full: bool) -> list[Claim]:
@@ -164,4 +188,4 @@ def _cell(what: str, flat: Sequence[float], nodes: Sequence[float], differs: str
     return Claim("–", what, "–", here, holds, differs)
 
 
-PARTS = (digits, fashion_mnist)
+PARTS = (digits, fashion_mnist, vote_errors)
