@@ -15,7 +15,43 @@ from typing import ClassVar
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.communicator.nodes import NodeLayout
+from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, VectorSpec
+from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.per_node import PerNode
+from mpicomp.nodes.driver import LocalMeanDriver
+from mpicomp.reducers.full_precision_mean import mean_where
+
+
+@dataclass(frozen=True)
+class Islands:
+    """Islands of the ranks of a communicator, which lose their dead ranks when it regroups.
+
+    Parameters
+    ----------
+    layout : NodeLayout
+    members : tuple of int
+        `Communicator.members` when the layout was made.
+    """
+
+    layout: NodeLayout
+    members: tuple[int, ...]
+
+    @classmethod
+    def of(cls, comm: Communicator, part: Communicator) -> Islands:
+        """Return the islands of which each rank passes its own; collective.
+
+        Raises
+        ------
+        ValueError
+            As by `NodeLayout.of_parts`.
+        """
+        return cls(NodeLayout.of_parts(comm, part), comm.members)
+
+    def now(self, comm: Communicator) -> NodeLayout:
+        """Return the islands of the ranks that are left."""
+        if comm.members == self.members:
+            return self.layout
+        return self.layout.of_survivors([self.members.index(one) for one in comm.members], comm.rank)
 
 
 @dataclass(frozen=True)
@@ -26,26 +62,56 @@ class PerIsland(PerNode):
     ----------
     algorithm, local
         As for `PerNode`.
-    layout : NodeLayout
-        The islands.
+    islands : Islands
 
     Examples
     --------
     >>> import numpy as np
     >>> import mpicomp
-    >>> from mpicomp.algorithms.per_island import PerIsland
+    >>> from mpicomp.algorithms.per_island import Islands, PerIsland
     >>> def average(comm):
-    ...     island = comm.rank // 2  # two islands of two ranks
-    ...     update = np.array([1.0, 2.0, island], np.float32)
-    ...     return PerIsland(mpicomp.Dense(), layout=comm.layout).start(comm, 3).aggregate(update)
+    ...     islands = Islands(comm.layout, comm.members)  # two of two ranks
+    ...     update = np.array([1.0, 2.0, comm.rank // 2], np.float32)
+    ...     return PerIsland(mpicomp.Dense(), islands=islands).start(comm, 3).aggregate(update)
     >>> mpicomp.run_local(4, average, ranks_per_node=2)[0]
     array([1. , 2. , 0.5], dtype=float32)
     """
 
-    layout: NodeLayout = field(kw_only=True, compare=False, repr=False)
+    islands: Islands = field(kw_only=True, compare=False, repr=False)
 
     equal_within_nodes: ClassVar[bool] = True
 
     @override
     def layout_of(self, comm: Communicator) -> NodeLayout:
-        return self.layout
+        return self.islands.now(comm)
+
+
+@dataclass(frozen=True)
+class IslandMean(Algorithm):
+    """Exact mean over the ranks of each island, as a call of all ranks: it ends on all of them, or is made again.
+
+    NaN and infinity are averaged, too.
+
+    Parameters
+    ----------
+    islands : Islands
+    """
+
+    islands: Islands = field(compare=False, repr=False)
+
+    @override
+    def connect(self, comm: Communicator) -> None:
+        comm.nodes_of(self.islands.now(comm))
+
+    def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
+        """Return the parts of the exact mean, over the ranks of this rank's island."""
+        return Dense().parts(comm.nodes_of(self.islands.now(comm)).local, spec)
+
+    @override
+    def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
+        local = comm.nodes_of(self.islands.now(comm)).local
+        return Dense().parts(local, spec), LocalMeanDriver(local, spec, mean_where(spec))
+
+    @override
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        return Dense().message_model(n, dtype, ranks, piece_bytes)

@@ -273,6 +273,28 @@ class PerNodeDriver(Driver):
         raise call.non_finite(bad_ranks(self._channel.everyones[:, 0] != 0))
 
 
+class LocalMeanDriver(Driver):
+    """Driver of exact means over the ranks of a node, as parts of calls of all nodes.
+
+    Parameters
+    ----------
+    local : Communicator
+        Ranks of this rank's node.
+    spec : VectorSpec
+    mean : HostMean
+        See `mpicomp.reducers.full_precision_mean.mean_where`.
+    """
+
+    def __init__(self, local: Communicator, spec: VectorSpec, mean: Any) -> None:
+        self._mean = mean
+        self._text = CallText(local, self, spec, local.fixed_tag(), "mean within a node")
+
+    @override
+    def steps(self, call: VectorCall) -> Iterator[bool]:
+        inner = ShardCall(call, self._text, call.values, call.out)
+        yield from self._mean.steps(inner, call.values, call.out)
+
+
 def _placed(here: str, describe: Callable[[], str]) -> str:
     text = describe()
     return text if text.startswith(here) else f"{here}: {text}"

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.communicator.nodes import NodeLayout
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm
+from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
@@ -261,19 +261,19 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             if self.outer is not None:
                 masters.replace_in(self.outer)
                 outer = OuterStep(self.outer, agreement.members)
-        layout = None if islands is None else NodeLayout.of_parts(comm, islands)
-        island = None if layout is None else IslandGradients(comm.nodes_of(layout).local, options.bucket_mb)
+        parted = None if islands is None else Islands.of(comm, islands)
+        island = None if parted is None else IslandGradients(comm, parted, options.bucket_mb)
         plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
         fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
 
         def between_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
-            return between_islands(algorithms_of(joining), layout)
+            return between_islands(algorithms_of(joining), parted)
 
         changes = ParameterChanges(parameters, self.optimizer, between_of, masters, outer, fixed)
         if plan.delay and comm.size > 1:
             overlap_by_thread(comm, on_device)
         one_by_one = not overlap and not plan.keeps_local
-        between = between_islands(algorithms, layout)
+        between = between_islands(algorithms, parted)
         reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
         parts = SynchronizerParts(self.optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
         if masters is None:

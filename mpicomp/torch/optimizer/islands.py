@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.communicator.nodes import NodeLayout
 from mpicomp.algorithms import Algorithm, PerNode
-from mpicomp.algorithms.per_island import PerIsland
+from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
 from mpicomp.torch.buckets import Bucket, NamedParameter, group_parameters, make_bucket
+
+Mean = Callable[[Tensor], Tensor]
 
 
 def require_islands(
@@ -23,10 +25,8 @@ def require_islands(
             f"islands is of type {type(islands).__name__}: pass the communicator of the ranks of this rank's island, "
             "comm.nodes.local or comm.split(color)"
         )
-    if comm.regroup is not None or islands.regroup is not None:
-        raise ValueError(
-            "islands do not outlive their ranks: leave out islands, or make communicators with on_failure='raise'"
-        )
+    if comm.newcomers is not None:
+        raise ValueError("islands take no newcomers: leave out islands, or make the communicator without spares")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("islands cannot be combined with LBFGS, which decides by each rank's own loss")
     nested = next((one for one in algorithms.values() if isinstance(one, PerNode)), None)
@@ -34,33 +34,34 @@ def require_islands(
         raise ValueError(f"islands cannot be combined with {nested}: pass {nested.method}, which runs between islands")
 
 
-def between_islands(algorithms: Mapping[str, Algorithm], layout: NodeLayout | None) -> Mapping[str, Algorithm]:
-    """Return the algorithms of parameters, each between the islands of a layout; None: as they are."""
-    return algorithms if layout is None else {k: PerIsland(one, layout=layout) for k, one in algorithms.items()}
+def between_islands(algorithms: Mapping[str, Algorithm], islands: Islands | None) -> Mapping[str, Algorithm]:
+    """Return the algorithms of parameters, each between the islands; None: as they are."""
+    return algorithms if islands is None else {k: PerIsland(one, islands=islands) for k, one in algorithms.items()}
 
 
 class IslandGradients:
     """Means of gradients over the ranks of an island, in full precision.
 
-    `comm` has the ranks of the island.
+    Ranks of an island wait for each other alone. Where `comm` regroups after a death they wait for all its ranks, since
+    a mean ends on all survivors or is made again.
     """
 
-    def __init__(self, comm: Communicator, bucket_mb: float) -> None:
-        self._comm, self._bucket_mb = comm, bucket_mb
+    def __init__(self, comm: Communicator, islands: Islands, bucket_mb: float) -> None:
+        self._comm, self._islands, self._bucket_mb = comm, islands, bucket_mb
         self._members: tuple[NamedParameter, ...] = ()
-        self._buckets: list[tuple[Bucket, Tensor]] = []
+        self._buckets: list[tuple[Bucket, Tensor, Mean]] = []
 
     @torch.no_grad()
     def average(self, members: Sequence[NamedParameter]) -> None:
         """Replace each gradient by its mean. A missing one counts as zeros, and is there afterwards."""
-        if self._comm.size == 1:
+        layout = self._islands.layout
+        if (max(layout.sizes) if self._comm.regroup is not None else layout.sizes[layout.node]) == 1:
             return
         self._lay_out(tuple(members))
-        for bucket, flat in self._buckets:
+        for bucket, flat, mean in self._buckets:
             gradients, views = [self._gradient(member) for member in bucket.members], bucket.views(flat)
             torch._foreach_copy_(views, gradients)
-            self._comm.allreduce(flat, "mean", out=flat)
-            torch._foreach_copy_(gradients, views)
+            torch._foreach_copy_(gradients, bucket.views(mean(flat)))
 
     def _lay_out(self, members: tuple[NamedParameter, ...]) -> None:
         """Let buckets of one type and device take turns with one vector."""
@@ -74,7 +75,14 @@ class IslandGradients:
             kind = one.dtype, one.device
             if kind not in vectors:
                 vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
-        self._buckets = [(one, vectors[one.dtype, one.device][: one.n]) for one in buckets]
+        self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
+
+    def _mean_of(self, flat: Tensor) -> Mean:
+        """Return a function that averages vectors of this type and length, perhaps in place; collective."""
+        if self._comm.regroup is None:
+            return partial(self._comm.nodes_of(self._islands.layout).local.allreduce, op="mean", out=flat)
+        dtype = str(flat.dtype).removeprefix("torch.")
+        return IslandMean(self._islands).start(self._comm, flat.numel(), dtype=dtype).aggregate
 
     def _gradient(self, member: NamedParameter) -> Tensor:
         parameter = member.parameter

@@ -458,6 +458,88 @@ def test_optimizers_go_on_with_the_survivors_to_equal_models(
     assert job.told("model-2") == model
 
 
+ISLANDS = """
+import torch
+import mpicomp.torch
+torch.set_num_threads(1)
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 4)
+inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = mpicomp.torch.DistributedOptimizer(
+    inner, mpicomp.algorithm(METHOD), comm, synchronize="updates", local_steps=3, islands=comm.nodes.local
+)
+for step in range(STEPS):
+    inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * me + step))
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+    if step == DEATHS.get(me):
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    if step == STEPS - 2:  # between two synchronizations
+        tell(f"local-{me}", model.weight.tolist())
+tell(f"model-{me}", model.weight.tolist())
+comm.close()
+"""
+
+
+def weights_of_islands(deaths: dict[int, int]) -> tuple[dict[int, Any], Any]:
+    """Return the weights of each island before the last step, and the common ones after it, of exact means."""
+    import torch
+
+    def gradient(model: Any, rank: int, step: int) -> list[Any]:
+        inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * rank + step))
+        loss = torch.nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1))
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    models = {}
+    for island in (0, 1):
+        torch.manual_seed(0)
+        models[island] = torch.nn.Linear(16, 4)
+    inner = {island: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for island, model in models.items()}
+    local = {}
+    for step in range(STEPS):
+        alive = {one: [rank for rank in (2 * one, 2 * one + 1) if deaths.get(rank, STEPS) > step] for one in (0, 1)}
+        for island, ranks in alive.items():
+            if ranks:
+                everyones = zip(*(gradient(models[island], rank, step) for rank in ranks), strict=True)
+                for parameter, parts in zip(models[island].parameters(), everyones, strict=True):
+                    parameter.grad = torch.stack(parts).mean(0)
+                inner[island].step()
+        if step == STEPS - 2:
+            local = {one: models[one].weight.tolist() for one in (0, 1) if alive[one]}
+        if step % 3 == 2:
+            n_alive = sum(map(len, alive.values()))
+            with torch.no_grad():
+                for parts in zip(*(model.parameters() for model in models.values()), strict=True):
+                    mean = sum(len(alive[one]) * part for one, part in enumerate(parts)) / n_alive
+                    for part in parts:
+                        part.copy_(mean)
+    return local, models[0].weight.tolist()
+
+
+@pytest.mark.parametrize("deaths", [{1: 4}, {2: 4, 3: 4}, {0: 2, 3: 6}], ids=str)
+def test_islands_go_on_with_the_ranks_that_they_have_left(jobs: Jobs, deaths: dict[int, int]) -> None:
+    pytest.importorskip("torch")
+    job = jobs.run_warm(RANKS, ISLANDS, METHOD="dense", DEATHS=deaths, STEPS=STEPS)
+    status, output = job.finish()
+    assert status == 0, output
+    local, common = weights_of_islands(deaths)
+    for rank in set(range(RANKS)) - set(deaths):
+        np.testing.assert_allclose(json.loads(job.told(f"local-{rank}")), local[rank // 2], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(json.loads(job.told(f"model-{rank}")), common, rtol=1e-4, atol=1e-6)
+
+
+def test_replicas_stay_equal_where_islands_vote_and_lose_ranks(jobs: Jobs) -> None:
+    pytest.importorskip("torch")
+    job = jobs.run_warm(RANKS, ISLANDS, METHOD="marsit", DEATHS={1: 4, 2: 7}, STEPS=STEPS)
+    status, output = job.finish()
+    assert status == 0, output
+    assert job.told("model-0") == job.told("model-3")
+
+
 HANDLERS = """
 import atexit
 atexit.register(lambda: (FOLDER / f"handler-{me}").open("a").write("x"))

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from collectives import Communicator
+from collectives.communicator.nodes import NodeLayout
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, SparseLoCo, run_local
+from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.islands import IslandGradients
@@ -222,13 +224,10 @@ def test_wrong_islands_are_refused_with_the_cure(comm: Communicator) -> None:
             wrap(model, DENSE, comm, islands=comm, **options)
 
 
-@pytest.mark.parametrize("of_islands", [False, True])
-def test_a_communicator_that_regroups_is_refused(
-    comm: Communicator, monkeypatch: pytest.MonkeyPatch, of_islands: bool
-) -> None:
+def test_a_communicator_with_spares_is_refused(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     with islands_of(comm) as island:
-        monkeypatch.setattr(island if of_islands else comm, "regroup", SimpleNamespace(count=0))
-        with pytest.raises(ValueError, match="islands do not outlive their ranks: leave out islands, or make"):
+        monkeypatch.setattr(comm, "newcomers", SimpleNamespace())
+        with pytest.raises(ValueError, match="islands take no newcomers: leave out islands, or make the communicator"):
             wrapped(make_model(), comm, island)
         monkeypatch.undo()
 
@@ -271,7 +270,8 @@ def test_a_rank_that_cannot_make_a_step_is_named_by_all_and_its_island_does_not_
 
 
 def test_the_mean_goes_to_other_parameters_of_equal_values(comm: Communicator) -> None:
-    averages = IslandGradients(comm, 1.0)
+    whole = Islands(NodeLayout.of_keys([0] * comm.size, comm.rank), comm.members)
+    averages = IslandGradients(comm, whole, 1.0)
     for _ in range(2):
         one = NamedParameter("one", nn.Parameter(torch.zeros(1)))
         one.parameter.grad = torch.tensor([1.0 + comm.rank])
