@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
-    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.QSGD(levels=7)
     accelerator = MPIAccelerator(algorithm)  # changed: was Accelerator(cpu=True)
     train, test = images()
     model = small_cnn()

@@ -32,7 +32,7 @@ def main() -> None:
     train, test = images()
     model = DistributedDataParallel(small_cnn(), gradient_as_bucket_view=True)
     comm = mpicomp.Communicator()  # added
-    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)  # added: an eighth of the gradient
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.QSGD(levels=7)  # added: four bits per element
     state, hook = ddp_hook(algorithm, comm, model)  # added
     model.register_comm_hook(state, hook)  # added
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)

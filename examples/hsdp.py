@@ -1,4 +1,4 @@
-"""FSDP2 inside each node, and one-bit gradients between nodes: hybrid sharding with `fsdp_hook`, and a checkpoint.
+"""FSDP2 inside each node, and compressed gradients between nodes: hybrid sharding with `fsdp_hook`, and a checkpoint.
 
     source slurm/env.sh
     mpirun -n 2 python examples/hsdp.py
@@ -51,7 +51,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("node", "shard"))
     train, test = images()
     model = sharded(mesh["shard"])  # changed: was the whole mesh
-    algorithm = mpicomp.Dense() if options.dense else mpicomp.Marsit(full_precision_every=100)  # added
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.QSGD(levels=7)  # added: four bits per element
     hook = fsdp_hook(algorithm, nodes.across, model)  # added
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

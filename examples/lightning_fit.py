@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
 
     train, test = images()
-    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.QSGD(levels=7)
     trainer = Trainer(
         strategy=MPIStrategy(algorithm),  # changed; without devices and num_nodes, which MPI knows
         accelerator="cpu", max_steps=options.steps,

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--dense", action="store_true", help="compress nothing, for comparison")
     options = parser.parse_args()
 
-    algorithm = mpicomp.Dense() if options.dense else mpicomp.ScaleCom(rate=8)  # added: an eighth of the gradient
+    algorithm = mpicomp.Dense() if options.dense else mpicomp.QSGD(levels=7)  # added: four bits per element
     callback = MPICallback(algorithm)  # added; before TrainingArguments
     train, test = tokenized()
     arguments = TrainingArguments(

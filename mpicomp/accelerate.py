@@ -61,7 +61,7 @@ class MPIAccelerator(Accelerator):
     >>> import mpicomp
     >>> import torch
     >>> from mpicomp.accelerate import MPIAccelerator
-    >>> accelerator = MPIAccelerator(mpicomp.ScaleCom(rate=8))
+    >>> accelerator = MPIAccelerator(mpicomp.DoubleSqueeze())
     >>> model = accelerator.prepare(torch.nn.Linear(16, 1))
     >>> accelerator.num_processes
     1

@@ -162,7 +162,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     >>> import mpicomp
     >>> from lightning.pytorch import Trainer
     >>> from mpicomp.lightning import MPIStrategy
-    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.ScaleCom(rate=8)), accelerator="cpu", logger=False)
+    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.DoubleSqueeze()), accelerator="cpu", logger=False)
     >>> trainer.world_size
     1
     """

@@ -55,7 +55,7 @@ class MPICallback(TrainerCallback):
     >>> import mpicomp
     >>> from transformers import TrainingArguments
     >>> from mpicomp.transformers import MPICallback
-    >>> with MPICallback(mpicomp.ScaleCom(rate=8)) as callback:
+    >>> with MPICallback(mpicomp.DoubleSqueeze()) as callback:
     ...     arguments = TrainingArguments(use_cpu=True, report_to="none")
     ...     arguments.world_size
     1

@@ -91,7 +91,7 @@ def test_an_example_without_compression_sends_more(name: str, images: Path) -> N
         pytest.skip(f"make examples installs {', '.join(missing)}")
     lines = [learned(name, str(images), 2, *options) for options in ((), ("--dense",))]
     compressed, dense = (float(re.findall(r"rank 0 sent (\d+(?:\.\d)?) MB", line)[0]) for line in lines)
-    assert dense > 1.2 * compressed, lines  # ScaleCom has steps that choose, and Marsit full-precision rounds
+    assert dense > 1.2 * compressed, lines  # Marsit has full-precision rounds
 
 
 @pytest.mark.timeout(240)
