@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import math
 import os
+import platform
 import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ def findings(n_local_ranks: int, usable_cores: int) -> list[Finding]:
         examine("pytest_mpi", lambda: pytest_mpi(packages_distributions())),
         examine("torch", torch),
         examine("huge pages", lambda: huge_pages(os.environ, _text(HUGE_PAGES))),
+        examine("freed memory", lambda: freed_memory(os.environ, platform.libc_ver()[0])),
     ]
 
 
@@ -92,6 +94,17 @@ def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:
         text = "torch does not request them, and new gradients are cleared in pages of 4 kB"
         return Finding("huge pages", "warn", text, "start it by mpicomp run, or export THP_MEM_ALLOC_ENABLE=1")
     return Finding("huge pages", "ok", f"transparent huge pages: {chosen or 'unknown'}")
+
+
+def freed_memory(environ: Mapping[str, str], libc: str) -> Finding:
+    """Check whether the process keeps memory that PyTorch frees in every step; `libc` is the C library."""
+    if libc != "glibc" or environ.get("LD_PRELOAD") or "malloc" in environ.get("GLIBC_TUNABLES", ""):
+        return Finding("freed memory", "ok", "the allocator is not that of glibc with its own limits")
+    if not environ.get("MALLOC_TRIM_THRESHOLD_"):
+        text = "glibc may return it to the system in every step, which clears it again"
+        cure = "start it by mpicomp run, or export MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
+        return Finding("freed memory", "warn", text, cure)
+    return Finding("freed memory", "ok", "the process keeps it")
 
 
 # Packages of the same name -------------------------------------------------------------------------------------------

@@ -20,12 +20,20 @@ MARK = "MPICOMP_ONE_MACHINE"
 THREADS = "OMP_NUM_THREADS"
 _BINDING = "PRTE_MCA_hwloc_default_binding_policy"
 
-# Open MPI sends messages over TCP of up to 64 KiB eagerly, and longer ones only after a handshake. With a higher limit
-# messages are fewer and longer; mpicomp cuts its packed payloads to this limit.
-_EVERYWHERE = {
+MEMORY = {
     # Let PyTorch allocate large tensors in huge pages: each step's gradients are new memory, which the system clears
     # page by page. This has no effect if the kernel offers no huge pages.
     "THP_MEM_ALLOC_ENABLE": "1",
+    # Let glibc keep up to 1 GiB of freed memory, and serve blocks of up to 32 MiB from it. By its own limits some
+    # processes return memory in every step, and the system clears it again: hundreds of page faults a step.
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+}
+"""Settings of a process for its memory, which a launcher has to pass to other hosts."""
+# Open MPI sends messages over TCP of up to 64 KiB eagerly, and longer ones only after a handshake. With a higher limit
+# messages are fewer and longer; mpicomp cuts its packed payloads to this limit.
+_EVERYWHERE = {
+    **MEMORY,
     "OMPI_MCA_btl_tcp_eager_limit": "270336",
     "OMPI_MCA_btl_tcp_rndv_eager_limit": "270336",
     "OMPI_MCA_btl_tcp_max_send_size": "270336",

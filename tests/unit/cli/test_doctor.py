@@ -19,6 +19,7 @@ import mpicomp
 from mpicomp.cli.doctor import environment, mpi
 from mpicomp.cli.doctor.finding import Finding, examine
 from mpicomp.cli.main import main
+from mpicomp.cli.run.environment import MEMORY
 
 VERSIONS = {"mpicomp": "1", "numpy": "1", "MPI": "1"}
 
@@ -96,6 +97,25 @@ def test_huge_pages_are_missed_where_they_have_to_be_asked_for(
     environ: dict[str, str], offered: str, status: str
 ) -> None:
     assert environment.huge_pages(environ, offered).status == status
+
+
+@pytest.mark.parametrize(
+    ("environ", "libc", "status"),
+    [
+        ({}, "glibc", "warn"),
+        ({"MALLOC_TRIM_THRESHOLD_": "1073741824"}, "glibc", "ok"),
+        ({"LD_PRELOAD": "libjemalloc.so.2"}, "glibc", "ok"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1073741824"}, "glibc", "ok"),
+        ({}, "", "ok"),
+    ],
+)
+def test_glibc_returns_freed_memory_by_its_own_limits(environ: dict[str, str], libc: str, status: str) -> None:
+    assert environment.freed_memory(environ, libc).status == status
+
+
+def test_the_cures_of_memory_are_the_settings_of_mpicomp_run() -> None:
+    cures = environment.huge_pages({}, "[madvise]").cure + environment.freed_memory({}, "glibc").cure
+    assert all(f"{name}={value}" in cures for name, value in MEMORY.items())
 
 
 def install(site: Path, name: str, files: dict[str, str]) -> PathDistribution:
