@@ -121,6 +121,11 @@ class Dealer:
         """Return the state of a newcomer, which goes on where its peers are."""
         return peers
 
+    def begin_anew(self, saved: _State) -> None:
+        """Deal from the start, where the dealer is."""
+        del saved
+        self._shares = [_Share((0, 0), self._comm.rank, self._comm.size)]
+
     def renew(self, saved: _State, survivors: tuple[int, ...]) -> Mapping[int, int | None]:
         """Deal again from the last place that a survivor has drawn up to; collective."""
         own, shares = saved

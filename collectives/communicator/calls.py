@@ -149,6 +149,7 @@ class Calls:
         if self.broken:
             self._raise_broken(call)
         if self.regroup is not None:
+            self.regroup.await_end()
             steps = self.regroup.renewed(call, steps)
         if self._users.gone:
             self._users.free_unused()

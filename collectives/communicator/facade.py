@@ -304,6 +304,8 @@ class Communicator(metaclass=_Listed):
             self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
             self.trace.link = "" if self.link is None else str(self.link)
             self.ending.trace = self.trace
+        if self.regroup is not None:
+            self.regroup.watch()
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""

@@ -64,6 +64,7 @@ class Call(Backoff):
     sequence = 0  # place in the order in which all ranks begin their calls
     is_settled = False  # all ranks have done their part of the call, which ends without fail
     lost_by: BaseException | None = None  # MPI's error, by which a call that is prepared cannot go on
+    answers = True
     busy = False  # the call is being driven further up the stack
     done = False  # the call has ended, with a result or by an error
     seen = False  # the caller has seen that the call ended

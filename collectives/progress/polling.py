@@ -97,6 +97,10 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     return before
 
 
+# Set where communicators can regroup, to `collectives.recovery.regroup.answer_others`.
+answer_others: Callable[[object], None] | None = None
+
+
 class Backoff:
     """Waiting of one call: it backs off while nothing moves.
 
@@ -118,6 +122,7 @@ class Backoff:
     # has no number; None: all ranks have come, and the `timeout` holds.
     arrival: int | None = None
     timeout: float | None = None  # seconds after which `idle` raises; None: the group's
+    answers = False  # waiting here, this rank regroups communicators that other ranks regroup
     # Sleeps while other threads of this process work for this call, and returns whether they do.
     rest_meanwhile: Callable[[], bool] | None = None
     caller: _Thread | None = None  # the thread that has made this, if another one drives it
@@ -208,6 +213,8 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
+        if answer_others is not None and self.answers:
+            answer_others(self.group)
         group, given_up, limit_s = self.group, self.group.given_up, self.timeout
         if limit_s is None:
             limit_s = group.timeout if self.arrival is None else group.arrival_timeout

@@ -129,15 +129,6 @@ def await_death(comm: MPI.Comm, meanwhile: Callable[[], object] = lambda: None) 
     return False
 
 
-def await_names(comm: MPI.Comm) -> None:
-    """Wait until MPI names a dead rank of the communicator, but no longer than its notices take."""
-    deadline = time.monotonic() + LONGEST_NOTICE_S
-    while not failed_ranks(comm) and time.monotonic() < deadline:
-        with suppress(MPI.Exception):
-            look(MPI.COMM_WORLD)  # MPI takes notice of a death while it makes progress
-        time.sleep(SLEEP_S)
-
-
 def agree(comm: MPI.Comm, flag: bool) -> bool:
     """Return True, on all survivors or on none, if all ranks are alive and pass True; also after a revocation."""
     try:

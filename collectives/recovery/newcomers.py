@@ -72,6 +72,7 @@ class _View(NamedTuple):
     number: int  # rank in the job's first pool
     place: int  # rank among the members; -1: a spare
     users: list[str]  # names of a member's long-lived ones
+    n_joined: int  # of those that it has made
 
 
 class Newcomers:
@@ -211,17 +212,14 @@ class Newcomers:
     def _assemble(self, transfer: Transfer) -> int:
         """Admit newcomers with all living ranks of the pool, again after each death; returns the newcomers' number."""
         comm, regroup = self._parts()
-        regroup.is_active = True
-        try:
+        with regroup.active():
             start, here = time.perf_counter(), comm.here
             regroup.on_death()
             saved = None if self.is_spare else regroup.save_users()
-            mine = _View(self._number, -1 if self.is_spare else comm.rank, [one.name for one in saved or ()])
-            admission = _Admission(comm, regroup, transfer, mine, saved)
+            names, place = [one.name for one in saved or ()], -1 if self.is_spare else comm.rank
+            admission = _Admission(comm, regroup, transfer, _View(self._number, place, names, regroup.n_joined), saved)
             revoke(self._pool)
             self._pool = self._agreed(admission)
-        finally:
-            regroup.is_active = False
         self._members, self._spares = admission.members + admission.taken, admission.left
         self._look_s = self._look_interval([admission.views[rank].number for rank in admission.left])
         self._n_admitted = len(admission.taken)
@@ -339,7 +337,8 @@ class _Admission:
             numbers = tuple(self.views[rank].number for rank in chosen)
             self._regroup.members = numbers
             self._comm.renew(self.new, numbers, layouts)
-            self._regroup.renew_users(self._saved, self._users_of_all(), tuple(range(len(self.members))))
+            n_joined = min(self.views[rank].n_joined for rank in self.members)
+            self._regroup.renew_users(self._saved, self._users_of_all(), n_joined, tuple(range(len(self.members))))
 
     def _users_of_all(self) -> set[str]:
         """Return the names of users that all members have."""

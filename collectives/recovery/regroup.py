@@ -11,18 +11,19 @@ rule above, and renew all that depends on the group: ranks, nodes, routes, tags,
 end they agree that all of them have done so; if another rank has died meanwhile, all begin again from the same states.
 
 **Several communicators.** A rank that regroups waits for all survivors, which may wait in a call of another
-communicator and meet the death there. So all communicators of a thread that had the dead rank regroup at once, in the
-order in which they were made.
+communicator. So every rank that waits, in a call (`answer_others`) or while it regroups (`Regroup.active`), also looks
+for communicators that other ranks have revoked, and regroups these, too.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Event, Thread, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -41,13 +42,14 @@ from collectives.errors import (
     RanksLost,
 )
 from collectives.execution.handle import Call, Steps
-from collectives.progress.polling import keep_alive, until
+from collectives.progress import polling
+from collectives.progress.polling import SLEEP_S, keep_alive, until
+from collectives.progress.thread import ProgressThread
 from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import (
+    CHECK_S,
     agree,
     await_death,
-    await_names,
-    failed_ranks,
     is_revoked,
     look,
     reports_death,
@@ -61,8 +63,7 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
-_numbers = itertools.count()
-_all: WeakSet[Regroup] = WeakSet()  # of all communicators of this process
+_answered: WeakSet[Regroup] = WeakSet()  # of the communicators of this process, once they are made
 
 
 class Survivor(Protocol):
@@ -80,6 +81,10 @@ class Survivor(Protocol):
         """Return the state from which a newcomer goes on, of a peer's `save`."""
         ...
 
+    def begin_anew(self, saved: Any) -> None:
+        """Begin with the ranks as they are now, before any step: others have yet to make theirs; not collective."""
+        ...
+
     def renew(self, saved: Any, survivors: tuple[int, ...]) -> Mapping[int, int | None]:
         """Continue from `save` on the communicator as it is now, whose ranks were `survivors` before; collective.
 
@@ -95,6 +100,7 @@ class Survivor(Protocol):
 class SavedUser(NamedTuple):
     """Long-lived user with its state."""
 
+    place: int  # in the order of joining
     name: str  # of `Survivor.describe`
     user: Any
     state: Any
@@ -136,8 +142,7 @@ class Regroup:
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
         self.is_active = False
-        self._number = next(_numbers)
-        _all.add(self)
+        self._thread = 0  # that regroups, or has regrouped last
 
     # The commit rule -------------------------------------------------------------------------------------------------
 
@@ -260,47 +265,78 @@ class Regroup:
             return False
         if damage := comm.missing.damage_elsewhere():
             raise DamagedMessage(damage)
-        start, together = time.perf_counter(), self._of_this_thread()
-        if together[0] is not self:  # the notice of another rank may come before that of MPI
-            await_names(comm.mpi_comm)
-        idle = [call for one in together for call in one._comm.calls.in_flight() if not call.busy]
-        errors: dict[Regroup, Exception] = {}
-        for one in together:
-            one.is_active = True
-        for call in idle:  # waiting here must not advance them
-            call.busy = True
-        try:
-            for one in together:
-                if one is self or one.has_lost_ranks:
-                    try:
-                        one._regroup(start)
-                    except Exception as failure:  # noqa: BLE001 - its calls end by it
-                        errors[one] = failure
-        finally:
-            for one in together:
-                one.is_active = False
-            for call in idle:
-                call.busy = False
-        own = errors.pop(self, None)
-        for one, cause in errors.items():
-            one._comm.ending.abort(cause)
-        if own is not None:
-            raise own
+        self._run()
         return True
 
-    def _of_this_thread(self) -> list[Regroup]:
-        """Return all communicators that the thread drives and that can regroup, in the order in which they were made.
+    def _run(self) -> None:
+        start = time.perf_counter()
+        with self.active():
+            self._regroup(start)
 
-        The order is the same on all ranks, which make their communicators together.
-        """
-        drives = self._comm.calls.driven_by
-        found = [one for one in tuple(_all) if one._comm.calls.driven_by == drives and not one._comm.calls.broken]
-        return sorted((one for one in found if not one.is_active), key=lambda one: one._number)
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Regroup within this block, in which other ranks that regroup other communicators are answered."""
+        self._thread, self.is_active = get_ident(), True
+        try:
+            with self._answering():
+                yield
+        finally:
+            self.is_active = False
+
+    def await_end(self) -> None:
+        """Wait while another thread regroups."""
+        while self.is_active and self._thread != get_ident():
+            time.sleep(SLEEP_S)
 
     @property
-    def has_lost_ranks(self) -> bool:
-        """True if MPI reports a dead rank, or another rank regroups."""
-        return bool(failed_ranks(self._comm.mpi_comm)) or is_revoked(self._comm.mpi_comm)
+    def _others(self) -> list[Regroup]:
+        """The other communicators that can regroup, and that the same thread drives."""
+        drives = self._comm.calls.driven_by
+        found = (one for one in tuple(_answered) if one is not self and one._comm.calls.driven_by == drives)
+        return [one for one in found if not one._comm.calls.broken]
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Answer, in threads of their own, where other ranks regroup other communicators of this thread.
+
+        A survivor may have met the death in a call of another communicator, and wait there for this rank.
+        """
+        others = self._others
+        idle = [call for one in (self, *others) for call in one._comm.calls.in_flight() if not call.busy]
+        for call in idle:  # waiting here must not advance them
+            call.busy = True
+        answers, ended = [_Answer(one) for one in others], Event()
+        watch = Thread(target=_watch, args=(answers, ended), name="mpicomp: answers", daemon=True)
+        if answers:
+            watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if answers:
+                watch.join()
+            for call in idle:
+                call.busy = False
+            for answer in answers:
+                answer.settle()
+
+    def watch(self) -> None:
+        """Answer from now on, where other ranks regroup."""
+        _answered.add(self)
+        polling.answer_others = answer_others
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if another rank regroups, and this one does not."""
+        return not (self.is_active or self._comm.calls.broken) and is_revoked(self._comm.mpi_comm)
+
+    def answer(self) -> None:
+        """Regroup if another rank does, in the thread that drives the calls."""
+        if self.is_awaited:
+            try:
+                self._run()
+            except Exception as error:  # noqa: BLE001 - the communicator's calls end by it
+                self._comm.ending.abort(error)
 
     def _is_death(self, error: BaseException) -> bool:
         mpi_comm = self._comm.mpi_comm
@@ -320,7 +356,7 @@ class Regroup:
         has_failure = comm.missing.another_failed
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
         layouts = comm.layout, comm.hosts
-        users = self._named_users()
+        users: list[tuple[str, Any]] = []
         saved: list[SavedUser] | None = None
         again: list[Call] = []
         ages: list[Mapping[int, int | None]] = []
@@ -332,15 +368,18 @@ class Regroup:
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
+                if saved is None:
+                    users = self._named_users()
                 reports = self._settle(new, has_failure, unrepeated, [name for name, _ in users])
                 has_failure = any(one.has_failure for one in reports)
                 if saved is None:
                     again = self._drop()
-                    saved = [SavedUser(name, user, user.save()) for name, user in users]
+                    saved = self._saved(users)
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
-                ages = self.renew_users(saved, names_in_all(one.users for one in reports), survivors)
+                n_joined = min(one.joined for one in reports)
+                ages = self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
@@ -370,39 +409,62 @@ class Regroup:
 
         Collective, with no call in flight.
         """
-        self.is_active = self._meets = True
+        self._meets = True
         try:
-            self._regroup(time.perf_counter())
+            self._run()
         finally:
-            self.is_active = self._meets = False
+            self._meets = False
 
     # Newcomers -------------------------------------------------------------------------------------------------------
 
     def _named_users(self) -> list[tuple[str, Any]]:
-        """Return the long-lived users in the order of joining."""
-        return [(one.describe(), one) for one in sorted(self._users, key=self._users.__getitem__)]
+        """Return the long-lived users in the order of joining.
+
+        Of users with equal descriptions a rank may keep more than others: their names count from the last one.
+        """
+        found, seen = [], Counter[str]()
+        for one in sorted(self._users, key=self._users.__getitem__, reverse=True):
+            name = one.describe()
+            found.append((f"{name}, {seen[name]} of its kind later" if seen[name] else name, one))
+            seen[name] += 1
+        return found[::-1]
 
     def save_users(self) -> list[SavedUser]:
         """Return the long-lived users in the order of joining, with their states."""
-        return [SavedUser(name, user, user.save()) for name, user in self._named_users()]
+        return self._saved(self._named_users())
+
+    def _saved(self, users: Iterable[tuple[str, Any]]) -> list[SavedUser]:
+        return [SavedUser(self._users[user], name, user, user.save()) for name, user in users]
 
     def renew_users(
-        self, saved: Iterable[SavedUser], common: Collection[str], survivors: tuple[int, ...]
+        self, saved: Iterable[SavedUser], common: Collection[str], n_joined: int, survivors: tuple[int, ...]
     ) -> list[Mapping[int, int | None]]:
         """Continue from `save_users` on the communicator as it is now; collective. Returns the ages of residuals.
 
-        `common` has the names of users that all ranks have. Others, which a rank has dropped and another one keeps
-        alive, are left as they are: no more calls of them can be made.
+        `common` has the names of users that all ranks have, and `n_joined` how many all ranks have made. One that a
+        rank has yet to make begins anew: no step of it has ended. One that a rank has dropped, and another one keeps
+        alive, is left as it is: no more calls of it can be made.
         """
-        return [one.user.renew(one.state, survivors) for one in saved if one.name in common]
+        ages = []
+        for one in saved:
+            if one.name in common:
+                ages.append(one.user.renew(one.state, survivors))
+            elif one.place > n_joined:
+                one.user.begin_anew(one.state)
+        return ages
 
-    def counters(self) -> tuple[int, int]:
+    @property
+    def n_joined(self) -> int:
+        """Number of long-lived users that this rank has made."""
+        return self._joined
+
+    def counters(self) -> tuple[int, int, int]:
         """Return the counters that a newcomer takes over by `adopt`."""
-        return self._begun, self.count
+        return self._begun, self.count, self._joined
 
-    def adopt(self, counters: tuple[int, int]) -> None:
+    def adopt(self, counters: tuple[int, int, int]) -> None:
         """Take over the counters of a member."""
-        self._begun, self.count = counters
+        self._begun, self.count, self._joined = counters
 
     def _lost(self, before: Iterable[int]) -> str:
         lost = sorted(set(before) - set(self.members))
@@ -420,7 +482,9 @@ class Regroup:
         unsettled = [call.sequence for call in ordered if not call.is_settled]
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
-        mine = _Report(self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users)
+        mine = _Report(
+            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self._joined
+        )
         reports: list[_Report] = gather_objects(new, mine, self._comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
@@ -460,6 +524,72 @@ class Regroup:
                 comm.enter(call)
 
 
+class _Answer:
+    """Answer to other ranks that regroup a communicator, in a thread of its own."""
+
+    def __init__(self, regroup: Regroup) -> None:
+        self._regroup = regroup
+        self._thread: Thread | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def give_if_awaited(self) -> None:
+        """Start a thread that regroups, if other ranks do."""
+        if self._error is None and not self.is_under_way and self._regroup.is_awaited:
+            self._regroup.is_active = True
+            self._thread = Thread(target=self._run, name="mpicomp: regroup", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        self._regroup._thread = get_ident()
+        try:
+            self._regroup._regroup(time.perf_counter())
+        except Exception as error:  # noqa: BLE001 - `settle` ends the communicator by it
+            self._error = error
+        finally:
+            self._regroup.is_active = False
+
+    def settle(self) -> None:
+        """Give up the communicator if its survivors cannot go on."""
+        if self._error is not None:
+            self._regroup._comm.ending.abort(self._error)
+
+
+def _watch(answers: Sequence[_Answer], ended: Event) -> None:
+    """Give answers until the end, and until those that are under way have ended."""
+    while not ended.wait(CHECK_S) or any(one.is_under_way for one in answers):
+        for one in answers:
+            one.give_if_awaited()
+        answer_drivers()
+        if ended.is_set():
+            time.sleep(CHECK_S)
+
+
+def answer_others(group: object) -> None:
+    """Regroup where other ranks do: all communicators but `group`, whose requests fail then."""
+    here, watched = get_ident(), tuple(_answered)
+    if any(one.is_active and one._thread == here for one in watched):
+        return  # a call is a part of it
+    for one in watched:
+        driven_by = one._comm.calls.driven_by
+        is_here = driven_by == here or (isinstance(driven_by, ProgressThread) and driven_by.is_current())
+        if is_here and one._comm is not group and one.is_awaited:
+            one.answer()
+    answer_drivers()
+
+
+def answer_drivers() -> None:
+    """Have progress threads answer, which sleep where they have no calls."""
+    for one in tuple(_answered):
+        driver = one._comm.calls.driver
+        if driver is not None and not driver.is_current() and one.is_awaited:
+            driver.submit(one.answer)
+
+
 def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:
     """Return the names that all ranks have."""
     return set.intersection(*map(set, everyones))
@@ -493,6 +623,7 @@ class _Report(NamedTuple):
     has_failure: bool
     meets: bool
     users: list[str]  # names of the long-lived ones
+    joined: int  # number of long-lived users that the rank has made
 
 
 class _Again(Exception):

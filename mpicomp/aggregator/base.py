@@ -516,6 +516,13 @@ class Aggregator:
         """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
         return state_of_newcomer(self.algorithm, peers, self.state_kinds)
 
+    def begin_anew(self, saved: Saved) -> None:
+        """Begin with the ranks as they are now, before any step: others have yet to make theirs; not collective."""
+        with self.comm.tags_from(self._first_tag):
+            self._assemble()
+        if {self.state_kinds[key] for key in saved.state} <= {"mean", "shared"}:
+            self.feedback.load(self._checked_state(saved.state))
+
     def renew(self, saved: Saved, survivors: tuple[int, ...]) -> dict[int, int | None]:
         """Go on among the survivors, each from its own residual and the copy that it holds; collective.
 

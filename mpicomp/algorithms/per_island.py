@@ -110,7 +110,7 @@ class IslandMean(Algorithm):
     @override
     def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
         local = comm.nodes_of(self.islands.now(comm)).local
-        return Dense().parts(local, spec), LocalMeanDriver(local, spec, mean_where(spec))
+        return Dense().parts(local, spec), LocalMeanDriver(local, spec, self, mean_where(spec))
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

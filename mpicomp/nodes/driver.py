@@ -281,13 +281,15 @@ class LocalMeanDriver(Driver):
     local : Communicator
         Ranks of this rank's node.
     spec : VectorSpec
+    method : object
+        For messages.
     mean : HostMean
         See `mpicomp.reducers.full_precision_mean.mean_where`.
     """
 
-    def __init__(self, local: Communicator, spec: VectorSpec, mean: Any) -> None:
+    def __init__(self, local: Communicator, spec: VectorSpec, method: object, mean: Any) -> None:
         self._mean = mean
-        self._text = CallText(local, self, spec, local.fixed_tag(), "mean within a node")
+        self._text = CallText(local, method, spec, local.fixed_tag(), "mean within a node")
 
     @override
     def steps(self, call: VectorCall) -> Iterator[bool]:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from mpicomp.cli.doctor.finding import Finding, examine
 
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LIMITS = "trim_threshold", "mmap_threshold"  # of glibc
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -98,9 +99,11 @@ def huge_pages(environ: Mapping[str, str], offered: str) -> Finding:
 
 def freed_memory(environ: Mapping[str, str], libc: str) -> Finding:
     """Check whether the process keeps memory that PyTorch frees in every step; `libc` is the C library."""
-    if libc != "glibc" or environ.get("LD_PRELOAD") or "malloc" in environ.get("GLIBC_TUNABLES", ""):
-        return Finding("freed memory", "ok", "the allocator is not that of glibc with its own limits")
-    if not environ.get("MALLOC_TRIM_THRESHOLD_"):
+    if libc != "glibc" or any(name in environ.get("LD_PRELOAD", "") for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        return Finding("freed memory", "ok", "the allocator is not that of glibc")
+    # Either one alone ends the adaptation of the other limit, which stays at 128 KiB.
+    tuned = environ.get("GLIBC_TUNABLES", "")
+    if not all(environ.get(f"MALLOC_{name.upper()}_") or f"malloc.{name}" in tuned for name in LIMITS):
         text = "glibc may return it to the system in every step, which clears it again"
         cure = "start it by mpicomp run, or export MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
         return Finding("freed memory", "warn", text, cure)

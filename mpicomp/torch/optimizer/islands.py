@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -67,7 +68,6 @@ class IslandGradients:
         """Let buckets of one type and device take turns with one vector."""
         if [id(one.parameter) for one in members] == [id(one.parameter) for one in self._members]:
             return
-        self._members = members
         groups = group_parameters(members, self._bucket_mb)
         buckets = [make_bucket(index, group) for index, group in enumerate(groups)]
         vectors: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -76,6 +76,7 @@ class IslandGradients:
             if kind not in vectors:
                 vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
         self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
+        self._members = members  # behind all that may fail
 
     def _mean_of(self, flat: Tensor) -> Mean:
         """Return a function that averages vectors of this type and length, perhaps in place; collective."""
@@ -93,5 +94,11 @@ class IslandGradients:
                 f"{self._comm.here}: the gradient of {member.name!r} is sparse, which islands do not average; build "
                 "its layer with sparse=False"
             )
-            self._comm.reject(error, "averaging gradients within an island")
+            self.reject(error)
         return parameter.grad
+
+    def reject(self, error: Exception) -> NoReturn:
+        """Raise the error here, and CollectiveMismatch on the ranks that wait for this one's gradients."""
+        whole = self._comm.regroup is not None
+        group = self._comm if whole else self._comm.nodes_of(self._islands.layout).local
+        group.reject(error, "averaging gradients within an island")

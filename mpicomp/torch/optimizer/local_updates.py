@@ -25,7 +25,7 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.caller_warning import warn_caller
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import CollectiveError, marked
+from collectives.errors import CollectiveError, CollectiveMismatch, marked
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
@@ -95,6 +95,14 @@ class LocalUpdates(Synchronizer):
     @override
     def _common_values(self) -> dict[str, Tensor]:
         return {**super()._common_values(), **self._common.named(self._members)}
+
+    @override
+    def _compare_models(self) -> None:
+        try:
+            super()._compare_models()
+        except CollectiveMismatch:
+            self._abandon_moves()  # so that a caller who broadcasts the model mends what differs
+            raise
 
     @override
     def gradient_came(self, position: int) -> None:
@@ -228,7 +236,10 @@ class LocalUpdates(Synchronizer):
         try:
             self._masters.take_gradients_of_step()
         except RuntimeError as error:
-            self.comm.reject(RuntimeError(f"{self.comm.here}: {error}"), "an optimizer step")
+            changed = RuntimeError(f"{self.comm.here}: {error}")
+            if self._island is not None:
+                self._island.reject(changed)
+            self.comm.reject(changed, "an optimizer step")
         if self._island is not None:
             self._island.average(self._members)
 

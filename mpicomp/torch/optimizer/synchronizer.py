@@ -158,8 +158,12 @@ class Synchronizer(StateOwner):
         if problem:
             self.refuse(ValueError(f"{self.comm.here}: {problem}"))
         if not self.models_compared:
-            require_same_values(self._common_values(), self.comm)
+            self._compare_models()
             self.models_compared = True
+
+    def _compare_models(self) -> None:
+        """Raise CollectiveMismatch if the ranks' models differ; on all ranks."""
+        require_same_values(self._common_values(), self.comm)
 
     def _common_values(self) -> dict[str, Tensor]:
         """Return the values that are equal on all ranks, by the parameters' names; no copies."""

@@ -103,9 +103,12 @@ def test_huge_pages_are_missed_where_they_have_to_be_asked_for(
     ("environ", "libc", "status"),
     [
         ({}, "glibc", "warn"),
-        ({"MALLOC_TRIM_THRESHOLD_": "1073741824"}, "glibc", "ok"),
+        ({"MALLOC_TRIM_THRESHOLD_": "1073741824"}, "glibc", "warn"),
+        ({name: value for name, value in MEMORY.items() if name.startswith("MALLOC")}, "glibc", "ok"),
         ({"LD_PRELOAD": "libjemalloc.so.2"}, "glibc", "ok"),
-        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1073741824"}, "glibc", "ok"),
+        ({"LD_PRELOAD": "libfaketime.so.1"}, "glibc", "warn"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1:glibc.malloc.mmap_threshold=1"}, "glibc", "ok"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=1"}, "glibc", "warn"),
         ({}, "", "ok"),
     ],
 )

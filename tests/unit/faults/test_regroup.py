@@ -243,6 +243,61 @@ def test_a_communicator_goes_on_though_another_one_cannot(jobs: Jobs) -> None:
         assert went_on == "8.0 of 3"
 
 
+NO_CALL_IN_FLIGHT = """
+from collectives import RanksLost
+first, second = (mpicomp.Communicator(on_failure="regroup", timeout=20) for _ in range(2))
+me = first.rank
+tell(f"pid-{me}", os.getpid())
+first.barrier()
+second.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if me == 0:
+    try:
+        first.recv(np.empty(1), source=1)
+    except RanksLost:
+        tell("lost")
+total = second.allreduce(1)  # where the others wait for rank 0, and have no call of `first`
+tell(f"found-{me}", [total, first.size, second.size, first.allreduce(1)])
+"""
+
+
+def test_a_rank_that_waits_elsewhere_answers_those_that_regroup(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, NO_CALL_IN_FLIGHT)
+    status, output = job.finish()
+    assert status == 0, output
+    assert {job.told(f"found-{rank}") for rank in (0, 2, 3)} == {"[3, 3, 3, 3]"}
+    job.told("lost")
+
+
+YET_TO_BE_MADE = """
+comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+before = mpicomp.Marsit().start(comm, N)
+comm.barrier()
+if me == 1:
+    time.sleep(2)  # in which rank 0 makes its aggregators
+    os.kill(os.getpid(), signal.SIGKILL)
+vector = np.full(N, 1.0 + me, np.float32)
+call = before.begin(vector)
+if me == 0:  # the others regroup before they make theirs
+    aggregators = [mpicomp.algorithm(method).start(comm, N) for method in METHODS]
+call.wait()
+if me != 0:
+    aggregators = [mpicomp.algorithm(method).start(comm, N) for method in METHODS]
+tell(f"found-{me}", [one.aggregate(vector).tobytes().hex() for one in aggregators])
+comm.close()
+"""
+
+
+def test_an_aggregator_that_other_ranks_have_yet_to_make_begins_with_the_survivors(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, YET_TO_BE_MADE, N=1000, METHODS=("marsit", "double-squeeze", "qsgd"))
+    status, output = job.finish()
+    assert status == 0, output
+    assert job.told("found-0") == job.told("found-2") == job.told("found-3")
+
+
 DROPPED_BY_SOME = """
 import json
 comm = mpicomp.Communicator(on_failure="regroup", timeout=20)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit, SparseLoCo, run_local
-from mpicomp.torch import DistributedOptimizer, redistribute_states, require_same
+from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
 from mpicomp.torch.optimizer import synchronizer
 from tests.mpi.lanes import few_ranks, two_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
@@ -114,6 +114,10 @@ def test_common_models_are_compared_as_a_whole_from_time_to_time(
     told = r"the ranks' models differ in \d of 4 tensors, the first of which is '0.weight' \(checksum .* on rank"
     with pytest.raises(CollectiveMismatch, match=told) if comm.size > 1 else nullcontext():
         train(model, optimizer, comm, range(20, 60))
+    broadcast_parameters(model, comm)
+    train(model, optimizer, comm, range(60, 80))
+    optimizer.synchronize()
+    assert same_on_all_ranks(model, comm)
 
 
 @plans

@@ -30,7 +30,7 @@ def regroup(comm: Communicator) -> None:
     assert comm.regroup is not None
     saved, ranks = comm.regroup.save_users(), tuple(range(comm.size))
     comm.renew(comm.mpi_comm.Dup(), ranks, (comm.layout, comm.hosts))
-    comm.regroup.renew_users(saved, [one.name for one in saved], ranks)
+    comm.regroup.renew_users(saved, [one.name for one in saved], len(saved), ranks)
     comm.regroup.count += 1
 
 
