@@ -894,6 +894,11 @@ class Communicator(metaclass=_Listed):
             part._users.free_unused()
         return nodes
 
+    @property
+    def layouts_of_nodes(self) -> tuple[NodeLayout, ...]:
+        """The layouts for which `nodes_of` has made communicators."""
+        return tuple(self._nodes)
+
     def _close_nodes(self) -> None:
         for nodes in self._nodes.values():
             nodes.close()

@@ -97,6 +97,8 @@ class Call(Backoff):
                 self.moved()
                 return True
             self.idle(rest=False)
+            if self.group.failure is not None:
+                raise self.group.calls.failure_of_another()
             if self.lost_by is not None:
                 raise self.lost_by
         except StopIteration:

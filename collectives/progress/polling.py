@@ -98,7 +98,7 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
 
 
 # Set where communicators can regroup, to `collectives.recovery.regroup.answer_others`.
-answer_others: Callable[[object], None] | None = None
+answer_others: Callable[[object], bool] | None = None
 
 
 class Backoff:
@@ -213,8 +213,8 @@ class Backoff:
             return
         if sleepy:
             time.sleep(SLEEP_S)
-        if answer_others is not None and self.answers:
-            answer_others(self.group)
+        if answer_others is not None and self.answers and answer_others(self.group):
+            return  # the call may begin again, with another timeout
         group, given_up, limit_s = self.group, self.group.given_up, self.timeout
         if limit_s is None:
             limit_s = group.timeout if self.arrival is None else group.arrival_timeout

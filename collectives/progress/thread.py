@@ -57,7 +57,8 @@ class Completion:
         try:
             with self._thread.hurrying():
                 while not (self.lost or self._ended.wait(LOOK_S)):
-                    pass
+                    if polling.answer_others is not None:
+                        polling.answer_others(None)
         except BaseException as error:
             self._thread.submit(partial(self._interrupt, error))
             self._ended.wait(STOPPING_S)

@@ -291,7 +291,10 @@ class Regroup:
     @property
     def _others(self) -> list[Regroup]:
         """The other communicators that can regroup, and that the same thread drives."""
-        drives = self._comm.calls.driven_by
+        calls = self._comm.calls
+        drives, driver = calls.driven_by, calls.driver
+        if MPI.Query_thread() != MPI.THREAD_MULTIPLE or (driver is not None and not driver.is_current()):
+            return []
         found = (one for one in tuple(_answered) if one is not self and one._comm.calls.driven_by == drives)
         return [one for one in found if not one._comm.calls.broken]
 
@@ -307,13 +310,13 @@ class Regroup:
             call.busy = True
         answers, ended = [_Answer(one) for one in others], Event()
         watch = Thread(target=_watch, args=(answers, ended), name="mpicomp: answers", daemon=True)
-        if answers:
+        if watches := len(_answered) > 1:
             watch.start()
         try:
             yield
         finally:
             ended.set()
-            if answers:
+            if watches:
                 watch.join()
             for call in idle:
                 call.busy = False
@@ -355,7 +358,7 @@ class Regroup:
         self.on_death()
         has_failure = comm.missing.another_failed
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
-        layouts = comm.layout, comm.hosts
+        layouts, node_layouts = (comm.layout, comm.hosts), comm.layouts_of_nodes
         users: list[tuple[str, Any]] = []
         saved: list[SavedUser] | None = None
         again: list[Call] = []
@@ -379,6 +382,9 @@ class Regroup:
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
                 n_joined = min(one.joined for one in reports)
+                if n_joined < max(one.joined for one in reports):  # users that begin anew cannot make their nodes alone
+                    for layout in node_layouts:
+                        comm.nodes_of(layout.of_survivors(survivors, comm.rank))
                 ages = self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
@@ -569,17 +575,25 @@ def _watch(answers: Sequence[_Answer], ended: Event) -> None:
             time.sleep(CHECK_S)
 
 
-def answer_others(group: object) -> None:
-    """Regroup where other ranks do: all communicators but `group`, whose requests fail then."""
-    here, watched = get_ident(), tuple(_answered)
+def answer_others(group: object) -> bool:
+    """Regroup where other ranks do: all communicators but `group`, whose requests fail then.
+
+    Returns
+    -------
+    bool
+        This thread has regrouped a communicator, and perhaps helpers `group`.
+    """
+    here, watched, has_regrouped = get_ident(), tuple(_answered), False
     if any(one.is_active and one._thread == here for one in watched):
-        return  # a call is a part of it
+        return False  # a call is a part of it
     for one in watched:
         driven_by = one._comm.calls.driven_by
         is_here = driven_by == here or (isinstance(driven_by, ProgressThread) and driven_by.is_current())
         if is_here and one._comm is not group and one.is_awaited:
             one.answer()
+            has_regrouped = True
     answer_drivers()
+    return has_regrouped
 
 
 def answer_drivers() -> None:

@@ -248,6 +248,8 @@ from collectives import RanksLost
 first, second = (mpicomp.Communicator(on_failure="regroup", timeout=20) for _ in range(2))
 me = first.rank
 tell(f"pid-{me}", os.getpid())
+if DRIVEN:
+    assert second.start_progress_thread()
 first.barrier()
 second.barrier()
 if me == 1:
@@ -262,8 +264,9 @@ tell(f"found-{me}", [total, first.size, second.size, first.allreduce(1)])
 """
 
 
-def test_a_rank_that_waits_elsewhere_answers_those_that_regroup(jobs: Jobs) -> None:
-    job = jobs.run_warm(4, NO_CALL_IN_FLIGHT)
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_rank_that_waits_elsewhere_answers_those_that_regroup(jobs: Jobs, driven: bool) -> None:
+    job = jobs.run_warm(4, NO_CALL_IN_FLIGHT, DRIVEN=driven)
     status, output = job.finish()
     assert status == 0, output
     assert {job.told(f"found-{rank}") for rank in (0, 2, 3)} == {"[3, 3, 3, 3]"}
