@@ -121,7 +121,7 @@ class Dealer:
         """Return the state of a newcomer, which goes on where its peers are."""
         return peers
 
-    def begin_anew(self, saved: _State) -> None:
+    def restart(self, saved: _State) -> None:
         """Deal from the start, where the dealer is."""
         del saved
         self._shares = [_Share((0, 0), self._comm.rank, self._comm.size)]

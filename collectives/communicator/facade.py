@@ -43,6 +43,7 @@ from collectives.process_end import (
 )
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
+from collectives.recovery.answers import watch
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
 from collectives.recovery.newcomers import Newcomers
 from collectives.recovery.regroup import Regroup
@@ -305,7 +306,7 @@ class Communicator(metaclass=_Listed):
             self.trace.link = "" if self.link is None else str(self.link)
             self.ending.trace = self.trace
         if self.regroup is not None:
-            self.regroup.watch()
+            watch(self.regroup)
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""

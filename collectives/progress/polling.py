@@ -97,7 +97,7 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     return before
 
 
-# Set where communicators can regroup, to `collectives.recovery.regroup.answer_others`.
+# Set where communicators can regroup, to `collectives.recovery.answers.answer_others`.
 answer_others: Callable[[object], bool] | None = None
 
 

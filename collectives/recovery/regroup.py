@@ -10,9 +10,7 @@ ranks. MPI makes a communicator of the survivors. They exchange which calls they
 rule above, and renew all that depends on the group: ranks, nodes, routes, tags, and the parts of aggregators. In the
 end they agree that all of them have done so; if another rank has died meanwhile, all begin again from the same states.
 
-**Several communicators.** A rank that regroups waits for all survivors, which may wait in a call of another
-communicator. So every rank that waits, in a call (`answer_others`) or while it regroups (`Regroup.active`), also looks
-for communicators that other ranks have revoked, and regroups these, too.
+With several communicators, ranks that wait elsewhere answer: `collectives.recovery.answers`.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Event, Thread, get_ident
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -42,12 +40,10 @@ from collectives.errors import (
     RanksLost,
 )
 from collectives.execution.handle import Call, Steps
-from collectives.progress import polling
 from collectives.progress.polling import SLEEP_S, keep_alive, until
-from collectives.progress.thread import ProgressThread
 from collectives.quoting import list_ranks
+from collectives.recovery.answers import answering
 from collectives.recovery.fault_tolerance import (
-    CHECK_S,
     agree,
     await_death,
     is_revoked,
@@ -63,7 +59,6 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
-_answered: WeakSet[Regroup] = WeakSet()  # of the communicators of this process, once they are made
 
 
 class Survivor(Protocol):
@@ -81,7 +76,7 @@ class Survivor(Protocol):
         """Return the state from which a newcomer goes on, of a peer's `save`."""
         ...
 
-    def begin_anew(self, saved: Any) -> None:
+    def restart(self, saved: Any) -> None:
         """Begin with the ranks as they are now, before any step: others have yet to make theirs; not collective."""
         ...
 
@@ -127,6 +122,8 @@ class Regroup:
         How often the ranks have become others: survivors have regrouped, or newcomers have joined them. Equal on all.
     is_active : bool
         The survivors regroup now: calls of the communicator are not possible, calls of MPI are.
+    thread : int
+        Number of the thread that regroups, or has regrouped last.
     has_met : bool
         Set when the survivors regroup, where one of them has come by `meet`.
     """
@@ -134,7 +131,7 @@ class Regroup:
     def __init__(
         self, comm: Communicator, on_death: Callable[[], None], on_error: Callable[[], None], members: Iterable[int]
     ) -> None:
-        self._comm, self.on_death, self._on_error = comm, on_death, on_error
+        self.comm, self.on_death, self._on_error = comm, on_death, on_error
         self.members, self.count = tuple(members), 0
         self.has_met = self._meets = False
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
@@ -142,7 +139,7 @@ class Regroup:
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
         self.is_active = False
-        self._thread = 0  # that regroups, or has regrouped last
+        self.thread = 0
 
     # The commit rule -------------------------------------------------------------------------------------------------
 
@@ -187,7 +184,7 @@ class Regroup:
                 call.is_settled = True
                 return
             except MPI.Exception as error:
-                if not reports_death(error, self._comm.mpi_comm):
+                if not reports_death(error, self.comm.mpi_comm):
                     raise
                 call.lost_by = error
                 # the thread that drives the call regroups, and either settles it or throws an error in here
@@ -198,7 +195,7 @@ class Regroup:
 
     def _barrier(self, call: Call) -> Steps:
         """Pass a barrier by recursive doubling, with the tag of the call: all its other messages have arrived."""
-        comm, here = self._comm.mpi_comm, self._comm.here
+        comm, here = self.comm.mpi_comm, self.comm.here
         call.describe = lambda: f"{here}: not all ranks have ended {call.name()}"
         landing = np.empty(0, np.uint8)
         for one in rounds_of(comm.rank, comm.size):
@@ -228,11 +225,11 @@ class Regroup:
 
     def look(self) -> None:
         """Raise the error of MPI if a rank has died, for steps that wait without messages."""
-        look(self._comm.mpi_comm)
+        look(self.comm.mpi_comm)
 
     def with_survivors(self, make: Callable[[], _Made]) -> _Made:
         """Return the result of a blocking call of MPI, in which all survivors take part."""
-        comm = self._comm
+        comm = self.comm
         text = f"{comm.here}: a rank has died, and not all survivors come to regroup"
         return with_survivors(make, comm.arrival_timeout, lambda: text)
 
@@ -260,7 +257,7 @@ class Regroup:
         DamagedMessage
             The dead rank has received a damaged message, which ends the calls of all.
         """
-        comm = self._comm
+        comm = self.comm
         if self.is_active or comm.calls.broken or not self._is_death(error):
             return False
         if damage := comm.missing.damage_elsewhere():
@@ -276,62 +273,30 @@ class Regroup:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Regroup within this block, in which other ranks that regroup other communicators are answered."""
-        self._thread, self.is_active = get_ident(), True
+        self.thread, self.is_active = get_ident(), True
         try:
-            with self._answering():
+            with answering(self):
                 yield
+        finally:
+            self.is_active = False
+
+    def run_in_helper(self) -> None:
+        """Regroup in this thread, while the one that drives the calls regroups another communicator."""
+        self.thread, self.is_active = get_ident(), True
+        try:
+            self._regroup(time.perf_counter())
         finally:
             self.is_active = False
 
     def await_end(self) -> None:
         """Wait while another thread regroups."""
-        while self.is_active and self._thread != get_ident():
+        while self.is_active and self.thread != get_ident():
             time.sleep(SLEEP_S)
-
-    @property
-    def _others(self) -> list[Regroup]:
-        """The other communicators that can regroup, and that the same thread drives."""
-        calls = self._comm.calls
-        drives, driver = calls.driven_by, calls.driver
-        if MPI.Query_thread() != MPI.THREAD_MULTIPLE or (driver is not None and not driver.is_current()):
-            return []
-        found = (one for one in tuple(_answered) if one is not self and one._comm.calls.driven_by == drives)
-        return [one for one in found if not one._comm.calls.broken]
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Answer, in threads of their own, where other ranks regroup other communicators of this thread.
-
-        A survivor may have met the death in a call of another communicator, and wait there for this rank.
-        """
-        others = self._others
-        idle = [call for one in (self, *others) for call in one._comm.calls.in_flight() if not call.busy]
-        for call in idle:  # waiting here must not advance them
-            call.busy = True
-        answers, ended = [_Answer(one) for one in others], Event()
-        watch = Thread(target=_watch, args=(answers, ended), name="mpicomp: answers", daemon=True)
-        if watches := len(_answered) > 1:
-            watch.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if watches:
-                watch.join()
-            for call in idle:
-                call.busy = False
-            for answer in answers:
-                answer.settle()
-
-    def watch(self) -> None:
-        """Answer from now on, where other ranks regroup."""
-        _answered.add(self)
-        polling.answer_others = answer_others
 
     @property
     def is_awaited(self) -> bool:
         """True if another rank regroups, and this one does not."""
-        return not (self.is_active or self._comm.calls.broken) and is_revoked(self._comm.mpi_comm)
+        return not (self.is_active or self.comm.calls.broken) and is_revoked(self.comm.mpi_comm)
 
     def answer(self) -> None:
         """Regroup if another rank does, in the thread that drives the calls."""
@@ -339,14 +304,14 @@ class Regroup:
             try:
                 self._run()
             except Exception as error:  # noqa: BLE001 - the communicator's calls end by it
-                self._comm.ending.abort(error)
+                self.comm.ending.abort(error)
 
     def _is_death(self, error: BaseException) -> bool:
-        mpi_comm = self._comm.mpi_comm
+        mpi_comm = self.comm.mpi_comm
         if reports_death(error, mpi_comm):
             return True
         # a rank that an exception ends sends a notice, which arrives before MPI's notice of its death
-        missing = self._comm.missing
+        missing = self.comm.missing
         return (
             isinstance(error, CollectiveTimeout)
             and missing.n_left > 0
@@ -354,7 +319,7 @@ class Regroup:
         )
 
     def _regroup(self, start: float) -> None:
-        comm = self._comm
+        comm = self.comm
         self.on_death()
         has_failure = comm.missing.another_failed
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
@@ -382,7 +347,7 @@ class Regroup:
                 self.members = tuple(before[rank] for rank in survivors)
                 comm.renew(new, survivors, layouts)
                 n_joined = min(one.joined for one in reports)
-                if n_joined < max(one.joined for one in reports):  # users that begin anew cannot make their nodes alone
+                if n_joined < max(one.joined for one in reports):  # users that restart cannot make their nodes alone
                     for layout in node_layouts:
                         comm.nodes_of(layout.of_survivors(survivors, comm.rank))
                 ages = self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
@@ -448,7 +413,7 @@ class Regroup:
         """Continue from `save_users` on the communicator as it is now; collective. Returns the ages of residuals.
 
         `common` has the names of users that all ranks have, and `n_joined` how many all ranks have made. One that a
-        rank has yet to make begins anew: no step of it has ended. One that a rank has dropped, and another one keeps
+        rank has yet to make restarts: no step of it has ended. One that a rank has dropped, and another one keeps
         alive, is left as it is: no more calls of it can be made.
         """
         ages = []
@@ -456,7 +421,7 @@ class Regroup:
             if one.name in common:
                 ages.append(one.user.renew(one.state, survivors))
             elif one.place > n_joined:
-                one.user.begin_anew(one.state)
+                one.user.restart(one.state)
         return ages
 
     @property
@@ -477,21 +442,21 @@ class Regroup:
         return f"{list_ranks(lost)} died" if lost else "a rank died"
 
     def _ranks_lost(self, call: Call, lost: str) -> RanksLost:
-        text = f"{self._comm.here}: {lost} during {call.name()}; the survivors can make the call again"
+        text = f"{self.comm.here}: {lost} during {call.name()}; the survivors can make the call again"
         return RanksLost(text, self.members)
 
     def _settle(
         self, new: MPI.Comm, has_failure: bool, unrepeated_before: Mapping[int, str], users: list[str]
     ) -> list[_Report]:
         """Settle the calls in flight that a survivor has ended; return the reports of all survivors."""
-        ordered = self._comm.calls.ordered
+        ordered = self.comm.calls.ordered
         unsettled = [call.sequence for call in ordered if not call.is_settled]
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
         mine = _Report(
             self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self._joined
         )
-        reports: list[_Report] = gather_objects(new, mine, self._comm.timeout)
+        reports: list[_Report] = gather_objects(new, mine, self.comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
             if any(call.sequence <= one.begun and call.sequence not in one.unsettled for one in reports):
@@ -503,7 +468,7 @@ class Regroup:
     def _drop(self) -> list[Call]:
         """Roll back the calls in flight that are not settled; return those that can be made again."""
         again = []
-        for call in self._comm.calls.in_flight():
+        for call in self.comm.calls.in_flight():
             keep_alive(call.owners)  # MPI may still write there
             call.lost_by = None
             if call.is_settled:
@@ -516,7 +481,7 @@ class Regroup:
         return again
 
     def _begin_again(self, again: Iterable[Call], lost: str) -> None:
-        comm = self._comm
+        comm = self.comm
         for call in again:
             call.number, call.owners, call.mismatch, call.arrival = 0, (), "", None
             call.moved()
@@ -528,80 +493,6 @@ class Regroup:
             else:
                 call.steps = self.steps(call, call.remake())
                 comm.enter(call)
-
-
-class _Answer:
-    """Answer to other ranks that regroup a communicator, in a thread of its own."""
-
-    def __init__(self, regroup: Regroup) -> None:
-        self._regroup = regroup
-        self._thread: Thread | None = None
-        self._error: Exception | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        """True while the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def give_if_awaited(self) -> None:
-        """Start a thread that regroups, if other ranks do."""
-        if self._error is None and not self.is_under_way and self._regroup.is_awaited:
-            self._regroup.is_active = True
-            self._thread = Thread(target=self._run, name="mpicomp: regroup", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        self._regroup._thread = get_ident()
-        try:
-            self._regroup._regroup(time.perf_counter())
-        except Exception as error:  # noqa: BLE001 - `settle` ends the communicator by it
-            self._error = error
-        finally:
-            self._regroup.is_active = False
-
-    def settle(self) -> None:
-        """Give up the communicator if its survivors cannot go on."""
-        if self._error is not None:
-            self._regroup._comm.ending.abort(self._error)
-
-
-def _watch(answers: Sequence[_Answer], ended: Event) -> None:
-    """Give answers until the end, and until those that are under way have ended."""
-    while not ended.wait(CHECK_S) or any(one.is_under_way for one in answers):
-        for one in answers:
-            one.give_if_awaited()
-        answer_drivers()
-        if ended.is_set():
-            time.sleep(CHECK_S)
-
-
-def answer_others(group: object) -> bool:
-    """Regroup where other ranks do: all communicators but `group`, whose requests fail then.
-
-    Returns
-    -------
-    bool
-        This thread has regrouped a communicator, and perhaps helpers `group`.
-    """
-    here, watched, has_regrouped = get_ident(), tuple(_answered), False
-    if any(one.is_active and one._thread == here for one in watched):
-        return False  # a call is a part of it
-    for one in watched:
-        driven_by = one._comm.calls.driven_by
-        is_here = driven_by == here or (isinstance(driven_by, ProgressThread) and driven_by.is_current())
-        if is_here and one._comm is not group and one.is_awaited:
-            one.answer()
-            has_regrouped = True
-    answer_drivers()
-    return has_regrouped
-
-
-def answer_drivers() -> None:
-    """Have progress threads answer, which sleep where they have no calls."""
-    for one in tuple(_answered):
-        driver = one._comm.calls.driver
-        if driver is not None and not driver.is_current() and one.is_awaited:
-            driver.submit(one.answer)
 
 
 def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:

@@ -516,7 +516,7 @@ class Aggregator:
         """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
         return state_of_newcomer(self.algorithm, peers, self.state_kinds)
 
-    def begin_anew(self, saved: Saved) -> None:
+    def restart(self, saved: Saved) -> None:
         """Begin with the ranks as they are now, before any step: others have yet to make theirs; not collective."""
         with self.comm.tags_from(self._first_tag):
             self._assemble()

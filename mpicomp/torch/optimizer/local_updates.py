@@ -101,7 +101,7 @@ class LocalUpdates(Synchronizer):
         try:
             super()._compare_models()
         except CollectiveMismatch:
-            self._abandon_moves()  # so that a caller who broadcasts the model mends what differs
+            self._abandon_moves()  # to the common model, which a caller can broadcast
             raise
 
     @override
