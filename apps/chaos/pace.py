@@ -40,9 +40,9 @@ class Commits:
 def seconds_lost(commits: Commits, kill: float, settled: float, window: float) -> float | None:
     """Return the seconds of training that a kill cost.
 
-    The span from the kill to a window after `settled`, the first commit behind the kill and any restart, is compared
-    with the time that its samples take at the mean pace of the windows before and behind the span. The difference is
-    lost. Where a window has no samples, None is returned.
+    `settled` is the first commit behind the kill and any restart. The span ends a window later. Its length, less the
+    time of its samples at the mean pace of the windows before and behind it, is lost. Where a window has no samples,
+    None is returned.
     """
     close = settled + window
     around = [commits.between(*span) for span in ((kill - window, kill), (close, close + window))]
