@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import _sitebuiltins
+import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+exit_at_once = os._exit
 _status: int | None = None
 
 
@@ -65,3 +68,19 @@ def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
     with suppress(Exception):
         sys.stdin.close()  # as without this module
     sys.exit(code)
+
+
+def before_exit_at_once(function: Callable[[int], None]) -> None:
+    """Call `function` with the status before `os._exit` ends this process, and never in processes forked from it."""
+    pid, is_ending = os.getpid(), threading.Lock()
+
+    def leave(status: int) -> NoReturn:
+        try:
+            # no second time, if a signal or another thread interrupts the first
+            if os.getpid() == pid and is_ending.acquire(blocking=False):
+                function(status)
+        finally:
+            exit_at_once(status)
+
+    if os._exit is exit_at_once:
+        os._exit = leave

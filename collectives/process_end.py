@@ -29,15 +29,25 @@ from mpi4py import MPI
 from collectives import tags
 from collectives import trace as traces
 from collectives.errors import explains_itself
-from collectives.exit_status import exit_status, keep_exit_status, status_code, watch_exit_status
+from collectives.exit_status import (
+    before_exit_at_once,
+    exit_at_once,
+    exit_status,
+    keep_exit_status,
+    status_code,
+    watch_exit_status,
+)
 from collectives.launcher import mark
 from collectives.progress.polling import SLEEP_S
 from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, look, revoke
 from collectives.recovery.launcher_end import watch_launcher
+from collectives.recovery.witness import end_by_itself
 
 if TYPE_CHECKING:
     from collectives.communicator.ending import Ending
+    from collectives.recovery.farewell import Farewell
     from collectives.recovery.newcomers import Newcomers
+    from collectives.recovery.regroup import Regroup
 
 READING_S = 0.2  # in which other ranks read the last messages of one that leaves without MPI_Finalize
 MEETING_TAG = tags.END_OF_PROGRAM.start
@@ -49,6 +59,7 @@ _expects_deaths = False
 _other_failed = False
 _is_leaving = False
 _meets = False
+_farewells: WeakSet[Farewell] = WeakSet()
 _newcomers: Newcomers | None = None  # also once its communicator is closed and gone
 
 
@@ -162,6 +173,14 @@ def _abort(status: int, reason: str) -> None:
     traces.flush()
     with _print_at_once():
         print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
+    _end_for_others()
+    if is_tolerant_job():
+        _leave(status or 1)
+    MPI.COMM_WORLD.Abort(status)
+
+
+def _end_for_others() -> None:
+    """Let the other ranks know that this one ends by an error; if they can go on without it, end here and now."""
     if _newcomers is not None and _newcomers.is_spare and _newcomers.has_members:
         _die()  # the others do without this rank, once MPI has reported its death to them
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
@@ -187,8 +206,13 @@ def _abort(status: int, reason: str) -> None:
             revoke(ending.mpi_comm)
         revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
         time.sleep(READING_S)  # in which they name the rank that died first
-        _leave(status or 1)
-    MPI.COMM_WORLD.Abort(status)
+
+
+def _before_exit_at_once(status: int) -> None:
+    """Let the other ranks know of an `os._exit`, after which MPI would wait for this rank for ever."""
+    if status and is_tolerant_job() and MPI.COMM_WORLD.size > 1:
+        _end_for_others()
+    end_by_itself()
 
 
 # Ranks whose program ends, and forked children ------------------------------------------------------------------------
@@ -205,6 +229,7 @@ def end_with_process(ending: Ending) -> None:
     _mark_rank()
     if is_tolerant_job():
         watch_exit_status()
+        before_exit_at_once(_before_exit_at_once)
     if not _open:
         # registered again by each first communicator, so that `leave` runs before MPI's own exit handler
         atexit.unregister(_leave_all)
@@ -226,8 +251,21 @@ def _leave_all() -> None:
                     ending.dismiss_spares()
                 ending.leave()
         # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
-        if not _is_leaving and is_tolerant_job() and (reason := _await_others()):
+        if not _is_leaving and is_tolerant_job() and (reason := _await_others() or _await_farewells()):
             _leave_after_death(reason)
+        if not _aborts_next():
+            end_by_itself()
+
+
+def say_farewell(regroup: Regroup) -> None:
+    """Free a communicator once all ranks have left close(); MPI is not finalized before."""
+    if farewell := regroup.say_farewell():
+        _farewells.add(farewell)
+
+
+def _await_farewells() -> str:
+    """Wait until all ranks have left communicators that are closed; returns why MPI cannot be finalized, or ""."""
+    return "" if all(one.has_ended() for one in tuple(_farewells)) else "not all ranks have left a communicator"
 
 
 def meet_at_end(newcomers: Newcomers | None) -> None:
@@ -367,20 +405,22 @@ def _can_regroup() -> bool:
 
 def _leave(status: int) -> NoReturn:
     _flush_streams()
-    os._exit(status & 0xFF)
+    end_by_itself()
+    exit_at_once(status & 0xFF)
 
 
 def _die() -> NoReturn:
     """End by a signal: the launcher reports that to the other ranks, and no exit status but 0."""
     _flush_streams()
     os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(1)
+    exit_at_once(1)
 
 
 def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
+            with suppress(OSError, RuntimeError, ValueError):  # closed, or interrupted by a signal while it was flushed
+                stream.flush()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -289,12 +290,15 @@ def close(
         closing.wait_name = None  # traces are of the caller's own calls
         closing.remake = lambda: _agree_on_closing(closing, check())
         comm.run(closing, closing.remake())
-    if calls.pairwise:
-        # these calls do not concern all ranks, and their requests stay with MPI
+    if calls.pairwise or (comm.regroup is not None and comm.regroup.is_over):
+        # requests of calls that do not concern all ranks stay with MPI, and so do those of before a death
         calls.where_driven(comm.ending.end_by_closing)
+        if comm.trace is not None:
+            comm.trace.save()
         return
     if comm.trace is not None:
-        comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
+        with nullcontext() if comm.regroup is None else suppress(PeerFailure):
+            comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
     calls.broken = _CLOSED
     if comm.workers is not None:
         comm.workers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar, overload
@@ -40,6 +41,7 @@ from collectives.process_end import (
     forget_endings,
     leave_without_finalizing,
     meet_at_end,
+    say_farewell,
 )
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
@@ -47,6 +49,7 @@ from collectives.recovery.answers import watch
 from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
 from collectives.recovery.newcomers import Newcomers
 from collectives.recovery.regroup import Regroup
+from collectives.recovery.witness import call_witness
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
 from collectives.trace.flight_recorder import RecordedGroup, recorder_here
@@ -291,6 +294,8 @@ class Communicator(metaclass=_Listed):
         if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
             meet_at_end(self.newcomers)
         with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
+            if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
+                call_witness(pool, self.arrival_timeout)
             try:
                 self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
             except ValueError:
@@ -448,7 +453,8 @@ class Communicator(metaclass=_Listed):
         def free() -> tuple[Callable[[], None], ...]:
             requests = self.dense_buffers.clear, self._users.free_all, self._call_check.free
             dismiss = () if self.newcomers is None else (self.newcomers.dismiss,)
-            return *dismiss, self._close_nodes, *requests, self.mpi_comm.Free
+            leave = self.mpi_comm.Free if self.regroup is None else partial(say_farewell, self.regroup)
+            return *dismiss, self._close_nodes, *requests, leave
 
         try:
             close(self, lambda: self._call_check if self.verifies else None, free)
@@ -901,5 +907,9 @@ class Communicator(metaclass=_Listed):
         return tuple(self._nodes)
 
     def _close_nodes(self) -> None:
-        for nodes in self._nodes.values():
-            nodes.close()
+        if self.regroup is None:
+            for nodes in self._nodes.values():
+                nodes.close()
+        else:  # all ranks have ended all calls of these groups, and a rank may have died since
+            for part in self.parts:
+                part.ending.end_by_closing()

@@ -51,6 +51,12 @@ def watch_launcher(n_ranks: int) -> None:
         )  # fmt: skip
 
 
+def own_launcher() -> int:
+    """Return the process of the job's launcher if it has started this rank itself, and not by a daemon; else 0."""
+    pid = next(_launchers(), 0)
+    return pid if pid and Path(f"/proc/{pid}/comm").read_text().strip() in _LAUNCHERS else 0
+
+
 def _patience() -> float:
     try:
         return max(0.0, float(os.environ.get(SETTING, PATIENCE_S)))

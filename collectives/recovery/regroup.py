@@ -29,7 +29,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.vectors import Flat
-from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
 from collectives.errors import (
     CollectiveMismatch,
@@ -43,6 +42,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import SLEEP_S, keep_alive, until
 from collectives.quoting import list_ranks
 from collectives.recovery.answers import answering
+from collectives.recovery.farewell import Farewell, barrier
 from collectives.recovery.fault_tolerance import (
     agree,
     await_death,
@@ -56,6 +56,7 @@ from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
+    from collectives.communicator.nodes import NodeLayout
 
 _Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
@@ -126,6 +127,8 @@ class Regroup:
         Number of the thread that regroups, or has regrouped last.
     has_met : bool
         Set when the survivors regroup, where one of them has come by `meet`.
+    is_over : bool
+        Others had left close() when a rank died in it: no group was made, and the communicator is closed.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class Regroup:
         self._joined = self._begun = 0  # users; calls in the order of all ranks
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
-        self.is_active = False
+        self.is_active = self.is_over = False
         self.thread = 0
 
     # The commit rule -------------------------------------------------------------------------------------------------
@@ -197,13 +200,7 @@ class Regroup:
         """Pass a barrier by recursive doubling, with the tag of the call: all its other messages have arrived."""
         comm, here = self.comm.mpi_comm, self.comm.here
         call.describe = lambda: f"{here}: not all ranks have ended {call.name()}"
-        landing = np.empty(0, np.uint8)
-        for one in rounds_of(comm.rank, comm.size):
-            requests = []
-            if one.receives:
-                requests.append(comm.Irecv([landing, 0, MPI.BYTE], one.peer, call.tag))
-            if one.sends:
-                requests.append(comm.Isend([landing, 0, MPI.BYTE], one.peer, call.tag))
+        for requests in barrier(comm, call.tag):
             call.owners = (*call.owners, *requests)
             for request in requests:
                 yield from until(request, call)
@@ -345,12 +342,10 @@ class Regroup:
                     saved = self._saved(users)
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
-                comm.renew(new, survivors, layouts)
-                n_joined = min(one.joined for one in reports)
-                if n_joined < max(one.joined for one in reports):  # users that restart cannot make their nodes alone
-                    for layout in node_layouts:
-                        comm.nodes_of(layout.of_survivors(survivors, comm.rank))
-                ages = self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
+                self.is_over = any(one.is_closed for one in reports)
+                if not self.is_over:
+                    comm.renew(new, survivors, layouts)
+                    ages = self._renew_users(saved, reports, node_layouts, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure) as error:
                 if not reports_death(error, new):
@@ -362,10 +357,13 @@ class Regroup:
             if self.with_survivors(partial(agree, new, is_renewed)):
                 break
             old = new
-        self.count += 1
         if has_failure:
             self._on_error()
         lost = self._lost(before)
+        if self.is_over:
+            _log.warning("%s: %s while the ranks closed the communicator", here, lost)
+            return
+        self.count += 1
         self._unrepeated = dict.fromkeys(self._unrepeated, lost)
         self._begin_again(again, lost)
         if len(self.members) < len(before):
@@ -374,6 +372,19 @@ class Regroup:
                 comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start),
                 _describe_residuals(ages, before, comm.size),
             )  # fmt: skip
+
+    def _renew_users(
+        self,
+        saved: Iterable[SavedUser],
+        reports: Collection[_Report],
+        node_layouts: Iterable[NodeLayout],
+        survivors: tuple[int, ...],
+    ) -> list[Mapping[int, int | None]]:
+        comm, n_joined = self.comm, min(one.joined for one in reports)
+        if n_joined < max(one.joined for one in reports):  # users that restart cannot make their nodes alone
+            for layout in node_layouts:
+                comm.nodes_of(layout.of_survivors(survivors, comm.rank))
+        return self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
 
     def meet(self) -> None:
         """Regroup though no rank has died, together with ranks that are still in the last call and may have found one.
@@ -385,6 +396,23 @@ class Regroup:
             self._run()
         finally:
             self._meets = False
+
+    def say_farewell(self) -> Farewell | None:
+        """Answer ranks that are still in close() from now on, and free the communicator once all have left it.
+
+        Returns
+        -------
+        Farewell or None
+            The thread that does so; None: MPI was started without MPI_THREAD_MULTIPLE, and the communicator stays.
+        """
+        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            return None
+        comm = self.comm
+        report = _Report(self._begun, [], [], False, False, [], self._joined, is_closed=True)
+        mpi_comm = getattr(comm.mpi_comm, "native", comm.mpi_comm)
+        farewell = Farewell(mpi_comm, comm.calls.next_tag(), report, comm.timeout)
+        farewell.start()
+        return farewell
 
     # Newcomers -------------------------------------------------------------------------------------------------------
 
@@ -529,6 +557,7 @@ class _Report(NamedTuple):
     meets: bool
     users: list[str]  # names of the long-lived ones
     joined: int  # number of long-lived users that the rank has made
+    is_closed: bool = False  # the rank has left close()
 
 
 class _Again(Exception):

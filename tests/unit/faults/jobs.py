@@ -139,10 +139,10 @@ def _warm_ranks() -> WarmRanks:
 
 
 class Jobs:
-    """Starts jobs, and ends them with the test."""
+    """Starts jobs, which write to `folder`, and ends them with the test."""
 
     def __init__(self, folder: Path, segments: str) -> None:
-        self._folder, self._segments = folder, segments
+        self.folder, self._segments = folder, segments
         self._started: list[Job] = []
 
     def run(self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any) -> Job:
@@ -162,11 +162,11 @@ class Jobs:
         seen by `run_tolerant` alone.
         """
         script = self._write(program, constants)
-        command = _warm_ranks().command(script, [str(self._folder)])
+        command = _warm_ranks().command(script, [str(self.folder)])
         return self._start(n_ranks, command, env, ["--with-ft", "ulfm"])
 
     def _write(self, program: str, constants: Mapping[str, Any]) -> Path:
-        script = self._folder / "program.py"
+        script = self.folder / "program.py"
         assigned = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
         script.write_text(PRELUDE + assigned + textwrap.dedent(program))
         return script
@@ -175,7 +175,7 @@ class Jobs:
         self, options: Sequence[str], n_ranks: int, program: str, env: Mapping[str, str], constants: Mapping[str, Any]
     ) -> Job:
         script = self._write(program, constants)
-        return self.start(n_ranks, [str(script), str(self._folder)], env, options)
+        return self.start(n_ranks, [str(script), str(self.folder)], env, options)
 
     def start(
         self,
@@ -191,7 +191,7 @@ class Jobs:
         # A job that is ended by force cleans nothing up: it must not fill the machine's shared memory.
         private = {"OMPI_MCA_btl_sm_backing_directory": self._segments}
         command = ["mpirun", *options, "-n", str(n_ranks), *rank]
-        self._started.append(Job(command, self._folder, _environment() | private | dict(env)))
+        self._started.append(Job(command, self.folder, _environment() | private | dict(env)))
         return self._started[-1]
 
     def end(self) -> None:

@@ -71,12 +71,16 @@ if comm.rank == LAST:
         os.kill(os.getpid(), signal.SIGKILL)
     if END == "exits":
         sys.exit(3)
+    if END == "exits at once":
+        os._exit(3)
     raise RuntimeError("after the last call")
 """
 
 
 @pytest.mark.parametrize("mode", ["raise", "regroup"])
-@pytest.mark.parametrize(("end", "last"), [("open", 0), ("open", 1), ("closed", 1), ("killed", 0), ("exits", 1)])
+@pytest.mark.parametrize(
+    ("end", "last"), [("open", 0), ("open", 1), ("closed", 1), ("killed", 0), ("exits", 1), ("exits at once", 1)]
+)
 def test_a_rank_that_fails_after_the_last_call_leaves_no_other_waiting(
     jobs: Jobs, mode: str, end: str, last: int
 ) -> None:
@@ -91,17 +95,32 @@ comm = mpicomp.Communicator(on_failure="regroup")
 me, end = comm.rank, time.monotonic() + 4.0
 while comm.allreduce(int(time.monotonic() < end or comm.size == 3), "max"):
     if me == 1:
-        sys.exit(3) if EXITS else float("one")
+        {"error": lambda: float("one"), "sys.exit": lambda: sys.exit(3), "os._exit": lambda: os._exit(3)}[END]()
 tell(f"end-{me}", comm.size)
 """
 
 
-@pytest.mark.parametrize("exits", [False, True])
-def test_a_job_that_goes_on_after_a_failure_keeps_its_launcher(jobs: Jobs, exits: bool) -> None:
-    job = jobs.run_tolerant(3, GOING_ON, EXITS=exits)
+@pytest.mark.parametrize("end", ["error", "sys.exit", "os._exit"])
+def test_a_job_that_goes_on_after_a_failure_keeps_its_launcher(jobs: Jobs, end: str) -> None:
+    job = jobs.run_tolerant(3, GOING_ON, END=end)
     status, output = job.finish()
     assert [job.told(f"end-{rank}") for rank in (0, 2)] == ["2", "2"], output
     assert status == 1, output
+
+
+EXITING = """
+comm = mpicomp.Communicator(on_failure=MODE, timeout=NEVER_S, arrival_timeout=NEVER_S)
+comm.barrier()
+if ALL or comm.rank == 1:
+    os._exit(3)
+comm.allreduce(1)
+"""
+
+
+@pytest.mark.parametrize(("mode", "everyone"), [("raise", False), ("raise", True), ("regroup", True)])
+def test_os_exit_with_a_status_ends_the_job_with_it(jobs: Jobs, mode: str, everyone: bool) -> None:
+    status, output = jobs.run_tolerant(3, EXITING, MODE=mode, ALL=everyone).finish()
+    assert status == 3 if everyone else status != 0, output
 
 
 FINALIZED = """

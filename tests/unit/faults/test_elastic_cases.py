@@ -45,6 +45,7 @@ def test_the_survivors_make_all_steps(jobs: Jobs, faults: str, survivors: tuple[
 
 
 def test_all_ranks_failure(jobs: Jobs) -> None:
-    job = jobs.run_warm(3, TRAINING, FAULTS="kill:0:1:middle,kill:1:1:middle,kill:2:1:middle")
-    job.finish()  # with status 0: no rank is left to end with another one
+    job = jobs.run_tolerant(3, TRAINING, FAULTS="kill:0:1:middle,kill:1:1:middle,kill:2:1:middle")
+    status, output = job.finish()
+    assert status == 1, output
     assert not [*job.folder.glob("members-*")]

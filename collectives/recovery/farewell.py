@@ -1,0 +1,100 @@
+"""Answers of ranks that have left close() to those that are still in it when a rank dies.
+
+A rank leaves close() once all ranks have come, and cannot know whether all others know that. If a rank dies just then,
+the others regroup, and wait for all survivors. So a thread stays behind on each rank until all have left: it reports
+that the communicator is closed, whereupon the others close it too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Thread
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.consistency.call_check import rounds_of
+from collectives.consistency.descriptions import gather_objects
+from collectives.errors import PeerFailure
+from collectives.progress.polling import SLEEP_S, keep_alive
+from collectives.recovery.fault_tolerance import CHECK_S, agree, is_revoked, look, revoke
+
+
+def barrier(comm: MPI.Comm, tag: int) -> Iterator[list[MPI.Request]]:
+    """Pass a barrier of empty messages by recursive doubling: each round's requests must be over before the next."""
+    landing = np.empty(0, np.uint8)
+    for one in rounds_of(comm.rank, comm.size):
+        requests = []
+        if one.receives:
+            requests.append(comm.Irecv([landing, 0, MPI.BYTE], one.peer, tag))
+        if one.sends:
+            requests.append(comm.Isend([landing, 0, MPI.BYTE], one.peer, tag))
+        yield requests
+
+
+class Farewell(Thread):
+    """Thread of a rank that has left close(): it frees the communicator once all ranks have left.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    tag : int
+        Tag that no other message of the communicator has.
+    report : object
+        What this rank reports to ranks that regroup.
+    timeout_s : float
+        Longest wait for their reports, and at the end of the program.
+
+    Attributes
+    ----------
+    is_disturbed : bool
+        A rank has died: the thread runs until others regroup, and perhaps for ever.
+    """
+
+    def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float) -> None:
+        super().__init__(name="mpicomp: farewell", daemon=True)
+        self._comm, self._tag, self._report, self._timeout_s = comm, tag, report, timeout_s
+        self.is_disturbed = False
+
+    def run(self) -> None:
+        """Wait until all ranks have left, or answer those that regroup."""
+        requests: list[MPI.Request] = []
+        try:
+            for requests in barrier(self._comm, self._tag):
+                while not all(request.Test() for request in requests):
+                    time.sleep(SLEEP_S)
+            self._comm.Free()
+        except MPI.Exception:
+            keep_alive(self._comm, requests)
+            self.is_disturbed = True
+            self._await_regrouping()
+            self._answer()
+
+    def has_ended(self) -> bool:
+        """Wait until all ranks have left; False: a rank has died, or does not leave in time."""
+        deadline = time.monotonic() + self._timeout_s
+        while self.is_alive() and not self.is_disturbed and time.monotonic() < deadline:
+            self.join(SLEEP_S)
+        return not self.is_alive()
+
+    def _await_regrouping(self) -> None:
+        while not is_revoked(self._comm):
+            with suppress(MPI.Exception):
+                look(self._comm)
+            time.sleep(CHECK_S)
+
+    def _answer(self) -> None:
+        old, has_answered = self._comm, False
+        while not has_answered:
+            revoke(old)
+            new = old.Shrink()
+            new.Set_errhandler(MPI.ERRORS_RETURN)
+            try:
+                gather_objects(new, self._report, self._timeout_s)
+                is_complete = True
+            except (MPI.Exception, PeerFailure):
+                is_complete = False
+                revoke(new)
+            old, has_answered = new, agree(new, is_complete)
