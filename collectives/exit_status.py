@@ -70,15 +70,20 @@ def _quit(quitter: object, code: str | int | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def before_exit_at_once(function: Callable[[int], None]) -> None:
-    """Call `function` with the status before `os._exit` ends this process, and never in processes forked from it."""
+def before_exit_at_once(function: Callable[[int], None], within_s: float) -> None:
+    """Call `function` with the status before `os._exit` ends this process, and never in processes forked from it.
+
+    The process ends after `within_s` seconds in any case: `os._exit` may be called where another thread is stuck.
+    """
     pid, is_ending = os.getpid(), threading.Lock()
 
     def leave(status: int) -> NoReturn:
         try:
             # no second time, if a signal or another thread interrupts the first
             if os.getpid() == pid and is_ending.acquire(blocking=False):
-                function(status)
+                caller = threading.Thread(target=function, args=(status,), name="mpicomp: os._exit", daemon=True)
+                caller.start()
+                caller.join(within_s)
         finally:
             exit_at_once(status)
 

@@ -39,7 +39,7 @@ from collectives.exit_status import (
 )
 from collectives.launcher import mark
 from collectives.progress.polling import SLEEP_S
-from collectives.recovery.fault_tolerance import describe_failed, is_tolerant_job, look, revoke
+from collectives.recovery.fault_tolerance import LONGEST_NOTICE_S, describe_failed, is_tolerant_job, look, revoke
 from collectives.recovery.launcher_end import watch_launcher
 from collectives.recovery.witness import end_by_itself
 
@@ -59,6 +59,7 @@ _expects_deaths = False
 _other_failed = False
 _is_leaving = False
 _meets = False
+_finalize = MPI.Finalize
 _farewells: WeakSet[Farewell] = WeakSet()
 _newcomers: Newcomers | None = None  # also once its communicator is closed and gone
 
@@ -168,6 +169,7 @@ def _shorten_traceback(error: BaseException, trace: TracebackType | None) -> Tra
 
 def _abort(status: int, reason: str) -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+        end_by_itself()
         return
     sys.stdout.flush()
     traces.flush()
@@ -201,7 +203,7 @@ def _end_for_others() -> None:
         watch_launcher(MPI.COMM_WORLD.size)
     if is_tolerant_job():
         # the launcher reports no rank to the others that leaves with a status other than 0
-        for ending in tuple(_open):
+        for ending in shared:
             ending.dismiss_spares()
             revoke(ending.mpi_comm)
         revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
@@ -229,7 +231,7 @@ def end_with_process(ending: Ending) -> None:
     _mark_rank()
     if is_tolerant_job():
         watch_exit_status()
-        before_exit_at_once(_before_exit_at_once)
+        before_exit_at_once(_before_exit_at_once, GRACE_S + READING_S + 1.0)
     if not _open:
         # registered again by each first communicator, so that `leave` runs before MPI's own exit handler
         atexit.unregister(_leave_all)
@@ -253,13 +255,14 @@ def _leave_all() -> None:
         # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
         if not _is_leaving and is_tolerant_job() and (reason := _await_others() or _await_farewells()):
             _leave_after_death(reason)
-        if not _aborts_next():
-            end_by_itself()
+    if not _aborts_next():
+        end_by_itself()
 
 
-def say_farewell(regroup: Regroup) -> None:
-    """Free a communicator once all ranks have left close(); MPI is not finalized before."""
-    if farewell := regroup.say_farewell():
+def say_farewell(regroup: Regroup, frees: bool) -> None:
+    """Answer ranks that are still in close(), until all have left; MPI is not finalized before. See `Regroup`."""
+    _leave_before_finalizing()
+    if farewell := regroup.say_farewell(frees):
         _farewells.add(farewell)
 
 
@@ -274,16 +277,18 @@ def meet_at_end(newcomers: Newcomers | None) -> None:
     `newcomers` has the ranks that wait for a death, if there are any.
     """
     global _meets, _newcomers
-    _newcomers = newcomers or _newcomers
-    if _meets:
-        return
-    _meets, finalize = True, MPI.Finalize
+    _newcomers, _meets = newcomers or _newcomers, True
+    _leave_before_finalizing()
 
-    def finalize_with_all() -> None:
-        _leave_all()
-        finalize()
 
-    MPI.Finalize = finalize_with_all
+def _leave_before_finalizing() -> None:
+    """Let a program that calls `MPI.Finalize` itself leave its communicators before, as at its end."""
+    MPI.Finalize = _finalize_with_all
+
+
+def _finalize_with_all() -> None:
+    _leave_all()
+    _finalize()
 
 
 def _aborts_next() -> bool:
@@ -404,6 +409,9 @@ def _can_regroup() -> bool:
 
 
 def _leave(status: int) -> NoReturn:
+    deadline = time.monotonic() + LONGEST_NOTICE_S  # ranks in close() that regroup may wait for this one
+    while any(one.is_alive() for one in tuple(_farewells)) and time.monotonic() < deadline:
+        time.sleep(SLEEP_S)
     _flush_streams()
     end_by_itself()
     exit_at_once(status & 0xFF)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -271,12 +270,16 @@ class Ending:
 
 
 def close(
-    comm: Communicator, check: Callable[[], CallCheck | None], free: Callable[[], Iterable[Callable[[], None]]]
+    comm: Communicator,
+    check: Callable[[], CallCheck | None],
+    free: Callable[[], Iterable[Callable[[], None]]],
+    say_farewell: Callable[[bool], None],
 ) -> None:
     """Close a communicator; see `Communicator.close`.
 
     `check` returns its part by which the ranks compare the call, None if they do not; `free` returns functions that
-    free its memory and requests. Both are of another group of ranks if one dies meanwhile.
+    free its memory and requests. Both are of another group of ranks if one dies meanwhile. `say_farewell` is called in
+    the end with True if no requests of the communicator are left, else with False.
     """
     calls = comm.calls
     if calls.broken:
@@ -290,20 +293,28 @@ def close(
         closing.wait_name = None  # traces are of the caller's own calls
         closing.remake = lambda: _agree_on_closing(closing, check())
         comm.run(closing, closing.remake())
-    if calls.pairwise or (comm.regroup is not None and comm.regroup.is_over):
+    is_over = comm.regroup is not None and comm.regroup.is_over
+    if calls.pairwise or is_over:
         # requests of calls that do not concern all ranks stay with MPI, and so do those of before a death
         calls.where_driven(comm.ending.end_by_closing)
         if comm.trace is not None:
             comm.trace.save()
+        if not is_over:
+            say_farewell(False)
         return
     if comm.trace is not None:
-        with nullcontext() if comm.regroup is None else suppress(PeerFailure):
+        try:
             comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
+        except PeerFailure:
+            if comm.regroup is None:
+                raise
+            revoke(comm.mpi_comm)  # ranks may wait for this one, to compare their clocks
     calls.broken = _CLOSED
     if comm.workers is not None:
         comm.workers.close()
     for function in free():
         function()
+    say_farewell(True)
     if comm.trace is not None:
         comm.trace.write()
     dropped = calls.dropped

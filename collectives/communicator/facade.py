@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar, overload
@@ -293,9 +292,10 @@ class Communicator(metaclass=_Listed):
             expect_deaths()
         if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
             meet_at_end(self.newcomers)
-        with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
-            if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
+        if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
+            with reporting_deaths(pool, "while the ranks made a communicator"):
                 call_witness(pool, self.arrival_timeout)
+        with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
             try:
                 self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
             except ValueError:
@@ -453,11 +453,16 @@ class Communicator(metaclass=_Listed):
         def free() -> tuple[Callable[[], None], ...]:
             requests = self.dense_buffers.clear, self._users.free_all, self._call_check.free
             dismiss = () if self.newcomers is None else (self.newcomers.dismiss,)
-            leave = self.mpi_comm.Free if self.regroup is None else partial(say_farewell, self.regroup)
-            return *dismiss, self._close_nodes, *requests, leave
+            return *dismiss, self._close_nodes, *requests
+
+        def leave(frees: bool) -> None:
+            if self.regroup is not None:
+                say_farewell(self.regroup, frees)
+            elif frees:
+                self.mpi_comm.Free()
 
         try:
-            close(self, lambda: self._call_check if self.verifies else None, free)
+            close(self, lambda: self._call_check if self.verifies else None, free, leave)
         finally:
             if self.calls.broken:
                 stopping.STOP.release(self)

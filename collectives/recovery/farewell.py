@@ -7,6 +7,7 @@ that the communicator is closed, whereupon the others close it too.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,8 @@ from collectives.consistency.descriptions import gather_objects
 from collectives.errors import PeerFailure
 from collectives.progress.polling import SLEEP_S, keep_alive
 from collectives.recovery.fault_tolerance import CHECK_S, agree, is_revoked, look, revoke
+
+_log = logging.getLogger("collectives")
 
 
 def barrier(comm: MPI.Comm, tag: int) -> Iterator[list[MPI.Request]]:
@@ -46,6 +49,8 @@ class Farewell(Thread):
         What this rank reports to ranks that regroup.
     timeout_s : float
         Longest wait for their reports, and at the end of the program.
+    frees : bool
+        Free the communicator once all ranks have left: no request of it is with MPI.
 
     Attributes
     ----------
@@ -53,9 +58,10 @@ class Farewell(Thread):
         A rank has died: the thread runs until others regroup, and perhaps for ever.
     """
 
-    def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float) -> None:
+    def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float, frees: bool) -> None:
         super().__init__(name="mpicomp: farewell", daemon=True)
         self._comm, self._tag, self._report, self._timeout_s = comm, tag, report, timeout_s
+        self._frees = frees
         self.is_disturbed = False
 
     def run(self) -> None:
@@ -65,19 +71,23 @@ class Farewell(Thread):
             for requests in barrier(self._comm, self._tag):
                 while not all(request.Test() for request in requests):
                     time.sleep(SLEEP_S)
-            self._comm.Free()
+            if self._frees:
+                self._comm.Free()
         except MPI.Exception:
             keep_alive(self._comm, requests)
             self.is_disturbed = True
-            self._await_regrouping()
-            self._answer()
+            try:
+                self._await_regrouping()
+                self._answer()
+            except Exception as error:  # noqa: BLE001 - this rank has left the communicator, and does without it
+                _log.warning("the answer to ranks that close a communicator failed: %s", error)
 
     def has_ended(self) -> bool:
         """Wait until all ranks have left; False: a rank has died, or does not leave in time."""
         deadline = time.monotonic() + self._timeout_s
         while self.is_alive() and not self.is_disturbed and time.monotonic() < deadline:
             self.join(SLEEP_S)
-        return not self.is_alive()
+        return not (self.is_alive() or self.is_disturbed)
 
     def _await_regrouping(self) -> None:
         while not is_revoked(self._comm):

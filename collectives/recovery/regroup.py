@@ -255,6 +255,8 @@ class Regroup:
             The dead rank has received a damaged message, which ends the calls of all.
         """
         comm = self.comm
+        if self.is_over:
+            return reports_death(error, comm.mpi_comm)  # of a call that has ended, and waits a last time
         if self.is_active or comm.calls.broken or not self._is_death(error):
             return False
         if damage := comm.missing.damage_elsewhere():
@@ -362,6 +364,11 @@ class Regroup:
         lost = self._lost(before)
         if self.is_over:
             _log.warning("%s: %s while the ranks closed the communicator", here, lost)
+            calls = comm.calls
+            calls.broken = f"{lost} while the ranks closed it"
+            calls.failure = calls.closed()
+            for call in again:
+                call.steps = _raise(calls.failure)
             return
         self.count += 1
         self._unrepeated = dict.fromkeys(self._unrepeated, lost)
@@ -397,8 +404,8 @@ class Regroup:
         finally:
             self._meets = False
 
-    def say_farewell(self) -> Farewell | None:
-        """Answer ranks that are still in close() from now on, and free the communicator once all have left it.
+    def say_farewell(self, frees: bool) -> Farewell | None:
+        """Answer ranks that are still in close() from now on; `frees`: free the communicator once all have left it.
 
         Returns
         -------
@@ -410,7 +417,7 @@ class Regroup:
         comm = self.comm
         report = _Report(self._begun, [], [], False, False, [], self._joined, is_closed=True)
         mpi_comm = getattr(comm.mpi_comm, "native", comm.mpi_comm)
-        farewell = Farewell(mpi_comm, comm.calls.next_tag(), report, comm.timeout)
+        farewell = Farewell(mpi_comm, comm.calls.next_tag(), report, comm.timeout, frees)
         farewell.start()
         return farewell
 

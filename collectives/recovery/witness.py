@@ -14,8 +14,8 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
 
 from mpi4py import MPI
 
@@ -37,7 +37,7 @@ class Offer(NamedTuple):
         Addresses of its node.
     port : int
     token : bytes
-        First bytes of a connection.
+        First bytes of a connection, and of the answer.
     """
 
     hosts: list[str]
@@ -48,7 +48,8 @@ class Offer(NamedTuple):
 def call_witness(comm: MPI.Comm, timeout_s: float) -> None:
     """Start the witness of this job, once; collective, over all ranks of the job.
 
-    There is no witness if no rank runs on the launcher's node, or if a rank cannot connect with it.
+    The job has no witness if no rank runs on the launcher's node, if a rank cannot connect with it, or if the ranks of
+    another job have started this one, whose launcher it is too.
 
     Raises
     ------
@@ -58,33 +59,73 @@ def call_witness(comm: MPI.Comm, timeout_s: float) -> None:
     if _was_called:
         return
     _was_called = True
-    launcher = own_launcher()
+    launcher = 0 if MPI.Comm.Get_parent() else own_launcher()
     beside = gather_objects(comm, bool(launcher), timeout_s)
     if not any(beside):
         return
-    mine = _start(launcher, comm.size) if comm.rank == beside.index(True) else None
-    offers: list[Offer] = [one for one in gather_objects(comm, mine, timeout_s) if one is not None]
-    _connection = _connect(offers[0]) if offers else None
-    if not all(gather_objects(comm, _connection is not None, timeout_s)):
-        end_by_itself()
-        _connection = None
+    with _Starter() as starter:
+        mine = starter.start(launcher, comm.size) if comm.rank == beside.index(True) else None
+        offers: list[Offer] = [one for one in gather_objects(comm, mine, timeout_s) if one is not None]
+        connection = _connect(offers[0]) if offers else None
+        if all(gather_objects(comm, connection is not None, timeout_s)):
+            starter.keep()
+            _connection = connection
+            os.register_at_fork(after_in_child=_close)
+        elif connection is not None:
+            connection.close()
 
 
-def _start(launcher: int, n_ranks: int) -> Offer | None:
-    """Start the witness of a job beside its launcher, whose process is given; None: it cannot be started."""
-    token = secrets.token_bytes(16)
-    with suppress(OSError, AttributeError):  # AttributeError: this Python has no pidfd_open
-        end = os.pidfd_open(launcher)
-        with socket.create_server(("", 0), backlog=max(128, n_ranks)) as server:
-            given = [str(server.fileno()), str(end), str(n_ranks), token.hex()]
+def end_by_itself() -> None:
+    """Send the witness that this rank comes to its end by itself: the launcher's status is that of the ranks then."""
+    global _connection
+    connection, _connection = _connection, None
+    if connection is not None:
+        with suppress(OSError):
+            connection.send(witness_process.ENDS_BY_ITSELF, socket.MSG_NOSIGNAL)
+        connection.close()
+
+
+class _Starter:
+    """Start of the witness by one rank, which ends it unless `keep` is called within the block."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.communicate()  # closes its input; it has left the witness behind, and ends
+
+    def start(self, launcher: int, n_ranks: int) -> Offer | None:
+        """Start the witness beside the launcher; None: it cannot be started."""
+        token = secrets.token_bytes(witness_process.TOKEN_BYTES)
+        with suppress(OSError, AttributeError), ExitStack() as files:  # AttributeError: Python has no pidfd_open here
+            end = os.pidfd_open(launcher)
+            files.callback(os.close, end)
+            server = files.enter_context(socket.create_server(("", 0), backlog=max(128, n_ranks)))
             # Standard output and error are those of this rank, which keeps the launcher waiting.
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", witness_process.__file__, *given],
-                cwd="/", start_new_session=True, stdin=subprocess.DEVNULL, pass_fds=(server.fileno(), end),
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", witness_process.__file__, str(server.fileno()), str(end), str(n_ranks)],
+                cwd="/", start_new_session=True, stdin=subprocess.PIPE, pass_fds=(server.fileno(), end),
             )  # fmt: skip
-            os.close(end)
+            self._write(token)
             return Offer(["127.0.0.1", *_addresses()], server.getsockname()[1], token)
-    return None
+        return None
+
+    def keep(self) -> None:
+        """Let the witness stay: all ranks have connected."""
+        if self._process is not None:
+            with suppress(OSError):
+                self._write(witness_process.KEPT)
+
+    def _write(self, given: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(given)
+        self._process.stdin.flush()
 
 
 def _connect(offer: Offer) -> socket.socket | None:
@@ -92,19 +133,18 @@ def _connect(offer: Offer) -> socket.socket | None:
     for host in offer.hosts:
         with suppress(OSError):
             connection = socket.create_connection((host, offer.port), witness_process.CONNECT_S)
+            witness_process.keep_alive(connection)
             connection.sendall(offer.token)
             if connection.recv(len(offer.token)) == offer.token:  # and no other program of another node's own address
-                os.register_at_fork(after_in_child=connection.close)
                 return connection
             connection.close()
     return None
 
 
-def end_by_itself() -> None:
-    """Send the witness that this rank comes to its end by itself: the launcher's status is that of the ranks then."""
+def _close() -> None:
+    """Close the connection in a process that is forked from this rank, whose end the witness would miss."""
     if _connection is not None:
-        with suppress(OSError):
-            _connection.sendall(witness_process.ENDS_BY_ITSELF)
+        _connection.close()
 
 
 def _addresses() -> Iterator[str]:

@@ -3,10 +3,14 @@
 A rank that comes to its end by itself sends a byte before. If all connections end without one, the witness ends the
 launcher, whose status is then 1. The launcher waits for that: it reads the output of its ranks to the end, and the
 witness has that of one. The process runs this very file, without any package.
+
+The rank that starts it writes the token of connections to its standard input, and then `KEPT` once all ranks have
+connected. If it ends without, so does the witness.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import select
 import signal
@@ -14,52 +18,100 @@ import socket
 import sys
 from contextlib import suppress
 
-CONNECT_S = 5.0  # longest wait for the answer of a connection
-ENDS_BY_ITSELF = b"e"
-_ENDING_S = 0.5  # in which a launcher ends that has killed the ranks itself, and reads no output to the end
-_PATIENCE_S = 60.0  # for ranks to connect
+CONNECT_S = 3.0  # longest wait for the answer of a connection
+TOKEN_BYTES = 16
+ENDS_BY_ITSELF, KEPT = b"e", b"k"
+_LIVELINESS = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+_ENDING_S = 2.0  # in which a launcher ends that has killed the ranks itself, and reads no output to the end
+_STARTER = 0  # standard input
 
 
-def _main(server: socket.socket, launcher: int, n_ranks: int, token: bytes) -> None:
-    ranks = _accept(server, n_ranks, token)
-    server.close()
-    poll = select.poll()
-    by_number = {one.fileno(): one for one in ranks}
-    for number in (launcher, *by_number):
-        poll.register(number, select.POLLIN)
-    while by_number:
-        for number, _ in poll.poll():
-            if number == launcher:
-                return
-            received = b""
-            with suppress(ConnectionError):  # of a node that is gone
-                received = by_number[number].recv(1)
-            if received == ENDS_BY_ITSELF:
-                return
-            poll.unregister(number)
-            by_number.pop(number).close()
-    if poll.poll(1e3 * _ENDING_S):
-        return
-    who = f"all {n_ranks} ranks have" if n_ranks > 1 else "the only rank has"
-    print(f"{who} died, so that the job ends with status 1", file=sys.stderr, flush=True)
-    signal.pidfd_send_signal(launcher, signal.SIGTERM)
+def keep_alive(connection: socket.socket) -> None:
+    """Let a connection end if the other node is gone, and keep firewalls from forgetting it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _LIVELINESS.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _accept(server: socket.socket, n_ranks: int, token: bytes) -> list[socket.socket]:
-    ranks: list[socket.socket] = []
-    server.settimeout(_PATIENCE_S)
-    while len(ranks) < n_ranks:
-        connection, _ = server.accept()
-        connection.settimeout(CONNECT_S)
+class _Witness:
+    """The ranks whose connections are open."""
+
+    def __init__(self, server: socket.socket, launcher: int, n_ranks: int) -> None:
+        self._server, self._launcher, self._n_ranks = server, launcher, n_ranks
+        self._token = os.read(_STARTER, TOKEN_BYTES)
+        self._poll = select.poll()
+        self._unknown: dict[int, socket.socket] = {}  # connections without a token as yet
+        self._ranks: dict[int, socket.socket] = {}
+        self._n_dead = 0
+        for number in (_STARTER, launcher, server.fileno()):
+            self._poll.register(number, select.POLLIN)
+
+    def watch(self) -> bool:
+        """Wait until all ranks have died; False: a rank has come to its end by itself, or the launcher has ended."""
+        while self._n_dead < self._n_ranks:
+            for number, _ in self._poll.poll():
+                if number == self._launcher:
+                    return False
+                if number == _STARTER:
+                    if os.read(_STARTER, 1) != KEPT:
+                        return False
+                    self._poll.unregister(_STARTER)
+                elif number == self._server.fileno():
+                    self._accept()
+                elif number in self._unknown:
+                    self._recognize(number)
+                elif self._ends_by_itself(number):
+                    return False
+        return not self._poll.poll(1e3 * _ENDING_S)
+
+    def _accept(self) -> None:
         with suppress(OSError):
-            if secrets.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token):
-                connection.sendall(token)
-                ranks.append(connection)
-                continue
+            connection, _ = self._server.accept()
+            keep_alive(connection)
+            self._unknown[connection.fileno()] = connection
+            self._poll.register(connection, select.POLLIN)
+
+    def _recognize(self, number: int) -> None:
+        connection = self._unknown.pop(number)
+        with suppress(OSError):
+            if secrets.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_DONTWAIT), self._token):
+                connection.sendall(self._token)
+                self._ranks[number] = connection
+                if len(self._ranks) == self._n_ranks:
+                    self._stop_accepting()
+                return
+        self._forget(connection)
+
+    def _stop_accepting(self) -> None:
+        for connection in self._unknown.values():
+            self._forget(connection)
+        self._unknown.clear()
+        self._poll.unregister(self._server)
+        self._server.close()
+
+    def _ends_by_itself(self, number: int) -> bool:
+        received = b""
+        with suppress(OSError):  # of a node that is gone
+            received = self._ranks[number].recv(1)
+        if received == ENDS_BY_ITSELF:
+            return True
+        self._n_dead += 1
+        self._forget(self._ranks[number])
+        return False
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._poll.unregister(connection)
         connection.close()
-    return ranks
+
+
+def _main(server: socket.socket, launcher: int, n_ranks: int) -> None:
+    if os.fork():  # the rank waits for this process alone
+        return
+    if _Witness(server, launcher, n_ranks).watch():
+        who = f"all {n_ranks} ranks have" if n_ranks > 1 else "the only rank has"
+        print(f"{who} died, so that the job ends with status 1", file=sys.stderr, flush=True)
+        signal.pidfd_send_signal(launcher, signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    with suppress(TimeoutError):  # not all ranks can connect
-        _main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4]))
+    _main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))

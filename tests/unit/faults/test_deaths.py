@@ -111,6 +111,7 @@ def test_a_job_that_goes_on_after_a_failure_keeps_its_launcher(jobs: Jobs, end: 
 EXITING = """
 comm = mpicomp.Communicator(on_failure=MODE, timeout=NEVER_S, arrival_timeout=NEVER_S)
 comm.barrier()
+time.sleep(0.5)  # until all have left the barrier
 if ALL or comm.rank == 1:
     os._exit(3)
 comm.allreduce(1)

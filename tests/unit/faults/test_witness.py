@@ -11,10 +11,19 @@ from tests.unit.faults.jobs import JOB_S, Jobs
 pytestmark = pytest.mark.timeout(2 * JOB_S)
 
 ENDS = """
+import contextlib
+from mpi4py.MPI import Finalize as finalize
 me = int(os.environ["OMPI_COMM_WORLD_RANK"])
+mpicomp.install_abort_hook()
+def witness():  # has the standard output of rank 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"witness_process" in (process / "cmdline").read_bytes():
+                if os.readlink(process / "fd" / "1") == os.readlink("/proc/self/fd/1"):
+                    return process.name
 comm = mpicomp.Communicator(on_failure=MODE, timeout=20)
 if me == 0:
-    tell("witness", Path(f"/proc/self/task/{os.getpid()}/children").read_text())
+    tell("witness", witness())
 comm.barrier()
 if END == "all at once":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -34,6 +43,11 @@ if END == "but one" and me == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 if END == "os._exit":
     os._exit(0)
+if END == "sys.exit":
+    sys.exit(75)
+if END == "Finalize":
+    finalize()
+    sys.exit()
 comm.barrier()
 """
 
@@ -65,11 +79,15 @@ def test_a_job_fails_if_all_ranks_die(jobs: Jobs, n_ranks: int, end: str, mode: 
 def test_a_job_fails_if_all_ranks_die_though_their_children_live(jobs: Jobs) -> None:
     status, output = finish(jobs, 2, "with children")
     assert status == 1, output
-    assert all(Path(f"/proc/{pid.read_text()}/exe").exists() for pid in jobs.folder.glob("pid-*"))
+    children = [Path("/proc", path.read_text(), "exe") for path in jobs.folder.glob("pid-*")]
+    assert [child.exists() for child in children] == [True, True]
 
 
-@pytest.mark.parametrize("end", ["none", "but one", "os._exit"])
-def test_a_job_in_which_a_rank_ends_by_itself_succeeds(jobs: Jobs, end: str) -> None:
-    status, output = finish(jobs, 2, end)
-    assert status == 0, output
+@pytest.mark.parametrize(
+    ("n_ranks", "end", "expected"),
+    [(2, "none", 0), (2, "but one", 0), (2, "os._exit", 0), (2, "Finalize", 0), (1, "sys.exit", 75)],
+)
+def test_a_job_in_which_a_rank_ends_by_itself_has_its_status(jobs: Jobs, n_ranks: int, end: str, expected: int) -> None:
+    status, output = finish(jobs, n_ranks, end)
+    assert status == expected, output
     assert "the job ends with status" not in output
