@@ -38,6 +38,8 @@ NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline re
 INTEGRATIONS := $(patsubst %,tests/mpi/test_%.py,lightning accelerate transformers)
 # Every test has a limit of its own. This one ends a run that hangs outside of tests, and must not end a slow one.
 WHOLE_RUN := timeout -k 10 7200
+# One more than there are processors: jobs of ranks wait for a part of their time.
+WORKERS := $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 ))
 # Tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
 # one, which tests/unit/test_imports.py checks, and of programs.
 NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collectives/cost faults \
@@ -110,12 +112,12 @@ test: $(READY)
 
 test-unit: warm
 	source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
-	    --numprocesses auto --maxprocesses 4 --dist worksteal
+	    --numprocesses $(WORKERS) --dist worksteal
 
 test-core: $(READY_CORE)
 	export MPICOMP_VENV="$$PWD/.venv-core" && source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
 	    $(addprefix --ignore tests/unit/,$(NOT_OF_CORE)) \
-	    --numprocesses auto --maxprocesses 4 --dist worksteal
+	    --numprocesses $(WORKERS) --dist worksteal
 
 test-mpi: $(READY)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(RANKS)
