@@ -59,7 +59,7 @@ _expects_deaths = False
 _other_failed = False
 _is_leaving = False
 _meets = False
-_finalize = MPI.Finalize
+_finalizes_with_all = False
 _farewells: WeakSet[Farewell] = WeakSet()
 _newcomers: Newcomers | None = None  # also once its communicator is closed and gone
 
@@ -259,10 +259,10 @@ def _leave_all() -> None:
         end_by_itself()
 
 
-def say_farewell(regroup: Regroup, frees: bool) -> None:
+def say_farewell(regroup: Regroup) -> None:
     """Answer ranks that are still in close(), until all have left; MPI is not finalized before. See `Regroup`."""
     _leave_before_finalizing()
-    if farewell := regroup.say_farewell(frees):
+    if farewell := regroup.say_farewell():
         _farewells.add(farewell)
 
 
@@ -283,12 +283,16 @@ def meet_at_end(newcomers: Newcomers | None) -> None:
 
 def _leave_before_finalizing() -> None:
     """Let a program that calls `MPI.Finalize` itself leave its communicators before, as at its end."""
-    MPI.Finalize = _finalize_with_all
+    global _finalizes_with_all
+    if _finalizes_with_all:
+        return
+    _finalizes_with_all, finalize = True, MPI.Finalize
 
+    def finalize_with_all() -> None:
+        _leave_all()
+        finalize()
 
-def _finalize_with_all() -> None:
-    _leave_all()
-    _finalize()
+    MPI.Finalize = finalize_with_all
 
 
 def _aborts_next() -> bool:

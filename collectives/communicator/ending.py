@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -72,6 +72,7 @@ class Ending:
         self.newcomers, self.kept = newcomers, kept
         self.trace: Trace | None = None
         self.mpi_comm = missing.comm
+        self.keeps_requests = False  # MPI may use their memory until it is finalized
         self.family: WeakSet[Ending] = WeakSet((self,))
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
@@ -194,6 +195,7 @@ class Ending:
         calls = self._calls
         calls.broken = reason
         calls.failure = calls.closed()
+        self.keeps_requests = True
         keep_alive(self)
         for call in calls.in_flight():
             call.end_by(calls.failure)
@@ -269,19 +271,13 @@ class Ending:
         self._calls.driver = None  # it stays with the parent
 
 
-def close(
-    comm: Communicator,
-    check: Callable[[], CallCheck | None],
-    free: Callable[[], Iterable[Callable[[], None]]],
-    say_farewell: Callable[[bool], None],
-) -> None:
+def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Callable[[], None]) -> None:
     """Close a communicator; see `Communicator.close`.
 
-    `check` returns its part by which the ranks compare the call, None if they do not; `free` returns functions that
-    free its memory and requests. Both are of another group of ranks if one dies meanwhile. `say_farewell` is called in
-    the end with True if no requests of the communicator are left, else with False.
+    `check` returns its part by which the ranks compare the call, None if they do not; it is of another group of ranks
+    if one dies meanwhile. `leave` frees the communicator of MPI.
     """
-    calls = comm.calls
+    calls, trace = comm.calls, comm.trace
     if calls.broken:
         return
     if calls.driver is not None:
@@ -294,45 +290,56 @@ def close(
         closing.remake = lambda: _agree_on_closing(closing, check())
         comm.run(closing, closing.remake())
     is_over = comm.regroup is not None and comm.regroup.is_over
-    if calls.pairwise or is_over:
-        # requests of calls that do not concern all ranks stay with MPI, and so do those of before a death
-        calls.where_driven(comm.ending.end_by_closing)
-        if comm.trace is not None:
-            comm.trace.save()
-        if not is_over:
-            say_farewell(False)
-        return
-    if comm.trace is not None:
+    if trace is not None and not is_over:
         try:
-            comm.trace.readings.append(compare_clocks(comm.mpi_comm, comm.trace.clock, comm.timeout))
+            trace.readings.append(compare_clocks(comm.mpi_comm, trace.clock, comm.timeout))
         except PeerFailure:
             if comm.regroup is None:
                 raise
             revoke(comm.mpi_comm)  # ranks may wait for this one, to compare their clocks
-    calls.broken = _CLOSED
-    if comm.workers is not None:
-        comm.workers.close()
-    for function in free():
-        function()
-    say_farewell(True)
-    if comm.trace is not None:
-        comm.trace.write()
+    if is_over:
+        for one in (*comm.parts, comm):
+            one.calls.where_driven(one.ending.end_by_closing)
+    else:
+        end_closed(comm)
+        leave()
+    if trace is not None:
+        trace.write()
     dropped = calls.dropped
     if dropped is not None and not dropped.seen:
         raise RuntimeError(f"{comm.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
 
 
+def end_closed(comm: Communicator) -> None:
+    """End the calls of a communicator that all ranks close, and free its memory and requests."""
+    if comm.calls.pairwise:  # they do not concern all ranks, and their requests stay with MPI
+        comm.calls.where_driven(comm.ending.end_by_closing)
+        return
+    comm.calls.broken = _CLOSED
+    if comm.workers is not None:
+        comm.workers.close()
+    comm.free_requests()
+
+
 def _agree_on_closing(call: Call, call_check: CallCheck | None) -> Steps:
     """Agree on closing, and receive all that the ranks have sent besides their calls: MPI would keep it."""
-    comm, missing = call.group.mpi_comm, call.group.missing
+    comm = call.group
     call.arrival = 0
     if call_check is not None:
         yield from call_check.steps(call, fingerprint("close()"))
+    yield from _receive_messages(call, comm.missing)
+    if comm.regroup is not None:  # it is closed together with its parts
+        for part in comm.parts:
+            yield from _receive_messages(call, part.missing)
+
+
+def _receive_messages(call: Call, missing: MissingRanks) -> Steps:
     sent, received = missing.stop_sending()
-    to_receive, ones = np.zeros(comm.size, np.int64), np.ones(comm.size, np.int32)
-    request = comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
+    n_ranks = missing.comm.size
+    to_receive, ones = np.zeros(n_ranks, np.int64), np.ones(n_ranks, np.int32)
+    request = missing.comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
     problem = f"{call.group.here}: not all ranks close the communicator"
-    call.describe, call.owners = lambda: problem, (request, to_receive)
+    call.describe, call.owners = lambda: problem, (*call.owners, request, to_receive)
     yield from until(request, call)
     while (received < to_receive).any():
         missing.receive_messages()

@@ -17,7 +17,7 @@ from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.checked_messages import CheckedComm
-from collectives.communicator.ending import Ending, close
+from collectives.communicator.ending import Ending, close, end_closed
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
 from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, members_of, open_nodes
 from collectives.communicator.routes import VERSION, Routes
@@ -450,19 +450,14 @@ class Communicator(metaclass=_Listed):
         ...     comm.barrier()
         """
 
-        def free() -> tuple[Callable[[], None], ...]:
-            requests = self.dense_buffers.clear, self._users.free_all, self._call_check.free
-            dismiss = () if self.newcomers is None else (self.newcomers.dismiss,)
-            return *dismiss, self._close_nodes, *requests
-
-        def leave(frees: bool) -> None:
+        def leave() -> None:
             if self.regroup is not None:
-                say_farewell(self.regroup, frees)
-            elif frees:
+                say_farewell(self.regroup)
+            elif not self.ending.keeps_requests:
                 self.mpi_comm.Free()
 
         try:
-            close(self, lambda: self._call_check if self.verifies else None, free, leave)
+            close(self, lambda: self._call_check if self.verifies else None, leave)
         finally:
             if self.calls.broken:
                 stopping.STOP.release(self)
@@ -911,10 +906,16 @@ class Communicator(metaclass=_Listed):
         """The layouts for which `nodes_of` has made communicators."""
         return tuple(self._nodes)
 
-    def _close_nodes(self) -> None:
+    def free_requests(self) -> None:
+        """Free the parts, requests and memory of a communicator that is closed; dismiss the ranks that wait."""
+        if self.newcomers is not None:
+            self.newcomers.dismiss()
         if self.regroup is None:
             for nodes in self._nodes.values():
                 nodes.close()
-        else:  # all ranks have ended all calls of these groups, and a rank may have died since
+        else:  # the ranks have agreed for all parts, and one may have died since
             for part in self.parts:
-                part.ending.end_by_closing()
+                end_closed(part)
+        self.dense_buffers.clear()
+        self._users.free_all()
+        self._call_check.free()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
 
@@ -38,7 +38,7 @@ def barrier(comm: MPI.Comm, tag: int) -> Iterator[list[MPI.Request]]:
 
 
 class Farewell(Thread):
-    """Thread of a rank that has left close(): it frees the communicator once all ranks have left.
+    """Thread of a rank that has left close(), which frees the communicator once all ranks have left.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class Farewell(Thread):
         What this rank reports to ranks that regroup.
     timeout_s : float
         Longest wait for their reports, and at the end of the program.
-    frees : bool
-        Free the communicator once all ranks have left: no request of it is with MPI.
+    unused : sequence of MPI.Comm
+        Communicators to free once all ranks have left: this one and its parts, unless requests of them are with MPI.
 
     Attributes
     ----------
@@ -58,10 +58,10 @@ class Farewell(Thread):
         A rank has died: the thread runs until others regroup, and perhaps for ever.
     """
 
-    def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float, frees: bool) -> None:
+    def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float, unused: Sequence[MPI.Comm]) -> None:
         super().__init__(name="mpicomp: farewell", daemon=True)
         self._comm, self._tag, self._report, self._timeout_s = comm, tag, report, timeout_s
-        self._frees = frees
+        self._unused = unused
         self.is_disturbed = False
 
     def run(self) -> None:
@@ -71,8 +71,8 @@ class Farewell(Thread):
             for requests in barrier(self._comm, self._tag):
                 while not all(request.Test() for request in requests):
                     time.sleep(SLEEP_S)
-            if self._frees:
-                self._comm.Free()
+            for one in self._unused:
+                one.Free()
         except MPI.Exception:
             keep_alive(self._comm, requests)
             self.is_disturbed = True

@@ -404,8 +404,8 @@ class Regroup:
         finally:
             self._meets = False
 
-    def say_farewell(self, frees: bool) -> Farewell | None:
-        """Answer ranks that are still in close() from now on; `frees`: free the communicator once all have left it.
+    def say_farewell(self) -> Farewell | None:
+        """Answer ranks that are still in close() from now on, and free the communicator once all have left it.
 
         Returns
         -------
@@ -416,8 +416,8 @@ class Regroup:
             return None
         comm = self.comm
         report = _Report(self._begun, [], [], False, False, [], self._joined, is_closed=True)
-        mpi_comm = getattr(comm.mpi_comm, "native", comm.mpi_comm)
-        farewell = Farewell(mpi_comm, comm.calls.next_tag(), report, comm.timeout, frees)
+        unused = [_native(one) for one in (*comm.parts, comm) if not one.ending.keeps_requests]
+        farewell = Farewell(_native(comm), comm.calls.next_tag(), report, comm.timeout, unused)
         farewell.start()
         return farewell
 
@@ -528,6 +528,13 @@ class Regroup:
             else:
                 call.steps = self.steps(call, call.remake())
                 comm.enter(call)
+
+
+def _native(comm: Communicator) -> MPI.Comm:
+    """Return MPI's communicator, without checksums and emulated links."""
+    found = getattr(comm.mpi_comm, "native", comm.mpi_comm)
+    assert isinstance(found, MPI.Comm)
+    return found
 
 
 def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:

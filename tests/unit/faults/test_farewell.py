@@ -106,3 +106,25 @@ def test_a_message_in_flight_at_close_lets_the_program_end(jobs: Jobs, part: boo
     status, output = job.finish()
     assert status == 0, output
     assert len([*job.folder.glob("ends-*")]) == 4
+
+
+MANY = """
+from mpi4py import MPI
+import threading
+found = []
+for place in range(60):
+    with mpicomp.Communicator(on_failure="regroup", ranks_per_node=2) as comm:
+        comm.nodes
+        kept = comm.mpi_comm, *(part.mpi_comm for part in comm.parts)
+    for thread in threading.enumerate():
+        if thread.name == "mpicomp: farewell":
+            thread.join()
+    found.append([one == MPI.COMM_NULL for one in kept])
+tell(f"freed-{MPI.COMM_WORLD.rank}", all(map(all, found)))
+"""
+
+
+def test_communicators_that_all_ranks_have_closed_are_freed_with_their_nodes(jobs: Jobs) -> None:
+    status, output = (job := jobs.run_warm(3, MANY)).finish()
+    assert status == 0, output
+    assert [job.told(f"freed-{rank}") for rank in range(3)] == ["True"] * 3

@@ -8,6 +8,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import CollectiveTimeout, Communicator
+from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
 from collectives.trace import Trace
 from collectives.trace.recorder import flush
 from mpicomp import CascadingSSDM, Marsit
@@ -134,6 +135,15 @@ def test_a_trace_that_cannot_be_written_is_an_error_of_closing(
         comm.close()
     assert str(caught.value) == unwritten(mpi_comm, folder)
     comm.close()  # it is closed
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_message_in_flight_at_closing_lets_all_ranks_write_theirs(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
+        message = comm.irecv(np.empty(1), 1) if comm.rank == 0 else None
+    with pytest.raises(CommunicatorClosed) if message else nullcontext():
+        assert message is None or message.wait()
+    assert len(everyones(mpi_comm, folder)) == mpi_comm.size
 
 
 @pytest.mark.mpi(min_size=2)
