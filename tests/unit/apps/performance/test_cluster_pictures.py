@@ -117,8 +117,10 @@ def test_overlap_saves_a_part_of_a_step() -> None:
     assert texts[:2] == ["Marsit, 1 Gbit/s", "25 %: 100 ms + 100 ms → 150 ms"]
     assert texts[3] == "\N{MINUS SIGN}20 %: 400 ms + 100 ms → 600 ms"
     assert title_of(figure) == "Sending during backward saves up to 25 % of a step with Marsit at 1 Gbit/s"
+    dense = KEPT["backward"][0]["rows"][:3]
+    most = max(100 * (1 - row["both_s"] / (row["backward_s"] + row["communication_s"])) for row in dense)
     title = title_of(step_plots.saved_by_overlap(KEPT["backward"]))
-    assert title.endswith("33 % of a step with dense at 1 Gbit/s, nothing with DoubleSqueeze at 1 Gbit/s")
+    assert title.endswith(f"{most:.0f} % of a step with dense at 1 Gbit/s, nothing with DoubleSqueeze at 1 Gbit/s")
 
 
 def test_training_seconds_are_those_to_one_accuracy() -> None:
