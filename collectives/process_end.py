@@ -261,9 +261,9 @@ def _leave_all() -> None:
 
 def say_farewell(regroup: Regroup) -> None:
     """Answer ranks that are still in close(), until all have left; MPI is not finalized before. See `Regroup`."""
-    _leave_before_finalizing()
     if farewell := regroup.say_farewell():
         _farewells.add(farewell)
+        _leave_before_finalizing()
 
 
 def _await_farewells() -> str:

@@ -40,6 +40,7 @@ from collectives.errors import (
 )
 from collectives.execution.handle import Call, Steps
 from collectives.progress.polling import SLEEP_S, keep_alive, until
+from collectives.progress.thread import is_supported
 from collectives.quoting import list_ranks
 from collectives.recovery.answers import answering
 from collectives.recovery.farewell import Farewell, barrier
@@ -410,11 +411,12 @@ class Regroup:
         Returns
         -------
         Farewell or None
-            The thread that does so; None: MPI was started without MPI_THREAD_MULTIPLE, and the communicator stays.
+            The thread that does so; None: MPI was started without MPI_THREAD_MULTIPLE, or the ranks are threads, and
+            the communicator stays.
         """
-        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-            return None
         comm = self.comm
+        if not is_supported(comm.mpi_comm):
+            return None
         report = _Report(self._begun, [], [], False, False, [], self._joined, is_closed=True)
         unused = [_native(one) for one in (*comm.parts, comm) if not one.ending.keeps_requests]
         farewell = Farewell(_native(comm), comm.calls.next_tag(), report, comm.timeout, unused)
@@ -530,11 +532,9 @@ class Regroup:
                 comm.enter(call)
 
 
-def _native(comm: Communicator) -> MPI.Comm:
+def _native(comm: Communicator) -> Any:
     """Return MPI's communicator, without checksums and emulated links."""
-    found = getattr(comm.mpi_comm, "native", comm.mpi_comm)
-    assert isinstance(found, MPI.Comm)
-    return found
+    return getattr(comm.mpi_comm, "native", comm.mpi_comm)
 
 
 def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:
