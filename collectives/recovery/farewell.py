@@ -46,7 +46,7 @@ class Farewell(Thread):
     tag : int
         Tag that no other message of the communicator has.
     report : object
-        What this rank reports to ranks that regroup.
+        Report of this rank to ranks that regroup.
     timeout_s : float
         Longest wait for their reports, and at the end of the program.
     unused : sequence of MPI.Comm

@@ -100,7 +100,7 @@ class _Starter:
                 self._process.communicate()  # closes its input; it has left the witness behind, and ends
 
     def start(self, launcher: int, n_ranks: int) -> Offer | None:
-        """Start the witness beside the launcher; None: it cannot be started."""
+        """Start the witness of a launcher, whose process is given; None: it cannot be started."""
         token = secrets.token_bytes(witness_process.TOKEN_BYTES)
         with suppress(OSError, AttributeError), ExitStack() as files:  # AttributeError: Python has no pidfd_open here
             end = os.pidfd_open(launcher)
