@@ -312,6 +312,7 @@ def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Call
 
 def end_closed(comm: Communicator) -> None:
     """End the calls of a communicator that all ranks close, and free its memory and requests."""
+    comm.close_parts()
     if comm.calls.pairwise:  # they do not concern all ranks, and their requests stay with MPI
         comm.calls.where_driven(comm.ending.end_by_closing)
         return

@@ -906,8 +906,8 @@ class Communicator(metaclass=_Listed):
         """The layouts for which `nodes_of` has made communicators."""
         return tuple(self._nodes)
 
-    def free_requests(self) -> None:
-        """Free the parts, requests and memory of a communicator that is closed; dismiss the ranks that wait."""
+    def close_parts(self) -> None:
+        """Close the communicators of `nodes` with this one, and dismiss the ranks that wait."""
         if self.newcomers is not None:
             self.newcomers.dismiss()
         if self.regroup is None:
@@ -916,6 +916,9 @@ class Communicator(metaclass=_Listed):
         else:  # the ranks have agreed for all parts, and one may have died since
             for part in self.parts:
                 end_closed(part)
+
+    def free_requests(self) -> None:
+        """Free the requests and memory of a communicator that is closed."""
         self.dense_buffers.clear()
         self._users.free_all()
         self._call_check.free()

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import PeerFailure
+from collectives.errors import CollectiveError, PeerFailure
 from collectives.progress.polling import SLEEP_S, keep_alive
 from collectives.recovery.fault_tolerance import CHECK_S, agree, is_revoked, look, revoke
 
@@ -79,7 +79,10 @@ class Farewell(Thread):
             try:
                 self._await_regrouping()
                 self._answer()
-            except Exception as error:  # noqa: BLE001 - this rank has left the communicator, and does without it
+            except (
+                MPI.Exception,
+                CollectiveError,
+            ) as error:  # this rank has left the communicator, and does without it
                 _log.warning("the answer to ranks that close a communicator failed: %s", error)
 
     def has_ended(self) -> bool:

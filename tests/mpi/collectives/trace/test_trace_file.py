@@ -139,7 +139,8 @@ def test_a_trace_that_cannot_be_written_is_an_error_of_closing(
 
 @pytest.mark.mpi(min_size=2)
 def test_a_message_in_flight_at_closing_lets_all_ranks_write_theirs(mpi_comm: MPI.Intracomm, folder: Path) -> None:
-    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder, ranks_per_node=2) as comm:
+        assert comm.nodes  # which all ranks close too
         message = comm.irecv(np.empty(1), 1) if comm.rank == 0 else None
     with pytest.raises(CommunicatorClosed) if message else nullcontext():
         assert message is None or message.wait()
