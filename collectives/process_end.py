@@ -196,7 +196,8 @@ def _end_for_others() -> None:
         # Where all ranks raise, none is left to end with a status but this one. Groups that do not regroup may have
         # ranks that died before, and these send nothing.
         while not all(ending.all_left for ending in regrouping):
-            if time.monotonic() > deadline:
+            late_s = time.monotonic() - deadline
+            if late_s > LONGEST_NOTICE_S or (late_s > 0 and all(ending.notices_received for ending in regrouping)):
                 _die()
             time.sleep(SLEEP_S)
     if any(ending.has_timed_out for ending in _open):  # perhaps since a link is cut
@@ -207,7 +208,16 @@ def _end_for_others() -> None:
             ending.dismiss_spares()
             revoke(ending.mpi_comm)
         revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
-        time.sleep(READING_S)  # in which they name the rank that died first
+        _make_progress(READING_S)  # in which they name the rank that died first
+
+
+def _make_progress(seconds: float) -> None:
+    """Let MPI send what it still holds: a revocation or a message may wait for room in a peer's queue."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(MPI.Exception):
+            MPI.COMM_SELF.Iprobe()
+        time.sleep(SLEEP_S)
 
 
 def _before_exit_at_once(status: int) -> None:
@@ -307,11 +317,15 @@ def _await_others() -> str:
     """
     world = MPI.COMM_WORLD
     meeting = _meet(world)
+    left = [] if _aborts_next() else [ending for ending in _open if ending.is_left]
+    deadline = time.monotonic() + GRACE_S
     try:
         while not any(ending.another_failed for ending in _open):
             if dead := describe_failed(world):
                 return f"{dead} died"
-            if not _meets or _aborts_next():
+            if time.monotonic() > deadline and not all(ending.all_left for ending in left):
+                _die()  # the others wait for this rank within a call, and go on once it is dead
+            if not (_meets or left) or _aborts_next():
                 return ""
             if next(meeting, True):
                 return ""
@@ -370,7 +384,7 @@ def _leave_without_finalizing() -> None:
     _is_leaving = True
     atexit.unregister(_leave_without_finalizing)
     atexit._run_exitfuncs()  # those that were registered before
-    time.sleep(READING_S)
+    _make_progress(READING_S)
     uncaught = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     _leave(exit_status() or int(uncaught) or _status_after_death())
 
@@ -405,7 +419,7 @@ def _leave_child() -> None:
 
 
 def _can_regroup() -> bool:
-    """Return True unless a communicator that regroups has failed: its other ranks have given it up too.
+    """Return True unless a communicator that regroups has failed on all ranks, which have given it up.
 
     Groups by `split` fail with the first death, and the ranks go on without them.
     """

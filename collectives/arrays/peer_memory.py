@@ -37,6 +37,10 @@ def _system_call() -> Callable[..., int] | None:
 _readv = _system_call()
 
 
+class UnreadableMemory(OSError):
+    """Memory of another process cannot be read: the process has died, or the kernel forbids it."""
+
+
 class PeerMemory:
     """Reads memory of one other process. One thread uses it at a time.
 
@@ -54,11 +58,11 @@ class PeerMemory:
 
         Raises
         ------
-        OSError
+        UnreadableMemory
             The process has ended or has no such memory, or the kernel forbids it.
         """
         if _readv is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            raise UnreadableMemory(errno.ENOSYS, os.strerror(errno.ENOSYS))
         here, there, done, nbytes = self._here, self._there, 0, target.nbytes
         start = target.ctypes.data
         while done < nbytes:
@@ -67,7 +71,7 @@ class PeerMemory:
             count = _readv(self._process, here, 1, there, 1, 0)
             if count <= 0:
                 number = ctypes.get_errno() if count else errno.EFAULT
-                raise OSError(number, os.strerror(number))
+                raise UnreadableMemory(number, os.strerror(number))
             done += count
 
 
@@ -84,7 +88,7 @@ def read_peers(gather: Gather) -> Generator[bool, None, Sequence[PeerMemory] | N
         reader, seen = PeerMemory(int(process)), np.zeros_like(token)
         try:
             reader.read(int(address), seen)
-        except OSError:
+        except UnreadableMemory:
             readable = False
         readable &= seen.tobytes().hex() == expected
         found.append(reader)

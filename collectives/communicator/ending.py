@@ -20,6 +20,7 @@ from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.errors import (
+    CollectiveError,
     CollectiveMismatch,
     CollectiveTimeout,
     DamagedMessage,
@@ -73,6 +74,8 @@ class Ending:
         self.trace: Trace | None = None
         self.mpi_comm = missing.comm
         self.keeps_requests = False  # MPI may use their memory until it is finalized
+        # An exception of this rank alone, such as of a signal handler, has left a call: the others regroup without it.
+        self.is_left = False
         self.family: WeakSet[Ending] = WeakSet((self,))
 
     def fail(self, call: Call, error: BaseException) -> BaseException:
@@ -141,8 +144,11 @@ class Ending:
             with_folder.__cause__ = error.__cause__
             error = with_folder
         if first:
-            self._missing.announce(error)
-            calls.failure = error
+            self.is_left = self.regroups and not isinstance(error, CollectiveError)
+            if not self.is_left:  # the others would give up too, in place of regrouping
+                self._missing.announce(error)
+            # The status of a SystemExit is recorded once it is freed, see `collectives.exit_status`.
+            calls.failure = calls.closed() if isinstance(error, SystemExit) else error
             for other in calls.in_flight():
                 other.end_by(calls.failure_of_another())
             if self.trace is not None:
@@ -210,13 +216,13 @@ class Ending:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._calls.in_flight():
             keep_alive(self)
-        if self._size > 1 and not self._calls.broken:
-            self._missing.leave(getattr(sys, "last_value", None))  # of an uncaught exception
+        if self._size > 1 and (self.is_left or not self._calls.broken):
+            self._missing.leave(getattr(sys, "last_value", None), self.is_left)  # of an uncaught exception
 
     @property
     def has_failed(self) -> bool:
         """A call has failed, so that all ranks give the communicator up."""
-        return self._calls.failure is not None and self._calls.broken != _CLOSED
+        return self._calls.failure is not None and self._calls.broken != _CLOSED and not self.is_left
 
     @property
     def regroups(self) -> bool:
@@ -232,6 +238,11 @@ class Ending:
     def all_left(self) -> bool:
         """All other ranks have sent that their programs end."""
         return self._missing.n_left == self._size - 1
+
+    @property
+    def notices_received(self) -> bool:
+        """All other ranks know of `leave_by_error`, or never will."""
+        return self._missing.notices_received
 
     @property
     def has_timed_out(self) -> bool:

@@ -504,12 +504,13 @@ class Communicator(metaclass=_Listed):
         ------
         CommunicatorClosed
         RuntimeError
-            Another thread is in a call of this communicator.
+            Another thread is in a call of this communicator, or this one within a call, in a signal handler.
         """
         driver = self.calls.driver
         if driver is not None:
             driver.reject_waiting(call.name)
             return self.begin(call, steps).wait()
+        call.reject_nesting()
         self.calls.open(call, steps)
         return call.wait()
 

@@ -73,6 +73,7 @@ class MissingRanks:
         self._announced = self._stopped = self._sent_question = False
         self._question_of_lower = 0
         self._requests: list[MPI.Request] = []  # tested and never waited for, since a stopped rank receives nothing
+        self._notices: list[MPI.Request] = []
         self._receiving, self._sending = threading.Lock(), threading.RLock()  # a progress thread may drive the calls
 
     def receive_messages(self) -> None:
@@ -167,15 +168,27 @@ class MissingRanks:
 
     # At the end ------------------------------------------------------------------------------------------------------
 
-    def leave(self, cause: BaseException | None) -> None:
+    def leave(self, cause: BaseException | None, within_call: bool = False) -> None:
         """Notify ranks that would wait for this one that it makes no more calls; they give up and notify the rest."""
         with suppress(MPI.Exception):
-            self._send(_LEAVING, self.partners, cause)
+            self._send(_LEAVING, self._others if within_call else self.partners, cause)
 
     def leave_all(self) -> None:
-        """Notify all other ranks that an exception ends this one."""
+        """Notify all other ranks that an exception ends this one; `notices_received` is True once they know."""
+        native = getattr(self.comm, "native", self.comm)
+        message = np.array([_FAILING, self.calls], _HEAD).view(np.uint8)
+        for rank in self._others:
+            with suppress(MPI.Exception):  # a dead rank, or a revoked communicator
+                # complete once it is received: after this rank's death MPI delivers no messages of it
+                self._notices.append(native.Issend([message, message.size, MPI.BYTE], rank, TAG))
+
+    @property
+    def notices_received(self) -> bool:
+        """Return True once no living rank has yet to receive the messages of `leave_all`."""
         with suppress(MPI.Exception):
-            self._send(_FAILING, self._others)
+            self._notices = [notice for notice in self._notices if not notice.Test()]
+            return not self._notices
+        return True
 
     @property
     def another_failed(self) -> bool:

@@ -108,6 +108,7 @@ class Call(Backoff):
             self._regroup_or_fail(error)
         except BaseException as error:
             self._fail(error)
+            self.error = self.group.calls.failure_of_another()
             raise
         else:
             return False
@@ -130,6 +131,7 @@ class Call(Backoff):
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
+            self.reject_nesting()
             self.busy = True
             if not self.thread.in_flight:
                 self.polls = POLLS
@@ -179,6 +181,15 @@ class Call(Backoff):
         except BaseException as worse:  # noqa: BLE001 - raised where the call is waited for
             error = worse
         self._fail(error)
+
+    def reject_nesting(self) -> None:
+        """Raise RuntimeError if a call that has to end before is being driven further up the stack."""
+        for one in self.group.calls.before(self):
+            if one.busy:
+                raise RuntimeError(
+                    f"{self.group.here}: {self.name()} cannot end within {one.name()}, which ends before it: a signal "
+                    "handler must not wait for a call; let it set a flag, and make the call once the other has ended"
+                )
 
     def turn(self) -> Steps:
         """Wait until all calls of the communicator that were begun before have ended."""

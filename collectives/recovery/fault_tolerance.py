@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from mpi4py import MPI
 
+from collectives.arrays.peer_memory import UnreadableMemory
 from collectives.errors import PeerFailure
 from collectives.progress.polling import SLEEP_S, Backoff, Limits
 from collectives.quoting import list_ranks
@@ -86,7 +87,7 @@ def reporting_deaths(comm: MPI.Comm, during: str) -> Iterator[None]:
 def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
     """Return True if an error of MPI, or its cause, is due to the death of a rank or to the revocation after it."""
     while error is not None and not isinstance(error, MPI.Exception):
-        if isinstance(error, OSError):  # the memory of another rank cannot be read
+        if isinstance(error, UnreadableMemory):
             return await_death(comm)
         error = error.__cause__
     if error is None:
