@@ -212,7 +212,7 @@ def _end_for_others() -> None:
 
 
 def _make_progress(seconds: float) -> None:
-    """Let MPI send what it still holds: a revocation or a message may wait for room in a peer's queue."""
+    """Make progress in MPI: a revocation or a message may wait for room in a peer's queue."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(MPI.Exception):

@@ -22,17 +22,25 @@ ADVICE = ": see its output, and start again from the last checkpoint"
 LONGEST_NOTICE_S = 5.0  # from a death until MPI reports it: 10 to 20 ms on an idle node, over a second on a busy one
 CHECK_S = 0.02  # between two checks for the timeout of a thread that waits in MPI, whose cores others may need
 _Made = TypeVar("_Made")
+_launcher = 0  # process that has started this rank
 _DEATH = tuple(getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"))
 
 
 def is_tolerant(comm: MPI.Comm) -> bool:
     """Return True if ranks of this communicator outlive others."""
+    global _launcher
     if not isinstance(comm, MPI.Comm) or os.environ.get(ENABLED) != "1":
         return False
     with suppress(MPI.Exception, NotImplementedError, AttributeError):
         comm.Is_revoked()
+        _launcher = _launcher or os.getppid()
         return True
     return False
+
+
+def _may_be_noticed() -> bool:
+    """Return True while the launcher runs, or its daemon here, which reports the deaths of ranks to the others."""
+    return os.getppid() == _launcher
 
 
 def is_tolerant_job() -> bool:
@@ -58,7 +66,7 @@ def describe_failed(comm: MPI.Comm, wait_s: float = 0.0) -> str:
         for one, name in ((comm, ""), (MPI.COMM_WORLD, " of COMM_WORLD")):
             if failed := failed_ranks(one):
                 return list_ranks(failed) + name
-        if time.perf_counter() >= deadline:
+        if time.perf_counter() >= deadline or not _may_be_noticed():
             return ""
         with suppress(MPI.Exception):
             look(MPI.COMM_WORLD)  # MPI takes notice of a death while it makes progress
@@ -118,7 +126,7 @@ def await_death(comm: MPI.Comm, meanwhile: Callable[[], object] = lambda: None) 
     `meanwhile` receives messages: those that are not received keep MPI from making progress in `look`.
     """
     deadline = time.monotonic() + LONGEST_NOTICE_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and _may_be_noticed():
         try:
             look(comm)
         except MPI.Exception:
