@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from apps.chaos import churn, soak
+from apps.chaos import churn, loops, soak
 from apps.chaos.case import METHODS, Case, case_of_faults, case_of_kills
 from apps.chaos.job import Launcher
 from apps.chaos.judge import Verdict
@@ -126,6 +126,21 @@ def _churn(options: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
+def _loops(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="mpicomp-chaos-") as folder, ExitStack() as stack:
+        launcher = Launcher(folder=Path(folder), program="loop_rank")
+        stack.callback(launcher.close)
+        record = loops.campaign(
+            itertools.count(options.seed), options.kills, 60 * options.minutes, launcher,
+            lambda text: print(text, file=sys.stderr, flush=True),
+        )  # fmt: skip
+    if options.json is not None:
+        write_record(options.json, record)
+    print(f"{record['jobs']} jobs, kills by loop: {record['by_loop']}", flush=True)
+    print(f"{record['wrong']} wrong, {record['hangs']} hangs, {record['errors']} errors", flush=True)
+    return int(bool(record["failures"]))
+
+
 def _soak(options: argparse.Namespace) -> int:
     records = [
         soak.run(soak.Soak(options.calls, options.ranks, deaths, options.seed))
@@ -155,6 +170,11 @@ def _parser() -> argparse.ArgumentParser:
         kills.add_argument("--hosts", action="store_true", help="each rank on an emulated host of its own; needs root")
         kills.add_argument("--rate", default="1gbit", help="of each host's link (default %(default)s)")
         kills.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
+    looping = modes.add_parser("loops", help="users' training loops whose ranks are killed at random moments")
+    looping.add_argument("--kills", type=int, default=300, help="end after so many (default %(default)s)")
+    looping.add_argument("--minutes", type=float, default=60.0, help="end after this time (default %(default)s)")
+    looping.add_argument("--seed", type=int, default=1, help="of the first job; the next ones count up (%(default)s)")
+    looping.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")
     churning = modes.add_parser("churn", help="one long training whose ranks are killed and replaced, beside restarts")
     churning.add_argument(
         "--minutes", type=float, nargs="+", default=[10.0], help="of each way, or one number for all (default 10)"
@@ -201,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
 MODES: dict[str, Callable[[argparse.Namespace], int]] = {
     "kills": _kills,
     "faults": _faults,
+    "loops": _loops,
     "churn": _churn,
     "soak": _soak,
     "mismatches": _mismatches,

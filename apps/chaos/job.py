@@ -61,12 +61,14 @@ class Launcher:
         Emulated hosts, of which a job takes the first ones, a rank each. None: this machine.
     folder : Path, optional
         For the socket of `apps.chaos.warm`. None: `rank_command` starts each rank from scratch.
+    program : str
+        Module of `apps.chaos` that each rank runs.
     """
 
-    def __init__(self, network: Network | None = None, folder: Path | None = None) -> None:
-        self.network = network
+    def __init__(self, network: Network | None = None, folder: Path | None = None, program: str = "rank") -> None:
+        self.network, self._program = network, program
         self._env = mpi_environment() | {"PYTHONUNBUFFERED": "1"}
-        self._warm = None if folder is None else WarmRanks(folder, ["apps.chaos.rank"], self._env)
+        self._warm = None if folder is None else WarmRanks(folder, [f"apps.chaos.{program}"], self._env)
 
     def close(self) -> None:
         """End the process from which ranks are copied."""
@@ -74,15 +76,15 @@ class Launcher:
             self._warm.close()
 
     def rank_command(self, arguments: Sequence[str]) -> list[str]:
-        """Return the command of one rank of `apps.chaos.rank`."""
+        """Return the command of one rank."""
         if self._warm is None:
-            return [sys.executable, "-m", "apps.chaos.rank", *arguments]
-        return self._warm.command(PROJECT / "apps" / "chaos" / "rank.py", arguments)
+            return [sys.executable, "-m", f"apps.chaos.{self._program}", *arguments]
+        return self._warm.command(PROJECT / "apps" / "chaos" / f"{self._program}.py", arguments)
 
     def run(
         self, ranks: int, arguments: Sequence[str], folder: Path, patience_s: float, longest_s: float = float("inf")
     ) -> Ended:
-        """Run `apps.chaos.rank` with `arguments` on so many ranks, which write lines into files of `folder`.
+        """Run the program with `arguments` on so many ranks, which write lines into files of `folder`.
 
         Parameters
         ----------
