@@ -58,6 +58,7 @@ _installed = False
 _expects_deaths = False
 _other_failed = False
 _is_leaving = False
+_has_come = False  # to the meeting of all ranks at the end of their programs
 _meets = False
 _finalizes_with_all = False
 _farewells: WeakSet[Farewell] = WeakSet()
@@ -183,6 +184,9 @@ def _abort(status: int, reason: str) -> None:
 
 def _end_for_others() -> None:
     """Let the other ranks know that this one ends by an error; if they can go on without it, end here and now."""
+    if _has_come and not _is_leaving:  # an error of a thread: others may be in MPI_Finalize, until they see a death
+        _make_progress(GRACE_S)  # in which this rank's own end may come
+        _die()
     if _newcomers is not None and _newcomers.is_spare and _newcomers.has_members:
         _die()  # the others do without this rank, once MPI has reported its death to them
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
@@ -315,21 +319,28 @@ def _await_others() -> str:
 
     MPI_Finalize would wait for that rank for ever.
     """
+    global _has_come
     world = MPI.COMM_WORLD
     meeting = _meet(world)
+    died = 0.0
     left = [] if _aborts_next() else [ending for ending in _open if ending.is_left]
     deadline = time.monotonic() + GRACE_S
     try:
         while not any(ending.another_failed for ending in _open):
             if dead := describe_failed(world):
-                return f"{dead} died"
+                # Ranks that all others have met before the death finalize MPI, which waits for this one too.
+                died = died or time.monotonic()
+                if not _has_come or time.monotonic() > died + GRACE_S:
+                    return f"{dead} died"
             if time.monotonic() > deadline and not all(ending.all_left for ending in left):
                 _die()  # the others wait for this rank within a call, and go on once it is dead
             if not (_meets or left) or _aborts_next():
                 return ""
+            _has_come = True
             if next(meeting, True):
                 return ""
-            look(world)
+            if not dead:
+                look(world)
             time.sleep(SLEEP_S)
     except MPI.Exception:  # a rank has died, or has given the job up
         if dead := describe_failed(world, READING_S):

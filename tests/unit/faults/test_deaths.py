@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -136,3 +137,27 @@ if comm.rank == 1:
 def test_a_rank_that_finalizes_mpi_by_hand_waits_for_the_others(jobs: Jobs) -> None:
     status, output = jobs.run_tolerant(3, FINALIZED).finish()
     assert status == 0, output
+
+
+MET = """
+import threading
+from collectives import process_end
+comm = mpicomp.Communicator(on_failure=MODE)
+comm.barrier()
+if comm.rank == 1:
+    await_others = process_end._await_others
+    def exit_behind_it():
+        reason = await_others()  # the others finalize MPI now
+        threading.Thread(target=os._exit, args=(3,)).start()
+        time.sleep(NEVER_S)
+        return reason
+    process_end._await_others = exit_behind_it
+"""
+
+
+@pytest.mark.parametrize("mode", ["raise", "regroup"])
+def test_os_exit_of_a_thread_leaves_no_rank_in_mpi_finalize(jobs: Jobs, mode: str) -> None:
+    job = jobs.run_tolerant(3, MET, MODE=mode)
+    start = time.monotonic()
+    _, output = job.finish()
+    assert time.monotonic() - start < JOB_S / 2, output
