@@ -33,7 +33,7 @@ from mpicomp.codecs.rows.row_codec import DeltaCodec, RowCodec, Rows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.coding import Coding, CodingPlace, DirectCoding, as_matrix, coded_matrix, row_keys
 from mpicomp.pipeline.message_stores import FileMessageStore, MessageStore
-from mpicomp.pipeline.store import State, Store
+from mpicomp.pipeline.store import State, Store, next_pair
 from mpicomp.pipeline.store_rows import Ids, Stamps, differing, seen
 
 _READ_TOGETHER = 64
@@ -294,8 +294,9 @@ class DeltaCoding(Coding):
             rows = np.union1d(rows, np.flatnonzero(seen(my_stamps) | seen(their_stamps)))
         if self._store is not None:
             self._store.forget(rows, their_stamps[rows])
-            if my_pair != their_pair or not my_pair:
-                self._store.pair = int(max(my_offer, their_offer))
+            offer = int(max(my_offer, their_offer))
+            # also of ends that share their messages: from copies of their files several runs may continue
+            self._store.pair = next_pair(int(my_pair), offer) if my_pair == their_pair else offer
         return rows.size
 
     @override

@@ -260,7 +260,7 @@ class FileMessageStore(Store):
         """
         self._ready()
         self._check_state(state, ("stamps",))
-        if state.get("pair", self.pair) != self.pair:
+        if self._is_of_another_run(state):
             self.forget_all()
         self.reset_checksum()
 

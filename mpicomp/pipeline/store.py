@@ -28,6 +28,7 @@ from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.pipeline.store_rows import Ids, Ledger, RowFormat, Stamps, seen
 
 State: TypeAlias = dict[str, Any]
+_CONTINUATION_BITS = 32  # of a pair's number
 
 
 class Store(ABC):
@@ -52,7 +53,8 @@ class Store(ABC):
     ----------
     pair : int
         Number that the stores of both ends of a cut share, which the ends agree on; 0: none yet. Stamps of stores with
-        different numbers cannot be compared.
+        different numbers cannot be compared. The upper 32 bits are the run's; the lower ones change whenever the ends
+        settle which messages they share.
 
     Raises
     ------
@@ -294,6 +296,10 @@ class Store(ABC):
                 "from it: make a store of its own here, or use it there"
             )
 
+    def _is_of_another_run(self, state: Mapping[str, Any]) -> bool:
+        """Return True if the pair's number in a state, if it has one, is not that of the same run."""
+        return bool((state.get("pair", self.pair) ^ self.pair) >> _CONTINUATION_BITS)
+
     def _description(self) -> State:
         """Return the properties that stores must have in common to take over each other's rows."""
         return {
@@ -326,3 +332,9 @@ class Store(ABC):
                 "damaged, load an earlier one"
             )
         return marks
+
+
+def next_pair(pair: int, random_number: int) -> int:
+    """Return the number of a pair of stores that goes on: of the same run, but of another continuation."""
+    changed = (pair ^ random_number) % 2**_CONTINUATION_BITS if pair else pair ^ random_number
+    return pair ^ changed

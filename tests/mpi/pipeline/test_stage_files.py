@@ -124,3 +124,50 @@ def test_a_state_whose_files_another_run_has_taken_over_finds_no_messages(comm: 
         stage.load_state_dict(state)
         assert forward_bytes(comm, stage)[1] == full
         assert stage.stores_alike()
+
+
+def test_files_of_two_continuations_of_one_run_are_no_pair_though_their_stamps_are_equal(
+    comm: Communicator, folder: Path
+) -> None:
+    with over_files(comm, folder / "one", run="one") as stage:
+        full = forward_bytes(comm, stage)[1]
+    if comm.rank == 0:
+        shutil.copytree(folder / "one", folder / "other")
+    comm.barrier()
+    for name, shift in (("one", 0.0), ("other", 0.5)):
+        with over_files(comm, folder / name, shift, run="one") as stage:
+            assert forward_bytes(comm, stage)[1] < full  # each goes on from the messages of before
+    put(comm, folder / "other" / LOST, folder / "one" / LOST)
+    with over_files(comm, folder / "one", run="one") as stage:
+        assert forward_bytes(comm, stage)[1] == full
+        assert stage.stores_alike()
+
+
+def test_states_of_two_continuations_of_one_state_are_no_pair(comm: Communicator) -> None:
+    def stage_from(state: Any, shift: float) -> tuple[int, Any]:
+        module = layer(comm.rank)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter += shift
+        stage = staged(comm, module, forward=Deltas(RowQuantizer(4), EXAMPLES))
+        if state is not None:
+            stage.load_state_dict(state)
+        sent = forward_bytes(comm, stage)[1]
+        assert stage.stores_alike()
+        return sent, stage.state_dict()
+
+    full, state = stage_from(None, 0.0)
+    one, other = stage_from(state, 0.0), stage_from(state, 0.5)
+    assert one[0] == other[0] < full
+    assert stage_from(other[1] if comm.rank == 1 else one[1], 0.0)[0] == full
+
+
+def test_an_older_state_goes_on_from_files_that_have_been_opened_again_since(comm: Communicator, folder: Path) -> None:
+    with over_files(comm, folder, run="one") as stage:
+        full = forward_bytes(comm, stage)[1]
+        state = stage.state_dict()
+    for _ in range(2):  # the first of two restarts from the same checkpoint ended before the next checkpoint
+        with over_files(comm, folder, run="one") as stage:
+            stage.load_state_dict(state)
+            assert forward_bytes(comm, stage)[1] < full
+            assert stage.stores_alike()
