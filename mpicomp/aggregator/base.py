@@ -112,7 +112,7 @@ class Aggregator:
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
             tensors += f", rows of {tensors_listed(matrix_rows)},"
-        self._copies = make_copies(comm, algorithm, self.driver, self.state_kinds, self.feedback.like)
+        self._copies = make_copies(comm, algorithm, self.driver, self.feedback)
         if self._copies is not None:
             tensors += f", residuals copied every {self._copies.every} steps,"
         text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "

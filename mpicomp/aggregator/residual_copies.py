@@ -6,7 +6,7 @@ holds for the copies too: either all ranks have theirs and the step ends, or the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from collectives.annotations import AnyArray
 from collectives.execution.handle import Call
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import keep_alive, until
-from mpicomp.feedback.base import is_pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,12 +75,6 @@ def buddies_of(node_of: Sequence[int]) -> list[int]:
     return buddies
 
 
-def copied_keys(kinds: Mapping[str, StateKind]) -> list[str]:
-    """Return the keys of the pending errors in a state, and of the range of elements that a rank owns."""
-    keys = [key for key, kind in kinds.items() if kind == "owned" or is_pending(key, kind)]
-    return sorted(keys) if any(kinds[key] != "owned" for key in keys) else []
-
-
 class ResidualCopies:
     """Copy of one aggregator's residual for the buddy of this rank, and the copy that this rank keeps.
 
@@ -91,8 +84,8 @@ class ResidualCopies:
         With several ranks.
     every : int
         Steps from one copy to the next.
-    kinds : dict
-        Kinds of the state's entries.
+    keys : iterable of str
+        Entries of the state that are copied.
 
     Attributes
     ----------
@@ -102,8 +95,8 @@ class ResidualCopies:
         The copy that this rank keeps; None: it has no valid one.
     """
 
-    def __init__(self, comm: Communicator, every: int, kinds: Mapping[str, StateKind]) -> None:
-        self.every, self.keys, self.size = every, copied_keys(kinds), comm.size
+    def __init__(self, comm: Communicator, every: int, keys: Iterable[str]) -> None:
+        self.every, self.keys, self.size = every, sorted(keys), comm.size
         buddies = buddies_of(comm.layout.node_of)
         self._comm, self._to, self._from = comm.mpi_comm, buddies[comm.rank], buddies.index(comm.rank)
         self._here = comm.here

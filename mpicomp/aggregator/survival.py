@@ -5,7 +5,7 @@ The functions work on saved states, and leave it to `Aggregator` to make its par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,22 +14,19 @@ from collectives import Communicator
 from collectives.consistency.descriptions import gather_objects
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, Limits, drive
-from mpicomp.aggregator.residual_copies import ResidualCopies, Saved, State, ages_of, copied_keys, with_copy
+from mpicomp.aggregator.residual_copies import ResidualCopies, Saved, State, ages_of, with_copy
+from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.feedback.redistribute import among_survivors
 
 if TYPE_CHECKING:
-    from mpicomp.aggregator.parts import Driver, StateKind
+    from mpicomp.aggregator.parts import Driver, Feedback, StateKind
 
 Ages = dict[int, int | None]
 """Age in steps of the residual that was added for each dead rank, None where it is lost; empty: there are no copies."""
 
 
-def make_copies(
-    comm: Communicator, method: object, driver: Driver, kinds: Mapping[str, StateKind], like: Callable[[], State]
-) -> ResidualCopies | None:
+def make_copies(comm: Communicator, method: object, driver: Driver, feedback: Feedback) -> ResidualCopies | None:
     """Return the copies of residuals if the communicator has a period for them; None: there is nothing to copy.
-
-    `like` returns an array of its shape for each entry of a state.
 
     Raises
     ------
@@ -40,16 +37,16 @@ def make_copies(
     if every is None or comm.regroup is None or comm.size == 1:
         return None
     # residuals without elements are those of options that keep none
-    entries = like()
-    copied = {key: kind for key, kind in kinds.items() if kind == "owned" or np.size(entries.get(key, ()))}
-    if not copied_keys(copied):
+    pending = [key for key, one in feedback.like().items() if key in feedback.pending_keys and np.size(one)]
+    if not pending:
         return None
     if not driver.undoes:
         raise ValueError(
             f"{comm.here}: residuals of {type(method).__name__} cannot be copied every {every} steps: "
             "leave out copy_residuals_every, or take the method that it contains"
         )
-    return ResidualCopies(comm, every, copied)
+    owned = [key for key, kind in feedback.state_kinds.items() if kind == "owned"]
+    return ResidualCopies(comm, every, [*pending, *owned])
 
 
 def renew_copies(comm: Communicator, copies: ResidualCopies, state: State, step: int, tag: int) -> None:
@@ -91,7 +88,7 @@ def state_of_newcomer(method: object, peers: Saved, kinds: Mapping[str, StateKin
     if "shard" in kinds.values():
         raise ValueError(f"{method} divides vectors among the ranks of a node, and takes no newcomers")
     there = peers.state
-    state = {key: _without_errors(value) if kinds[key] in ("mean", "owner") else value for key, value in there.items()}
+    state = {key: _without_errors(value) if kinds[key] in BY_ELEMENT else value for key, value in there.items()}
     state |= {key: np.zeros(2, np.int64) for key, kind in kinds.items() if kind == "owned" and key in there}
     return Saved(state, None, 0)
 

@@ -22,12 +22,11 @@ from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, 
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.step import StepDriver
 from mpicomp.auto.trials import COUNT, Front, Plan, Schedule, Side, Stage, Stopwatch, Times, slowest
-from mpicomp.feedback.base import NoFeedback, is_pending
+from mpicomp.feedback.base import NoFeedback
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 
 _log = logging.getLogger("mpicomp")
-PENDING_KINDS = ("mean", "owner")
 KEY = "auto"  # key of the plan in a state, next to the method's entries
 
 
@@ -37,8 +36,9 @@ class Pending:
     def __init__(self, feedback: Feedback, ranks: int, device: Device | None = None) -> None:
         self._feedback, self._ranks, self._device = feedback, ranks, device
         self._crossed: Mirror | None = None  # keeps the memory alive that the device copies in the background
-        self._kinds = feedback.state_kinds
-        self._fresh = {key: one for key, one in feedback.state().items() if self._kinds[key] not in PENDING_KINDS}
+        self._kinds, self._pending_keys = feedback.state_kinds, feedback.pending_keys
+        # entries of zeros, such as residuals, take no memory here
+        self._fresh = {key: one for key, one in feedback.state().items() if np.any(one)}
 
     def added_to(self, values: Array) -> Array:
         """Return the sum of a vector and this rank's pending errors, or the vector itself if no error is pending.
@@ -47,10 +47,9 @@ class Pending:
         """
         total: AnyArray | None = None
         for key, array in self._feedback.state().items():
-            kind = self._kinds[key]
-            if is_pending(key, kind) and array.shape == values.shape:
+            if key in self._pending_keys and array.shape == values.shape:
                 # only the owner has the error of an element; the mean divides it by the number of ranks
-                if kind == "owner":
+                if self._kinds[key] == "owner":
                     array *= array.dtype.type(self._ranks)
                 total = array if total is None else np.add(total, array, out=total)
         if total is None:
@@ -65,7 +64,7 @@ class Pending:
         """Reset the method: forget pending errors and all other state."""
         self._crossed = None
         nothing = {key: np.zeros_like(array) for key, array in self._feedback.like().items()}
-        self._feedback.load(nothing | self._fresh)
+        self._feedback.load({"step": np.zeros((), np.int64)} | nothing | self._fresh)
 
 
 class Chosen(Driver):

@@ -25,10 +25,8 @@ StateKind = Literal["mean", "owner", "owned", "shared", "shard"]
 whose mean over ranks is pending; an array[n] that is zero except for the elements that the rank owns; start and stop of
 these elements; an entry that is equal on all ranks."""
 
-
-def is_pending(key: str, kind: StateKind) -> bool:
-    """Return True for errors that a method has yet to contribute: not for momentum, whose mean ranks go on with too."""
-    return kind in ("mean", "owner") and key != "momentum"
+BY_ELEMENT: tuple[StateKind, ...] = ("mean", "owner")
+"""Kinds of entries with a number for each element, unless an option leaves out their elements."""
 
 
 class StepInput(Protocol):
@@ -110,8 +108,12 @@ class Residual:
     device : Device
     n : int
     dtype : dtype
-    kind : "mean" or "owner"
-        The pending error is the mean of the ranks' vectors, or each element is pending on the rank that owns it.
+    kind : "mean", "owner" or "shared"
+        The ranks continue from the mean of their vectors, each element is of the rank that owns it, or the vectors are
+        equal on all ranks.
+    pending : bool
+        A "mean" or an "owner"'s vector is an error that the method has yet to contribute to the result: a dense step of
+        `Auto` adds it, and so do the survivors of a dead rank, from a copy. False: other state, such as momentum.
 
     Examples
     --------
@@ -128,8 +130,11 @@ class Residual:
     [0.0, 0.0]
     """
 
-    def __init__(self, device: Device, n: int, dtype: DTypeLike, kind: StateKind = "mean") -> None:
+    def __init__(
+        self, device: Device, n: int, dtype: DTypeLike, kind: StateKind = "mean", pending: bool = True
+    ) -> None:
         self.kind, self._device, self._dtype = kind, device, np.dtype(dtype)
+        self.is_pending = pending
         self.current, self.following = (zeros(device, n, dtype) for _ in range(2))
 
     def commit(self) -> None:
@@ -304,6 +309,12 @@ class Feedback(ABC):
     def state_kinds(self) -> dict[str, StateKind]:
         """Kind of each entry of `state`."""
         return {key: residual.kind for key, residual in self.residuals.items()}
+
+    @property
+    def pending_keys(self) -> frozenset[str]:
+        """Keys of the entries of `state` that are errors which the method has yet to contribute."""
+        errors = [key for key, kind in self.state_kinds.items() if kind in BY_ELEMENT]
+        return frozenset(key for key in errors if key not in self.residuals or self.residuals[key].is_pending)
 
     @property
     def residual(self) -> Array | None:

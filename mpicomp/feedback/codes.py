@@ -15,7 +15,7 @@ from collectives.annotations import Array, Bytes, Doubles, Testable, override
 from collectives.arrays import Device, after_copy
 from mpicomp.codecs.base import Codec, Finite, averages, out_of_range, redraws
 from mpicomp.codecs.bucketed import count
-from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks
+from mpicomp.feedback.base import Feedback, Problem, Residual, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.payloads import Payloads, Results
@@ -296,14 +296,18 @@ class OwnedCodes(Codes):
     @override
     def check_owner(self, state: dict[str, Any], where: str) -> None:
         if self._own is not None:
-            check_owned(state, "owner_error", self._own, where)
+            for key in self._owners_errors():
+                check_owned(state, key, self._own, where)
 
     @override
     def load(self, state: State) -> str:
         """Take over a state; only the owner's errors of the elements that this rank owns."""
         compared = super().load(state)
         if self._own is not None:
-            errors = self._owner.residual.current
-            errors[: self._own.start] = 0
-            errors[self._own.stop :] = 0
+            for errors in self._owners_errors().values():
+                errors.current[: self._own.start] = 0
+                errors.current[self._own.stop :] = 0
         return compared
+
+    def _owners_errors(self) -> dict[str, Residual]:
+        return {key: one for key, one in self.residuals.items() if one.kind == "owner"}

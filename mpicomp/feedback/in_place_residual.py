@@ -41,7 +41,7 @@ class InPlaceResidual(Residual):
     """
 
     def __init__(self, device: Device, n: int, dtype: DTypeLike, tensors: int, *, lazy: bool, keeps: bool) -> None:
-        self.kind, self._device, self._dtype = "mean", device, np.dtype(dtype)
+        self.kind, self.is_pending, self._device, self._dtype = "mean", True, device, np.dtype(dtype)
         self.current = self.following = zeros(device, n, dtype)
         self._second = zeros(device, n, dtype) if keeps else None
         self.lazy, self.pending, self.spoiled = lazy, np.zeros(tensors, dtype), False

@@ -54,7 +54,7 @@ class StochasticVotes(VoteValues):
         self, layout: VoteLayout, groups: ScaleGroups, rank: int, momentum: float, stream: Stream, has_norm: bool
     ) -> None:
         kind = compute_type(layout.dtype)
-        self._momentum = Residual(layout.device, layout.n, kind) if momentum else None
+        self._momentum = Residual(layout.device, layout.n, kind, pending=False) if momentum else None
         super().__init__(layout, groups, {} if self._momentum is None else {"momentum": self._momentum})
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)

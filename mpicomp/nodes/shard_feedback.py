@@ -12,7 +12,7 @@ import numpy as np
 from collectives.annotations import AnyArray, Array
 from collectives.quoting import shown
 from mpicomp.aggregator.parts import Feedback, State, StateKind, VectorSpec
-from mpicomp.auto.chosen import PENDING_KINDS
+from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.shards import tensor_parts
 
@@ -92,7 +92,7 @@ class ShardFeedback:
         made: State = {**state, SHARD: np.array([elements.start, elements.stop], np.int64)}
         for key, value in state.items():
             shape = getattr(value, "shape", ())
-            if kinds.get(key) in PENDING_KINDS and shape == (stop - start,):
+            if kinds.get(key) in BY_ELEMENT and shape == (stop - start,):
                 made[key] = np.zeros(len(elements), value.dtype)
             elif kinds.get(key) != "owned" and shape == (len(parts),) and value.dtype.kind == "f":
                 numbers = {tensor: one for (tensor, _), one in zip(parts, value, strict=True)}
@@ -133,7 +133,11 @@ class ShardFeedback:
         whole = np.asarray(value) if not isinstance(value, Mapping) else None
         if shape == (len(self._own),) and whole is not None and whole.shape == (n,):
             return whole[self._own.start : self._own.stop]
-        if self._inner.state_kinds.get(key) in PENDING_KINDS and shape == (len(self._own),):
+        if (
+            self._inner.state_kinds.get(key) in BY_ELEMENT
+            and shape == (len(self._own),)
+            and (self._own or whole is not None)
+        ):
             return value  # of another length, which the check reports
         by_shard = [*value.values()] if isinstance(value, Mapping) else [value]
         old = [range(start, stop) for start, stop in pairwise(bounds)]

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from collectives.json_file import fields, parse_json
 from collectives.quoting import one_line, shown
+from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.feedback.redistribute import redistribute
 from mpicomp.torch.fsdp.parameter_groups import ShardedParameter
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 _DESCRIPTION = "description"
-_BY_ELEMENT = ("mean", "owner")  # kinds of entries that have a number for each element
 _ABOUT = ("method", "n")  # entries that the description and the shapes stand for
 
 
@@ -143,7 +143,7 @@ class ShardStates:
         for node in range(nodes):
             row = {entry: fresh[entry] for entry in _ABOUT} | shared
             for entry, value in fresh.items():
-                if kinds[entry] in _BY_ELEMENT:
+                if kinds[entry] in BY_ELEMENT:
                     row[entry] = self._joined(vector, entry, value, state, node)
             rows.append(row)
         return redistribute(rows, self._nodes, kinds)[self._node]
@@ -203,7 +203,7 @@ class ShardStates:
         return joined
 
     def _is_by_element(self, vector: ShardVector, kind: str, value: Any) -> bool:
-        return kind in _BY_ELEMENT and np.shape(value) == (vector.reducer.bucket.n,)
+        return kind in BY_ELEMENT and np.shape(value) == (vector.reducer.bucket.n,)
 
     def _key(self, vector: ShardVector, entry: str, kind: str) -> str:
         node = "" if kind == "shared" else f"node {self._node}/"

@@ -371,6 +371,30 @@ def test_a_damaged_residual_of_all_shards_is_refused() -> None:
     run_local(6, work, ranks_per_node=2)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_states_of_all_methods_move_between_all_layouts_of_nodes(name: str) -> None:
+    method, n, lengths = METHODS[name], 5000, (700, 3000, 5000 - 704 - 3008)
+    if getattr(method, "rates", None) is not None:
+        pytest.skip("has rates by position")
+    layouts = {"1+1": (2, 1), "2+2": (4, 2), "2+1": (3, 2), "3": (3, 3)}
+
+    def train(comm: Communicator, states: Any = None) -> Any:
+        aggregator = PerNode(method).start(comm, n, tensor_lengths=lengths)
+        if states is not None:
+            aggregator.load_state_dict(states[comm.rank])
+        result = aggregator.aggregate(gradient(comm.rank, aggregator.step, n, lengths=lengths))
+        return result, aggregator.state_dict(), aggregator.state_kinds
+
+    for ranks, per in layouts.values():
+        _, states, kinds = zip(*run_local(ranks, train, ranks_per_node=per), strict=True)
+        for others, per_other in layouts.values():
+            moved = redistribute(states, others, kinds[0])
+            results, *_ = zip(
+                *run_local(others, lambda comm, to=moved: train(comm, to), ranks_per_node=per_other), strict=True
+            )
+            assert all(np.array_equal(one, results[0]) for one in results)
+
+
 def test_states_of_empty_vectors_move_to_other_nodes() -> None:
     def work(comm: Communicator, states: Any = None) -> Any:
         aggregator = PerNode(LocalTopK(50)).start(comm, 0)

@@ -149,7 +149,7 @@ def test_each_rank_keeps_one_copy_and_of_another_node_where_that_is_possible(nod
 
 def test_a_copy_is_held_once_the_step_has_ended_and_is_forgotten_with_a_step_that_fails() -> None:
     def work(comm: Any) -> Any:
-        copies, traffic = ResidualCopies(comm, 2, {"residual": "mean", "step": "shared"}), Traffic()
+        copies, traffic = ResidualCopies(comm, 2, ["residual"]), Traffic()
         found = []
         for step, end in ((2, copies.keep), (4, copies.drop)):
             backoff = Backoff(Limits(20.0), lambda: "no copy")
