@@ -308,7 +308,9 @@ class Synchronizer(StateOwner):
 
     @override
     def own_entries(self) -> State:
-        return {"mode": self.mode, "rounds": self._save_rounds(), "buckets": self.reducers.names}
+        groups = self._optimizer.param_groups
+        shapes = [[*parameter.shape] for group in groups for parameter in group["params"]]
+        return {"mode": self.mode, "rounds": self._save_rounds(), "buckets": self.reducers.names, "shapes": shapes}
 
     @override
     def check_own(self, own: State) -> None:

@@ -6,14 +6,15 @@ the ranks' residuals, and each new rank starts from it.
 The wrapped optimizer's tensors are equal on all ranks under "gradients". Under "updates" they differ, since each rank's
 optimizer runs on its own gradients, and new ranks start from their *mean* over the old ones. The move that momentum
 still holds is then the same on average over the ranks, as it is linear in momentum. Adam's moments are running means of
-gradients and of their squares, and the mean over ranks is the running mean over all ranks' gradients. Counters, such as
+gradients and of their squares, and the mean over ranks is the running mean over all ranks' gradients. State that is not
+known to be linear, such as codes with a scale, is refused (`mpicomp.torch.state.linear_states`). Counters, such as
 Adam's ``step``, have no mean: they must be equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,9 +23,8 @@ from torch import Tensor
 from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import StateKind
 from mpicomp.feedback.redistribute import CURE, redistribute, require_same_keys
+from mpicomp.torch.state.linear_states import COUNTER, LinearEntries, shape_of_parameter
 from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
-
-_COUNTER = "step"  # torch itself knows optimizers' counters by this name; they may be tensors of floats
 
 _KINDS = frozenset(get_args(StateKind))
 
@@ -54,7 +54,8 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     ------
     ValueError
         A rank's state is missing or there twice; the states are of different models, modes or steps, or were taken in
-        the middle of local steps, when the ranks' models differ; or counters of the wrapped optimizer differ.
+        the middle of local steps, when the ranks' models differ; or counters of the wrapped optimizer differ, or state
+        of it that is not known to be linear in gradients or their squares.
 
     Examples
     --------
@@ -86,12 +87,15 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     for rank, own in enumerate(owns):
         _check(own, rank)
     require_same_keys("their states", owns)
-    own = {key: merge(key, [one[key] for one in owns], False) for key in owns[0] if key not in RANK.entries}
+    own = {key: merge(key, [one[key] for one in owns]) for key in owns[0] if key not in RANK.entries}
     own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
-    averages = own.get("mode") == "updates"
     parts = [wrapped_part(state) for state in ordered]
     require_same_keys("their states", parts)
-    wrapped = {key: merge(key, [part[key] for part in parts], averages and key == "state") for key in parts[0]}
+    averaged = ["state"] if own.get("mode") == "updates" else []
+    wrapped = {
+        key: _merge_parameters(values, own.get("shapes")) if key in averaged else merge(key, values)
+        for key, values in ((key, [part[key] for part in parts]) for key in parts[0])
+    }
     return [{**wrapped, STATE_KEY: {**own, "rank": rank, "ranks": ranks}} for rank in range(ranks)]
 
 
@@ -148,33 +152,50 @@ def _merge_bucket(owns: Sequence[State], bucket: int) -> State:
         raise ValueError(f"bucket {bucket}: {error}") from error
 
 
-def merge(where: str, values: Sequence[Any], averages: bool) -> Any:
+def _merge_parameters(states: Sequence[Any], shapes: object) -> Any:
+    """Return the wrapped optimizer's states by parameter, with means of those that are linear."""
+    if not all(isinstance(state, dict) for state in states):
+        return merge("state", states)
+    require_same_keys("state", states)
+    merged = {}
+    for index, first in states[0].items():
+        entries = LinearEntries(shape_of_parameter(shapes, index, first))
+        merged[index] = merge(f"state[{index!r}]", [state[index] for state in states], entries)
+        entries.check()
+    return merged
+
+
+def merge(where: str, values: Sequence[Any], means: LinearEntries | None = None, entry: object = None) -> Any:
     """Return the common value of all ranks; ValueError, which names the place, if values differ and have no mean.
 
-    If it `averages`, floats that differ have their mean, in float64 and rounded once; not entries named "step".
+    Values of an `entry` that is among the `means` have their mean, and others that are floats or tensors are noted
+    there.
     """
     first = values[0]
     if all(isinstance(value, dict) for value in values):
         require_same_keys(one_line(where), values)
         return {
-            key: merge(f"{where}[{key!r}]", [value[key] for value in values], averages and key != _COUNTER)
+            key: merge(f"{where}[{key!r}]", [value[key] for value in values], None if key == COUNTER else means, key)
             for key in first
         }
     if isinstance(first, list | tuple) and all(type(one) is type(first) and len(one) == len(first) for one in values):
-        return type(first)(merge(f"{where}[{i}]", one, averages) for i, one in enumerate(zip(*values, strict=True)))
+        parts = enumerate(zip(*values, strict=True))
+        return type(first)(merge(f"{where}[{i}]", part, means, entry) for i, part in parts)
     differing = next((rank for rank, value in enumerate(values) if not _same(value, first)), None)
     if differing is None:
         return first
-    if averages and all(isinstance(value, float) for value in values):
-        return sum(values) / len(values)
-    if averages and all(map(_is_dense, values)):
-        unlike = next((rank for rank, value in enumerate(values) if _form(value) != _form(first)), None)
-        if unlike is None:
-            return _mean(values)
-        differing = unlike
-    raise ValueError(
-        f"ranks 0 and {differing} differ in {one_line(where)} ({_shown(first)} and {_shown(values[differing])}): {CURE}"
-    )
+    unlike = next((rank for rank, value in enumerate(values) if _form(value) != _form(first)), None)
+    if means is None or unlike is not None or not isinstance(first, float | Tensor):
+        rank = differing if unlike is None else unlike
+        raise ValueError(f"ranks 0 and {rank} differ in {_described(where, first, values[rank])}: {CURE}")
+    if all(means.contain(entry, value) for value in values):
+        return sum(values) / len(values) if isinstance(first, float) else _mean(values)
+    means.refused.append(_described(where, first, values[differing]))
+    return first
+
+
+def _described(where: str, first: object, other: object) -> str:
+    return f"{one_line(where)} ({_shown(first)} and {_shown(other)})"
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
@@ -185,12 +206,9 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
     return total.div_(len(tensors)).to(tensors[0].dtype)
 
 
-def _is_dense(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
-
-
-def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
+def _form(value: object) -> tuple[object, ...]:
+    """Return the type of a value, and a tensor's shape, dtype and layout."""
+    return (type(value), value.shape, value.dtype, value.layout) if isinstance(value, Tensor) else (type(value),)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -203,11 +221,14 @@ def _same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and np.array_equal(one, other)
     if not torch.is_tensor(one):
         return bool(one == other) or bool(one != one and other != other)
-    if _form(one) != _form(other) or one.layout != other.layout:
+    if _form(one) != _form(other):
         return False
-    if one.layout != torch.strided:
-        return bool(torch.equal(one, other))
-    return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
+    try:
+        if one.layout != torch.strided:
+            return torch.equal(one, other)
+        return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
+    except (RuntimeError, TypeError):  # of a layout or a subclass that lacks such operations
+        return False
 
 
 def _shown(value: object) -> str:

@@ -116,6 +116,111 @@ def test_under_updates_new_ranks_start_from_the_mean_of_the_old_ones(made: Any) 
     assert differing
 
 
+class Coded(torch.optim.SGD):
+    """Momentum in codes of a type, with a scale."""
+
+    dtype = torch.float16
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            one = self.state[parameter]
+            momentum = (0.9 * one["m"].float() * one["scale"] if "m" in one else 0) + parameter.grad
+            one["scale"] = momentum.abs().max() / 100
+            one["m"] = (momentum / one["scale"]).to(self.dtype)
+            parameter.sub_(momentum, alpha=0.01)
+
+
+def coded(dtype: torch.dtype, hook: Any = None) -> Build:
+    def build(model: nn.Module, comm: Communicator) -> DistributedOptimizer:
+        optimizer = Coded(model.parameters(), lr=0.01)
+        optimizer.dtype = dtype
+        if hook is not None:
+            optimizer.register_state_dict_post_hook(hook)
+        return DistributedOptimizer(optimizer, Marsit(2), comm, model.named_parameters(), synchronize="updates")
+
+    return build
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float8_e4m3fn, torch.float32], ids=str)
+def test_codes_with_scales_are_refused_until_the_state_is_saved_decoded(dtype: torch.dtype) -> None:
+    scale, codes = r"state\[0\]\['scale'\] \(.*\)", r" and in state\[0\]\['m'\] \(.*\)"
+    both = scale + codes if dtype != torch.float32 else scale
+    with pytest.raises(ValueError, match=f"ranks differ in {both}, whose mean may .* decoded, in float32") as caught:
+        redistribute_states(Run(3, coded(dtype)).states, 2)
+    assert str(caught.value).isprintable()
+
+    def decode(optimizer: object, state: State) -> None:
+        state["state"] = {
+            index: {"m": one["m"].float() * one["scale"], "scale": torch.ones(())}
+            for index, one in state["state"].items()
+        }
+
+    run = Run(3, coded(dtype, decode))
+    again = Run(2, coded(dtype, decode), before=run)
+    for index, new in again.starts[1]["state"].items():
+        olds = torch.stack([state["state"][index]["m"] for state in run.states])
+        assert not torch.equal(olds[0], olds[1])
+        torch.testing.assert_close(new["m"], olds.mean(0))
+
+
+class Subclass(Tensor):
+    """A tensor that holds other values than it shows."""
+
+
+def entries(rank: int) -> dict[str, Any]:
+    """Return entries of a state of a parameter of shape [37, 10] that ranks have different values of."""
+    filled = torch.full((37, 10), float(rank))
+    return {
+        "velocity": filled,
+        "ema": filled.double(),
+        "exp_avg_sq_row": filled[:, 0],
+        "row_var": filled[:, :1],
+        "momentum_buffer": filled.bfloat16(),
+        "RMS": float(rank),
+        "slow": [filled, filled],
+        "nested": {"exp_avg": filled, "max": filled},
+        "codes": filled.to(torch.uint8),
+        "bfloat16": filled.bfloat16(),
+        "mask": filled > 0,
+        "scale": torch.tensor(float(rank)),
+        "number": float(rank),
+        "absmax1": filled[0],
+        "projector": torch.full((10, 37), float(rank)),
+        "preconditioners": [torch.full((n, n), float(rank)) for n in (37, 10)],
+        "exp_avg": filled[:, :5],
+        "subclass": filled.as_subclass(Subclass),
+        "step_size": torch.tensor(float(rank)),
+        "sparse": filled.to_sparse(),
+        "complex": filled.to(torch.complex64),
+    }
+
+
+LINEAR = ["velocity", "ema", "exp_avg_sq_row", "row_var", "momentum_buffer", "RMS", "slow", "nested"]
+
+
+@pytest.mark.parametrize("saves_shapes", [True, False])
+@pytest.mark.parametrize("name", entries(0))
+def test_only_state_that_is_known_to_be_linear_is_averaged(name: str, saves_shapes: bool) -> None:
+    """Older states do not have the shapes of parameters."""
+    olds = ADAM.states if saves_shapes else [without(state, "mpicomp", "shapes") for state in ADAM.states]
+    states = [
+        changed(state, {**state["state"][0], name: entries(rank)[name]}, "state", 0) for rank, state in enumerate(olds)
+    ]
+    if name in LINEAR:
+        assert str(redistribute_states(states, 2)[0]["state"][0][name]) == str(entries(1)[name])
+    else:
+        with pytest.raises(ValueError, match=rf"ranks differ in state\[0\]\['{name}'\].* in float32 and in the param"):
+            redistribute_states(states, 2)
+
+
+@pytest.mark.parametrize("name", entries(0))
+def test_state_of_any_kind_that_is_equal_on_all_ranks_stays(name: str) -> None:
+    kept = entries(2)[name]
+    states = [changed(state, {**state["state"][0], name: kept}, "state", 0) for state in ADAM.states]
+    assert str(redistribute_states(states, 2)[0]["state"][0][name]) == str(kept)
+
+
 def test_under_gradients_the_wrapped_optimizer_goes_on_as_it_was() -> None:
     run = Run(3, by(Marsit(7), "adam", synchronize="gradients"))
     for state in redistribute_states(run.states, 2):
