@@ -1,14 +1,14 @@
 """Entries of optimizers' states that have a mean over ranks: those that are linear in gradients, or in their squares.
 
-The mean of codes times the mean of their scales is not the mean of what they stand for. So an entry that ranks have
-different values of has a mean only if it is known to be linear: by the name that optimizers of PyTorch and Transformers
-give it, or since it is in full precision and in the parameter's shape.
+The mean of codes times the mean of their scales is not the mean of the numbers that they encode. So an entry whose
+values differ between ranks has a mean only if it is known to be linear: by the name that optimizers of PyTorch and
+Transformers give it, or by full precision and the parameter's shape.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,11 +47,11 @@ class LinearEntries:
         self._shape = shape
         self.refused: list[str] = []
 
-    def contain(self, key: object, value: object) -> bool:
+    def contain(self, key: object, value: Any) -> bool:
         """Return True if a value has a mean over ranks, by the key of its entry."""
         if isinstance(value, float):
             return key in _REDUCED
-        # a subclass may hold codes, whatever its dtype
+        # a subclass may hold codes, also one whose dtype is float32
         if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
             return False
         if key in _REDUCED:
@@ -68,11 +68,9 @@ class LinearEntries:
             )
 
 
-def shape_of_parameter(shapes: object, index: object, state: object) -> Sequence[int] | None:
+def shape_of_parameter(shapes: Any, index: Any, state: Any) -> Any:
     """Return the shape of a parameter from the `shapes` in a state, or that of its largest tensor in an older state."""
     if isinstance(shapes, list) and isinstance(index, int) and 0 <= index < len(shapes):
-        shape: Sequence[int] = shapes[index]
-        return shape
-    entries: Mapping[Any, Any] = state if isinstance(state, Mapping) else {}
-    found = [[*value.shape] for value in entries.values() if isinstance(value, Tensor)]
-    return max(found, key=math.prod, default=None)
+        return shapes[index]
+    entries = state.values() if isinstance(state, dict) else ()
+    return max(([*one.shape] for one in entries if isinstance(one, Tensor)), key=math.prod, default=None)

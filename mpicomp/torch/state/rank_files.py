@@ -48,7 +48,8 @@ def save_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> None
         problem = f"rank {comm.rank}: {error}"
     problems = [text for text in comm.allgather_object(problem) if text]
     if problems:
-        raise OSError(f"{comm.here}: the states of ranks next to {path} cannot be written: {'; '.join(problems)}")
+        cannot = f"{comm.here}: the states of ranks next to {path} cannot be written: {'; '.join(problems)}"
+        raise OSError(f"{cannot}; make room there, or name another folder")
     if comm.rank == 0:
         with suppress(OSError):  # `load_beside` refuses files that stay
             for other, (_, size) in _files(path).items():

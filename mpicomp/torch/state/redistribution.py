@@ -14,6 +14,7 @@ Adam's ``step``, have no mean: they must be equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -91,11 +92,8 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
     parts = [wrapped_part(state) for state in ordered]
     require_same_keys("their states", parts)
-    averaged = ["state"] if own.get("mode") == "updates" else []
-    wrapped = {
-        key: _merge_parameters(values, own.get("shapes")) if key in averaged else merge(key, values)
-        for key, values in ((key, [part[key] for part in parts]) for key in parts[0])
-    }
+    averages = {"state": partial(_merge_parameters, shapes=own.get("shapes"))} if own.get("mode") == "updates" else {}
+    wrapped = {key: averages.get(key, merge)(key, [part[key] for part in parts]) for key in parts[0]}
     return [{**wrapped, STATE_KEY: {**own, "rank": rank, "ranks": ranks}} for rank in range(ranks)]
 
 
@@ -152,15 +150,15 @@ def _merge_bucket(owns: Sequence[State], bucket: int) -> State:
         raise ValueError(f"bucket {bucket}: {error}") from error
 
 
-def _merge_parameters(states: Sequence[Any], shapes: object) -> Any:
-    """Return the wrapped optimizer's states by parameter, with means of those that are linear."""
+def _merge_parameters(where: str, states: Sequence[Any], shapes: object) -> Any:
+    """Return the wrapped optimizer's states by parameter, with means of the entries that are linear."""
     if not all(isinstance(state, dict) for state in states):
-        return merge("state", states)
-    require_same_keys("state", states)
+        return merge(where, states)
+    require_same_keys(where, states)
     merged = {}
     for index, first in states[0].items():
         entries = LinearEntries(shape_of_parameter(shapes, index, first))
-        merged[index] = merge(f"state[{index!r}]", [state[index] for state in states], entries)
+        merged[index] = merge(f"{where}[{index!r}]", [state[index] for state in states], entries)
         entries.check()
     return merged
 
