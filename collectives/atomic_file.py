@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,11 +97,16 @@ def _flush(file: BinaryIO) -> None:
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Add the file's name to an error: that of a full disk has no name."""
+    handled = sys.exception()
     try:
         yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
+    except (OSError, RuntimeError) as error:
+        # on a full disk torch.save raises RuntimeError, while it handles the OSError
+        problem = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(problem, OSError) or problem is handled:
+            raise
+        problem.filename = str(path)
+        raise problem from None
 
 
 def _remove_stale(path: Path) -> None:

@@ -76,7 +76,7 @@ def share_clock(comm: Any, node_of: Sequence[int]) -> LinkClock:
         except OSError as error:
             problems.append(error)
     here = f"rank {comm.rank} of {comm.size}: link: no file for the link of this rank's node"
-    texts = gather_texts(comm, f"{here}: {problems[0]}" if problems else "", SHARING_S)
+    texts = gather_texts(comm, f"{here}: {problems[0]}; make room there, or set TMPDIR" if problems else "", SHARING_S)
     if path:
         with suppress(OSError):
             Path(path).unlink()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from collectives.annotations import Doubles, Indices
+from collectives.atomic_file import replacing
 from collectives.json_file import fields as require_fields
 from collectives.json_file import read_json
 from collectives.quoting import one_line, shown
@@ -92,14 +93,19 @@ class LinkModel:
         return np.where(self.group(sources) == self.group(destinations), self.latency_s, between)
 
     def save(self, path: str | Path) -> None:
-        """Write the numbers as JSON to the file `path`, which is overwritten.
+        """Write the numbers as JSON to the file `path`, which is replaced.
 
         Raises
         ------
         OSError
-            The file cannot be written.
+            The file cannot be written; it is as before then.
         """
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        try:
+            with replacing(Path(path)) as file:
+                file.write(json.dumps(asdict(self), indent=1).encode() + b"\n")
+        except OSError as error:
+            cure = "make room there, or name a file in another folder that exists"
+            raise OSError(error.errno, f"cannot be written ({error.strerror}): {cure}", str(path)) from error
 
     @classmethod
     def load(cls, path: str | Path) -> LinkModel:

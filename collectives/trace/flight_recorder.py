@@ -199,7 +199,7 @@ class FlightRecorder:
                     file.write(json.dumps(content).encode(errors="replace"))
                 outcome[0] = ""
             except Exception as error:  # noqa: BLE001 - reported, as nothing may replace the error of the call
-                outcome[0] = one_line(error)
+                outcome[0] = f"{one_line(error)}; make room in {folder}, or name another (MPICOMP_FLIGHT_DIR)"
             finally:
                 done.release()
 

@@ -6,6 +6,7 @@ and the ranks that were not. The ranks write into a hidden folder; once all have
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -53,6 +54,8 @@ def on_all_ranks(gather: Gather, here: str, work: Callable[[], None]) -> None:
         work()
     except Exception as error:  # noqa: BLE001 - reported to all ranks
         fault = f"{here}: {one_line(error) or type(error).__name__}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fault += "; make room there, or name another folder: earlier checkpoints are kept"
     found = [one for one in gather(fault) if one is not None]
     if found:
         raise PipelineError(found[0])

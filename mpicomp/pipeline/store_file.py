@@ -193,9 +193,13 @@ class StoreFile:
 
     def _write(self, content: bytes | memoryview, offset: int) -> None:
         view = memoryview(content)
-        while view:
-            put = os.pwrite(self._file, view, offset)
-            view, offset = view[put:], offset + put
+        try:
+            while view:
+                put = os.pwrite(self._file, view, offset)
+                view, offset = view[put:], offset + put
+        except OSError as error:
+            cause = f"cannot be written ({error.strerror}): make room or mend the disk"
+            raise OSError(error.errno, cause, self.name) from error
 
     # A new file ------------------------------------------------------------------------------------------------------
 
@@ -219,17 +223,16 @@ class StoreFile:
 
     def _fill(self, header: bytes) -> None:
         """Take the file's room on the disk, and write its first page; the very beginning last."""
-        self._write(_MAKING, 0)
-        os.ftruncate(self._file, len(_MAKING))  # of a file that a killed process began
-        disk = os.fstatvfs(self._file)
-        free = disk.f_bavail * disk.f_frsize
         try:
-            self._allocate(free)
+            self._write(_MAKING, 0)
+            os.ftruncate(self._file, len(_MAKING))  # of a file that a killed process began
+            self._allocate()
         except OSError as error:
+            cause = os.strerror(error.errno or errno.EIO)
             raise OSError(
                 error.errno,
-                f"the store takes {self._size} bytes, and the disk has {free} free ({error.strerror}): make room, name "
-                "a folder on another disk, or keep rows in fewer bits (codec=)",
+                f"the store takes {self._size} bytes, and the disk has {self._free_bytes()} free ({cause}): make room, "
+                "name a folder on another disk, or keep rows in fewer bits (codec=)",
                 self.name,
             ) from error
         self._write(_CLEAN, _CLEAN_AT)
@@ -238,8 +241,12 @@ class StoreFile:
         self._write(header[: len(_MAKING)], 0)
         os.fdatasync(self._file)
 
-    def _allocate(self, free: int) -> None:
-        if free < self._size:
+    def _free_bytes(self) -> int:
+        disk = os.fstatvfs(self._file)
+        return disk.f_bavail * disk.f_frsize
+
+    def _allocate(self) -> None:
+        if self._free_bytes() < self._size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             os.posix_fallocate(self._file, 0, self._size)

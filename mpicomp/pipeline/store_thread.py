@@ -161,9 +161,9 @@ class StoreThread:
         if self._error is None:
             return
         text = f"{self._file.name}: rows could not be written back, so this store has lost messages"
-        cure = "make room or mend the disk, and resume from the last checkpoint"
         number = self._error.errno if isinstance(self._error, OSError) else None
-        raise OSError(number or errno.EIO, f"{text} ({self._error}): {cure}") from self._error
+        text += f" ({self._error}): resume from the last checkpoint"
+        raise OSError(number or errno.EIO, text) from self._error
 
     def _run(self) -> None:
         try:

@@ -115,6 +115,10 @@ def _demonstrate(request: DemoRequest, world: Communicator) -> int:
             print(f"Picture: {request.output}")
         except ImportError:
             print("Picture: none, since Matplotlib is missing: pip install rich matplotlib")
+        except OSError as error:
+            print(
+                f"Picture: none ({request.output}: {error.strerror}); make room there, or name another file (--output)"
+            )
         print("", *report.next_steps(), sep="\n", flush=True)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -319,6 +320,20 @@ def test_on_a_terminal_a_bar_of_each_training_stays(
     last = out[out.rindex("dense") :]
     assert last.count("7/7") == 2
     assert "accuracy 40.0 %" in last
+
+
+def test_a_picture_for_which_there_is_no_room_leaves_the_rest_of_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def draw(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(picture, "draw", draw)
+    monkeypatch.setattr(program, "_train", lambda *arguments: DENSE if arguments[3] == "dense" else MARSIT)
+    monkeypatch.setattr(program, "_compile", lambda *_: None)
+    assert main(["demo", "--output", str(tmp_path / "a.png")]) == 0
+    out = capsys.readouterr().out
+    assert "a.png: No space left on device); make room there, or name another file (--output)\n" in out
 
 
 def test_without_matplotlib_the_cure_takes_the_place_of_the_picture(

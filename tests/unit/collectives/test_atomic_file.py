@@ -201,3 +201,29 @@ def test_a_block_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path) -> 
     assert names(tmp_path) == ["state"]
     with pytest.raises(FileNotFoundError, match=r"none/\.state"):
         replace(tmp_path / "none" / "state")
+
+
+def test_an_error_of_the_disk_is_raised_though_the_writer_hides_it_behind_another(tmp_path: Path) -> None:
+    """`torch.save` ends its archive on the full disk, and fails again."""
+
+    def write() -> None:
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")
+
+    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "state"):
+        write()
+    assert Path(caught.value.filename).parent == tmp_path
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_error_that_the_caller_handles_does_not_take_the_place_of_the_writers(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("of the writer")
+
+    try:
+        raise OSError("earlier")
+    except OSError:
+        with pytest.raises(RuntimeError, match="of the writer"), replacing(tmp_path / "state"):
+            fail()

@@ -195,6 +195,29 @@ def test_a_disk_that_fills_while_blocks_are_taken_is_refused(path: Path, monkeyp
     assert not path.exists()
 
 
+def without_room(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_without_a_free_byte_is_refused_with_file_bytes_and_cure(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwrite", without_room)
+    with pytest.raises(
+        OSError, match=r"takes 8312 bytes, and the disk has \d+ free \(No space left .*make room"
+    ) as told:
+        opened(path)
+    assert (told.value.errno, told.value.filename) == (errno.ENOSPC, str(path))
+    assert not path.exists()
+
+
+def test_a_disk_that_is_full_later_is_named_with_file_and_cure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path) as store, monkeypatch.context() as full:
+        full.setattr(os, "pwrite", without_room)
+        with pytest.raises(OSError, match=r"cannot be written \(No space left on device\): make room .*: '.*'"):
+            store.pair = 1
+
+
 def test_a_system_that_gives_files_no_room_is_refused(path: Path) -> None:
     """The limit of this process's files stands for a quota."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,18 @@ def test_what_cannot_be_written_is_an_error_on_all_ranks(comm: Communicator, fol
     comm.barrier()
     with pytest.raises(OSError, match=r"the states of ranks next to .* cannot be written: rank 0"):
         save_beside(folder / "file" / "last.ckpt", [trained(comm, 1)], comm)
+
+
+def test_a_disk_that_fills_on_one_rank_is_an_error_on_all_ranks(comm: Communicator, folder: Path) -> None:
+    """The limit of a process's files stands for the disk: the file begins, and cannot be completed."""
+    optimizer = trained(comm, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 if comm.rank == comm.size - 1 else soft, hard))
+    try:
+        with pytest.raises(OSError, match=rf"rank {comm.size - 1}: .*File too large: '.*'; make room there, or name"):
+            save_beside(folder / "last.ckpt", [optimizer], comm)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    comm.barrier()
+    save_beside(folder / "last.ckpt", [optimizer], comm)
+    assert load_beside(folder / "last.ckpt", [optimizer], comm)

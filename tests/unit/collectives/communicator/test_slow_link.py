@@ -236,7 +236,8 @@ def test_a_node_without_a_file_for_its_link_is_an_error_on_all_ranks(monkeypatch
         errors.append(str(caught.value))
 
     run_local(3, work)
-    assert set(errors) == {"rank 0 of 3: link: no file for the link of this rank's node: No space left on device"}
+    cause = "no file for the link of this rank's node: No space left on device"
+    assert set(errors) == {f"rank 0 of 3: link: {cause}; make room there, or set TMPDIR"}
 
 
 # Arguments -----------------------------------------------------------------------------------------------------------

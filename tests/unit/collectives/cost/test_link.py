@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apps.faults.full_disk import full_disk
 from collectives import Communicator, HalvingDoubling, Ring, Torus
 from collectives.communicator.arguments import agree_on_network
 from collectives.communicator.routes import fastest
@@ -26,6 +27,14 @@ def test_a_network_survives_its_file(tmp_path: Path) -> None:
     for network in (TWO_LEVEL, LinkModel(0, 1)):
         network.save(tmp_path / "network.json")
         assert LinkModel.load(tmp_path / "network.json") == network
+
+
+def test_a_full_disk_is_named_and_leaves_the_file_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    TWO_LEVEL.save(path)
+    with full_disk(), pytest.raises(OSError, match=r"cannot be written \(No space left .*make room .*network.json"):
+        LinkModel(0, 1).save(path)
+    assert LinkModel.load(path) == TWO_LEVEL
 
 
 @pytest.mark.parametrize(
