@@ -166,8 +166,7 @@ def _merge_parameters(where: str, states: Sequence[Any], shapes: object) -> Any:
 def merge(where: str, values: Sequence[Any], means: LinearEntries | None = None, entry: object = None) -> Any:
     """Return the common value of all ranks; ValueError, which names the place, if values differ and have no mean.
 
-    Values of an `entry` that is among the `means` have their mean, and others that are floats or tensors are noted
-    there.
+    Values of an `entry` that is among the `means` have their mean, and others are noted there.
     """
     first = values[0]
     if all(isinstance(value, dict) for value in values):
@@ -183,12 +182,12 @@ def merge(where: str, values: Sequence[Any], means: LinearEntries | None = None,
     if differing is None:
         return first
     unlike = next((rank for rank, value in enumerate(values) if _form(value) != _form(first)), None)
-    if means is None or unlike is not None or not isinstance(first, float | Tensor):
-        rank = differing if unlike is None else unlike
+    rank = differing if unlike is None else unlike
+    if means is None or (unlike is not None and isinstance(first, Tensor) and isinstance(values[rank], Tensor)):
         raise ValueError(f"ranks 0 and {rank} differ in {_described(where, first, values[rank])}: {CURE}")
-    if all(means.contain(entry, value) for value in values):
+    if unlike is None and all(means.contain(entry, value) for value in values):
         return sum(values) / len(values) if isinstance(first, float) else _mean(values)
-    means.refused.append(_described(where, first, values[differing]))
+    means.refused.append(_described(where, first, values[rank]))
     return first
 
 

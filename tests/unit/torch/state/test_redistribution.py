@@ -185,6 +185,8 @@ def entries(rank: int) -> dict[str, Any]:
         "mask": filled > 0,
         "scale": torch.tensor(float(rank)),
         "number": float(rank),
+        "integer": 7 * rank,
+        "history": [None, filled][: 1 + rank],
         "absmax1": filled[0],
         "projector": torch.full((10, 37), float(rank)),
         "preconditioners": [torch.full((n, n), float(rank)) for n in (37, 10)],
