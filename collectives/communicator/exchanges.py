@@ -118,10 +118,9 @@ def _choices() -> str:
 
 
 def require_root(comm: Communicator, root: int, call: str) -> None:
-    """Raise ValueError on every rank unless `root` is a rank."""
-    if root not in range(comm.size):
-        comm.agree(fingerprint(call), lambda: call)
-        raise ValueError(f"{comm.here}: there is no rank {root} to broadcast from")
+    """Raise ValueError unless `root` is a rank; the other ranks then raise CollectiveMismatch."""
+    if not isinstance(root, int | np.integer) or not 0 <= root < comm.size:
+        comm.reject(ValueError(f"{comm.here}: there is no rank {root!r} to broadcast from"), call)
 
 
 def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception] = ValueError) -> NoReturn:
@@ -151,9 +150,7 @@ def broadcast(comm: Communicator, x: Kept, root: int = 0) -> Kept:
     ------
     CollectiveMismatch, CollectiveTimeout, PeerFailure
     TypeError, ValueError
-        This rank's array cannot be overwritten; the others then raise CollectiveMismatch.
-    ValueError
-        There is no rank `root`; on every rank that passes it.
+        This rank's array cannot be overwritten, or there is no rank `root`; the others then raise CollectiveMismatch.
 
     Examples
     --------
@@ -284,7 +281,7 @@ def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
     TypeError
         This rank cannot pickle or unpickle it; the others then raise CollectiveMismatch.
     ValueError
-        There is no rank `root`; on every rank that passes it.
+        There is no rank `root`; the others then raise CollectiveMismatch.
     CollectiveMismatch, CollectiveTimeout, PeerFailure
 
     Examples

@@ -28,7 +28,7 @@ from collectives.consistency.missing_ranks import MissingRanks
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailure, marked
+from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailure, marked, reword
 from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
@@ -588,6 +588,17 @@ class Communicator(metaclass=_Listed):
         with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error is more precise
             self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
         raise marked(error) from None
+
+    @contextmanager
+    def refusing(self, call: str, *kinds: type[Exception], where: str = "") -> Iterator[None]:
+        """Reject the call by this rank's errors of these kinds in the block, whose text then begins with rank and call.
+
+        where : another beginning of the text
+        """
+        try:
+            yield
+        except kinds as error:
+            self.reject(reword(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
 
     def given_up(self) -> bool:
         """Return whether another rank has given the communicator up."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 from mpi4py import MPI
 
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 
 if TYPE_CHECKING:
@@ -23,11 +22,9 @@ _MOST = 2**31 - 1
 def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     """Return MPI's communicator of the ranks with this colour; None for no colour."""
     name = "split()"
-    try:
+    with comm.refusing(name, TypeError, ValueError):
         chosen = MPI.UNDEFINED if color is None else _validate_integer("color", color, 0)
         place = _validate_integer("key", key, -_MOST)
-    except (TypeError, ValueError) as error:
-        comm.reject(reword(error, f"{comm.here}, {name}: {error}"), name)
     if comm.regroup is not None and comm.regroup.is_active:  # all survivors are here, and can make no call
         made: MPI.Comm = comm.regroup.with_survivors(lambda: comm.mpi_comm.Split(chosen, place))
         return made
@@ -154,10 +151,8 @@ def grid(comm: Communicator, **shape: int) -> Grid:
     [1.0, 2.0, 1.0, 2.0]
     """
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
-    try:
+    with comm.refusing(text, ValueError, where=comm.here):
         require_shape(shape, comm.size)
-    except ValueError as error:
-        comm.reject(ValueError(f"{comm.here}: {error}"), text)
     comm.agree(fingerprint(text), lambda: text)
     along: dict[str, Communicator] = {}
     stride = comm.size

@@ -20,6 +20,7 @@ import numpy as np
 
 from collectives.arrays.elements import COMBINE
 from collectives.consistency.descriptions import fingerprint
+from collectives.errors import reword
 from collectives.execution.handle import Call, keep_uncompiled
 from collectives.progress.main_thread import run_in_main_thread
 from collectives.trace.flight_recorder import write_all
@@ -144,8 +145,8 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
     RuntimeError
         The first call is made by a thread that is neither the main thread nor a rank of `run_local`. The other ranks
         then raise CollectiveMismatch.
-    ValueError
-        A program cannot handle the signal, as SIGKILL; the other ranks then raise CollectiveMismatch.
+    TypeError, ValueError
+        `signals` has a signal that a program cannot handle, as SIGKILL; the others then raise CollectiveMismatch.
     CollectiveMismatch, CollectiveTimeout, PeerFailure
 
     Examples
@@ -159,9 +160,15 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
     >>> mpicomp.run_local(2, train)
     ['trained to the end', 'trained to the end']
     """
-    numbers = (signals,) if isinstance(signals, int) else signals
-    if not STOP.watches(comm, numbers):
-        _watch(comm, numbers)
+    try:
+        numbers = (signals,) if isinstance(signals, int) else tuple(signals)
+        if not STOP.watches(comm, numbers):
+            STOP.watch(comm, numbers)
+    except RuntimeError as error:
+        cure = "call it once in the main thread, before other threads do"
+        comm.reject(RuntimeError(f"{comm.here}, {_NAME}: {error}, and only that can install handlers; {cure}"), _NAME)
+    except (TypeError, ValueError) as error:
+        comm.reject(reword(error, f"{comm.here}, {_NAME}: {error}"), _NAME)
     values = np.array([STOP.requested], np.int64)
     call, result = Call(comm, _describe), values.copy()
     call.remake = lambda: comm.check(call, _MARK, None, values, result, combine=COMBINE["max"])
@@ -171,16 +178,6 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
         # a rank that has had no signal yet ends too, and must not be killed by one that comes late
         STOP.report()
     return bool(result[0])
-
-
-def _watch(comm: Communicator, numbers: Iterable[int]) -> None:
-    try:
-        STOP.watch(comm, numbers)
-    except RuntimeError as error:
-        cure = "call it once in the main thread, before other threads do"
-        comm.reject(RuntimeError(f"{comm.here}, {_NAME}: {error}, and only that can install handlers; {cure}"), _NAME)
-    except ValueError as error:
-        comm.reject(ValueError(f"{comm.here}, {_NAME}: {error}"), _NAME)
 
 
 def _describe() -> str:

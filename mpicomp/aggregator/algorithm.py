@@ -45,7 +45,11 @@ class _OnInstances:
                 return self._method(*args, **options)
             name = f"{owner.__name__}.{self._method.__name__}"
             cure = f"write {owner.__name__}().start(comm, n), with parentheses behind {owner.__name__}"
-            raise TypeError(f"{name} was called on the class, which has no options yet: {cure}") from None
+            problem = f"{name} was called on the class, which has no options yet: {cure}"
+            comm = next((one for one in args if isinstance(one, Communicator)), None)
+            if comm is not None:
+                comm.reject(TypeError(f"{comm.here}, {problem}"), self._method.__name__)
+            raise TypeError(problem) from None
 
         return call
 

@@ -18,7 +18,8 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.arrays import named
 from collectives.arrays.elements import FLOATS
-from collectives.errors import marked, reword
+from collectives.errors import marked
+from collectives.quoting import shown
 from mpicomp import kernels
 from mpicomp.aggregator.spec import VectorSpec
 
@@ -63,13 +64,15 @@ def vector_spec(
         An argument cannot be used; the other ranks raise CollectiveMismatch in their next call.
     """
     require_communicator(comm, "start", "start(comm, n)", n)
-    try:
+    with comm.refusing("start", TypeError, ValueError, ImportError, MemoryError):
         if tensor_lengths is not None and tensor_shapes is not None:
             raise ValueError("tensor_lengths and tensor_shapes are both given: pass the shapes alone")
         lengths = None if tensor_lengths is None else tuple(map(_whole, tensor_lengths))
         shapes = None if tensor_shapes is None else _shapes(tensor_shapes)
         if shapes is not None:
             lengths = tuple(map(math.prod, shapes))
+        if not isinstance(vector_id, int | np.integer):
+            raise TypeError(f"vector_id is {shown(vector_id)}; pass a whole number, another one for each vector")
         spec = VectorSpec(_whole(n), _name(dtype), vector_id, lengths, device, shapes)
         _check_memory(spec)
         if device != "cpu":
@@ -80,8 +83,6 @@ def vector_spec(
                 "pass device='cuda', or local='auto'"
             )
         return spec
-    except (TypeError, ValueError, ImportError, MemoryError) as error:
-        comm.reject(reword(error, f"{comm.here}, start: {error}"), "start")
 
 
 def _shapes(tensor_shapes: Any) -> tuple[tuple[int, ...], ...]:

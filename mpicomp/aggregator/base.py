@@ -206,10 +206,9 @@ class Aggregator:
         [True, True, True]
         """
         if stream is not None:
-            try:
+            where = f"{self.comm.here}, vector {self.vector_id}"
+            with self.comm.refusing("aggregate", TypeError, ValueError, where=where):
                 require_stream(stream)
-            except (TypeError, ValueError) as error:
-                self.comm.reject(reword(error, f"{self.comm.here}, vector {self.vector_id}: {error}"), "aggregate")
             return self.begin(vector, out).wait(stream)
         trace = self.comm.trace
         if trace is None:

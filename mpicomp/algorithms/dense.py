@@ -85,10 +85,8 @@ class Dense(Algorithm):
             return super().start(comm, n, device=device, **about)
         aggregator = super().start(comm, n, **about)
         if str(device) != "cpu":
-            try:
+            with comm.refusing("start", ValueError):
                 named(str(device))
-            except ValueError as error:
-                comm.reject(ValueError(f"{comm.here}, start: {error}"), "start")
         return aggregator
 
     @override
