@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.futures import Future
+from torch.nn.parameter import is_lazy
 
 from collectives.arrays import named
 from mpicomp import kernels
@@ -19,7 +20,12 @@ _log = logging.getLogger("mpicomp")
 
 
 def require_reachable(name: str, tensor: Tensor) -> None:
-    """Raise ValueError, with the tensor's name, unless it lives in host memory or on a GPU that can be reached."""
+    """Raise ValueError, with the tensor's name, unless it has values in host memory or on a GPU that can be reached."""
+    if is_lazy(tensor):
+        raise ValueError(
+            f"{name} has no shape and no values yet, since its module is lazy; run a forward first, such as "
+            "model(inputs), on every rank"
+        )
     if type(tensor).__name__ == "DTensor":
         raise ValueError(
             f"{name} is a DTensor, of which this rank holds a part only; pass an optimizer of plain tensors, such as "

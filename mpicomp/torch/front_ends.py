@@ -118,6 +118,12 @@ def require_optimizer(optimizer: object, algorithm: object) -> None:
     """Raise TypeError unless the arguments are an optimizer and an algorithm, or a choice of algorithms."""
     if isinstance(optimizer, Algorithm) or hasattr(algorithm, "param_groups"):
         raise TypeError(f"the optimizer comes before the algorithm: write {_USAGE}")
+    require_torch_optimizer(optimizer)
+    require_algorithm(algorithm)
+
+
+def require_torch_optimizer(optimizer: object) -> None:
+    """Raise TypeError unless the argument is an instance of a torch optimizer."""
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         given = (
             f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"of type {type(optimizer).__name__}"
@@ -126,7 +132,6 @@ def require_optimizer(optimizer: object, algorithm: object) -> None:
             f"the optimizer is {given}: pass an instance of a torch optimizer, such as "
             "torch.optim.SGD(model.parameters(), lr=0.1)"
         )
-    require_algorithm(algorithm)
 
 
 def require_algorithm(algorithm: object) -> None:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.consistency.descriptions import Description, fingerprint
-from collectives.errors import CollectiveMismatch, reword
+from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.devices import require_reachable
-from mpicomp.torch.front_ends import NonCopyable
+from mpicomp.torch.front_ends import NonCopyable, require_torch_optimizer
+from mpicomp.torch.named_tensors import Exclude, checked_tensors, leave_out, tensors_of
 from mpicomp.torch.state.schema import State
 
 _BROADCAST_BYTES = 25 * 2**20
@@ -28,7 +29,11 @@ _BROADCAST_STATE = "broadcast_optimizer_state"
 
 @keep_uncompiled
 def broadcast_parameters(
-    module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator | None = None, root: int = 0
+    module_or_state_dict: torch.nn.Module | Mapping[str, Tensor],
+    comm: Communicator | None = None,
+    root: int = 0,
+    *,
+    exclude: Exclude = (),
 ) -> None:
     """Copy one rank's parameters and buffers to all ranks; those of a module's buffers too that are not persistent.
 
@@ -41,12 +46,15 @@ def broadcast_parameters(
         None makes one on all ranks of the job and closes it again.
     root : int
         Rank whose values all take.
+    exclude : str or iterable of str
+        Names of tensors that each rank keeps, or patterns of names: ``"*.experts.*"`` for experts that differ between
+        ranks. The tensors left out may differ in name and shape.
 
     Raises
     ------
     TypeError, ValueError
-        An entry of this rank's is not a tensor, or on a device that cannot be reached; the others then raise
-        CollectiveMismatch.
+        An entry of this rank's is not a tensor, has no shape yet or is on a device that cannot be reached, or `exclude`
+        has a name that fits no tensor; the others then raise CollectiveMismatch.
     CollectiveMismatch
         The ranks' tensors differ in name, shape or dtype.
 
@@ -63,23 +71,18 @@ def broadcast_parameters(
     >>> mpicomp.run_local(2, make_model)
     [[[0.0, 0.0]], [[0.0, 0.0]]]
     """
+    call, usage = "broadcast_parameters", "broadcast_parameters(model, comm, root=0)"
     if comm is not None or isinstance(module_or_state_dict, Communicator):
-        usage = "broadcast_parameters(model, comm, root=0)"
-        require_communicator(comm, "broadcast_parameters", usage, module_or_state_dict)
+        require_communicator(comm, call, usage, module_or_state_dict)
     if isinstance(module_or_state_dict, torch.nn.Module):
         module_or_state_dict = tensors_of(module_or_state_dict)
     with Communicator() if comm is None else nullcontext(comm) as used:
-        broadcast_tensors(module_or_state_dict, used, root, "broadcast_parameters")
-
-
-def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module by name, those buffers included that its state leaves out."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        _broadcast_tensors(checked_tensors(module_or_state_dict, used, call, usage, exclude), used, root)
 
 
 @keep_uncompiled
 @torch.no_grad()
-def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
+def average_buffers(module: torch.nn.Module, comm: Communicator, *, exclude: Exclude = ()) -> None:
     """Replace a module's floating-point and complex buffers by their mean over the ranks, densely.
 
     BatchNorm's running statistics are buffers, which each rank gathers from its own shard and no optimizer sees. Call
@@ -93,13 +96,16 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
         Its floating-point and complex buffers are **overwritten**.
     comm : Communicator
         Communicator of the ranks that train the module.
+    exclude : str or iterable of str
+        Names of buffers that each rank keeps, or patterns of names, as of :func:`broadcast_parameters`.
 
     Raises
     ------
     TypeError
         The arguments are no module and no communicator, or in another order.
     ValueError
-        A buffer of this rank's is on a device that cannot be reached; the others then raise CollectiveMismatch.
+        A buffer of this rank's has no shape yet or is on a device that cannot be reached, or `exclude` has a name that
+        fits no buffer; the others then raise CollectiveMismatch.
 
     Examples
     --------
@@ -116,17 +122,16 @@ def average_buffers(module: torch.nn.Module, comm: Communicator) -> None:
     """
     require_communicator(comm, "average_buffers", "average_buffers(model, comm)", module)
     call = "average_buffers"
-    if not isinstance(module, torch.nn.Module):
-        given = f"{type(module).__name__} has no buffers: pass a module"
-        comm.reject(TypeError(f"{comm.here}, {call}: {given}"), call)
     buffers: list[Tensor] = []
-    try:
-        for name, buffer in module.named_buffers():
+    with comm.refusing(call, TypeError, ValueError):
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"{type(module).__name__} has no buffers: pass a module")
+        for name, buffer in leave_out(dict(module.named_buffers()), exclude).items():
             if (buffer.is_floating_point() or buffer.is_complex()) and buffer.numel():
                 require_reachable(f"buffer {name!r}", buffer)
                 buffers.append(buffer)
-    except ValueError as error:
-        comm.reject(ValueError(f"{comm.here}, {call}: {error}"), call)
+    if not buffers:
+        comm.agree(fingerprint(call), lambda: f"{call} of a module without buffers")
     if not buffers or comm.size == 1:
         return
     wide = {torch.float64, torch.complex128}
@@ -164,7 +169,9 @@ def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str
     comm.agree(fingerprint(f"{', '.join(layout)}{on}"), describe)
 
 
-def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator) -> None:
+def require_same(
+    module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], comm: Communicator, *, exclude: Exclude = ()
+) -> None:
     """Raise an error on every rank unless all ranks have the same model, to the bit. Collective.
 
     Parameters
@@ -174,9 +181,13 @@ def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], c
         CPU or a GPU, from which they are copied.
     comm : Communicator
         Communicator of the ranks that have the model.
+    exclude : str or iterable of str
+        Names of tensors that may differ, or patterns of names, as of :func:`broadcast_parameters`.
 
     Raises
     ------
+    TypeError, ValueError
+        As of :func:`broadcast_parameters`; the others then raise CollectiveMismatch.
     CollectiveMismatch
         The ranks' tensors differ in name, shape, dtype or value. Names the first one that differs, and the ranks.
 
@@ -190,8 +201,10 @@ def require_same(module_or_state_dict: torch.nn.Module | Mapping[str, Tensor], c
     """
     if isinstance(module_or_state_dict, torch.nn.Module):
         module_or_state_dict = dict(module_or_state_dict.named_parameters())
-    require_same_layout(module_or_state_dict, comm)
-    require_same_values(module_or_state_dict, comm)
+    usage = "require_same(model, comm)"
+    named = checked_tensors(module_or_state_dict, comm, "require_same", usage, exclude, overwritten=False)
+    require_same_layout(named, comm)
+    require_same_values(named, comm)
 
 
 def require_same_values(
@@ -200,7 +213,7 @@ def require_same_values(
     cure: str = "broadcast_parameters(model, comm) makes them equal",
 ) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits; names, shapes and dtypes are equal."""
-    sums = [zlib.crc32(_bytes_of(tensor).numpy().data) for tensor in named_tensors.values()]
+    sums = [zlib.crc32(bytes_of(tensor).numpy().data) for tensor in named_tensors.values()]
     of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
     if len(set(np.ravel(of_ranks).tolist())) == 1:
         return
@@ -218,22 +231,8 @@ def require_same_values(
 
 
 @torch.no_grad()
-def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int, call: str) -> None:
-    """Overwrite tensors in place by rank `root`'s. `call` is its name in messages; raises as `broadcast_parameters`."""
-    try:
-        if not isinstance(named, Mapping):
-            raise TypeError(f"a {type(named).__name__} has no tensors by name; pass a module or its state_dict()")
-        for name, tensor in named.items():
-            if not torch.is_tensor(tensor):
-                raise TypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out")
-            require_reachable(f"parameter {name!r}", tensor)
-            if tensor.layout != torch.strided or tensor.is_quantized:
-                kind = "quantized" if tensor.is_quantized else str(tensor.layout)
-                raise ValueError(f"{name!r} is a {kind} tensor; make it dense, or leave it out")
-            if any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise ValueError(f"{name!r} is expanded, so that elements share memory; pass tensor.contiguous()")
-    except (TypeError, ValueError) as error:
-        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
+def _broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int) -> None:
+    """Overwrite tensors in place by rank `root`'s."""
     require_same_layout(named, comm)
     batch: list[Tensor] = []
     nbytes = 0
@@ -248,7 +247,7 @@ def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int
 
 
 def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> None:
-    flat = torch.cat([_bytes_of(tensor) for tensor in batch])
+    flat = torch.cat([bytes_of(tensor) for tensor in batch])
     received = torch.from_numpy(np.asarray(comm.broadcast(flat.numpy(), root=root)))
     parts = torch.split(received, [tensor.nbytes for tensor in batch])
     for tensor, part in zip(batch, parts, strict=True):
@@ -256,7 +255,7 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def bytes_of(tensor: Tensor) -> Tensor:
     """Return the tensor's memory, or a copy in the host's."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)
 
@@ -287,11 +286,12 @@ def broadcast_optimizer_state(
     Raises
     ------
     TypeError
-        The optimizer is a DistributedOptimizer or OneBitAdam, whose ranks have residuals of their own, or part of
-        `root`'s state cannot be pickled; where that is so on one rank, the others raise CollectiveMismatch.
+        The optimizer is no torch optimizer, or a DistributedOptimizer or OneBitAdam, whose ranks have residuals of
+        their own, or part of `root`'s state cannot be pickled; the others then raise CollectiveMismatch.
     ValueError
-        A tensor of the state is sparse or cannot be reached, or this rank's optimizer does not take the state; the
-        others then raise CollectiveMismatch, and all have the state of before. There is no rank `root`.
+        A parameter or a tensor of the state has no shape yet or cannot be reached, or one of the state is sparse, or
+        this rank's optimizer does not take the state; the others then raise CollectiveMismatch, and all have the state
+        of before. There is no rank `root`.
     CollectiveMismatch
         The ranks' parameters differ in group, shape or dtype.
 
@@ -309,23 +309,26 @@ def broadcast_optimizer_state(
     [0.1, 0.1]
     """
     with Communicator() if comm is None else nullcontext(comm) as used:
-        if isinstance(optimizer, NonCopyable):
-            message = (
-                f"{used.here}, {_BROADCAST_STATE}: every rank of {type(optimizer).__name__} has residuals of its own; "
-                "save its state_dict() on every rank and give each its own back by load_state_dict(), or broadcast the "
-                "state of the plain optimizer before wrapping it"
-            )
-            used.reject(TypeError(message), _BROADCAST_STATE)
+        with used.refusing(_BROADCAST_STATE, TypeError, ValueError):
+            if isinstance(optimizer, NonCopyable):
+                raise TypeError(
+                    f"every rank of {type(optimizer).__name__} has residuals of its own; save its state_dict() on "
+                    "every rank and give each its own back by load_state_dict(), or broadcast the state of the plain "
+                    "optimizer before wrapping it"
+                )
+            require_torch_optimizer(optimizer)
+            parameters = {
+                f"group {g}, parameter {i}": parameter
+                for g, group in enumerate(optimizer.param_groups)
+                for i, parameter in enumerate(group["params"])
+            }
+            for name, parameter in parameters.items():
+                require_reachable(name, parameter)
+        require_same_layout(parameters, used)
         _broadcast_state(optimizer, used, root)
 
 
 def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root: int) -> None:
-    parameters = {
-        f"group {g}, parameter {i}": parameter
-        for g, group in enumerate(optimizer.param_groups)
-        for i, parameter in enumerate(group["params"])
-    }
-    require_same_layout(parameters, comm)
     before = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
 
@@ -345,7 +348,8 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
         return tensors[name]
 
     state = _mapped(state, fill)
-    broadcast_tensors(tensors, comm, root, _BROADCAST_STATE)
+    usage = "broadcast_optimizer_state(optimizer, comm, root=0)"
+    _broadcast_tensors(checked_tensors(tensors, comm, _BROADCAST_STATE, usage), comm, root)
     try:
         _load_state(optimizer, state, comm)
     except BaseException:

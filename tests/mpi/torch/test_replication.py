@@ -11,7 +11,7 @@ from torch import nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense
-from mpicomp.torch import average_buffers, broadcast_parameters
+from mpicomp.torch import average_buffers, broadcast_parameters, require_same
 from tests.mpi.lanes import same_text_on
 from tests.mpi.torch.training import make_model, on_all_ranks, parameters_of, train, wrap
 
@@ -186,3 +186,53 @@ def test_wrapping_different_models_is_refused_on_every_rank(comm: Communicator) 
     model = nn.Linear(3, 2) if comm.rank else nn.Linear(2, 3)
     with pytest.raises(CollectiveMismatch, match="ranks differ"):
         wrap(model, Dense(), comm)
+
+
+class Experts(nn.Module):
+    """A layer that all ranks share, and experts of this rank, of which each rank has another number."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(2, 2)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(1 + rank))
+        for number in self.parameters():
+            nn.init.constant_(number, rank)
+        for one in self.experts:
+            one[1].running_mean.fill_(rank)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("exclude", ["experts.*", ["experts.*"], ("*.bias", "experts.*")], ids=str)
+def test_tensors_that_are_left_out_stay_the_ranks_own(exclude: object, comm: Communicator) -> None:
+    model = Experts(comm.rank)
+    broadcast_parameters(model, comm, root=1, exclude=exclude)
+    require_same(model, comm, exclude=exclude)
+    average_buffers(model, comm, exclude="experts.*")
+    assert (model.gate.weight == 1).all()
+    assert (model.gate.bias == (comm.rank if "*.bias" in exclude else 1)).all()
+    assert all((one[0].weight == comm.rank).all() and (one[1].running_mean == comm.rank).all() for one in model.experts)
+    with pytest.raises(CollectiveMismatch):
+        require_same(model, comm)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_optimizer_compares_its_own_parameters_alone(comm: Communicator) -> None:
+    model = Experts(comm.rank)
+    broadcast_parameters(model, comm, exclude="experts.*")
+    optimizer = wrap(model.gate, Dense(), comm)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.gate(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+    require_same(model.gate, comm)
+    assert (model.experts[0][0].weight == comm.rank).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_misspelt_name_to_leave_out_is_refused_before_anything_is_overwritten(comm: Communicator) -> None:
+    model = Experts(comm.rank)
+    with pytest.raises(
+        ValueError, match=r"exclude has 'expert\.\*', which fits no name; pass names such as gate\.weight"
+    ):
+        broadcast_parameters(model, comm, exclude="expert.*")
+    assert (model.gate.weight == comm.rank).all()
