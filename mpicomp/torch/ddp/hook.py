@@ -29,7 +29,6 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from collectives import Communicator, PeerFailure
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, shown
 from mpicomp.aggregator.arguments import require_communicator
@@ -369,7 +368,7 @@ def ddp_hook(
     >>> torch.distributed.destroy_process_group()
     """
     require_communicator(comm, "ddp_hook", "ddp_hook(algorithm, comm, model)", algorithm, model)
-    try:
+    with comm.refusing("making a DDP hook", ValueError, TypeError, RuntimeError, where=comm.here):
         require_algorithm(algorithm)
         group = _group_of(model, comm)
         members, frozen = ([], []) if model is None else _members_of(model)
@@ -382,8 +381,6 @@ def ddp_hook(
         if comm.regroup is not None:
             _require_survivable(model)
         in_background = comm.size > 1 and overlap_by_thread(comm)
-    except (ValueError, TypeError, RuntimeError) as error:
-        comm.reject(reword(error, f"{comm.here}: {error}"), "making a DDP hook")
     ranks = dist.get_process_group_ranks(group)
     comm.agree(fingerprint(f"ddp_hook {ranks}"), lambda: f"ddp_hook for a process group of ranks {shown(ranks)}")
     for one in dict.fromkeys(one for one in algorithms if isinstance(one, Algorithm)):

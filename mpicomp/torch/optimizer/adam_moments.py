@@ -57,8 +57,8 @@ def check_group(group: ParameterGroup) -> None:
             ("eps", group["eps"] > 0, "positive"),
             ("weight_decay", group["weight_decay"] >= 0, "0 or more"),
         )
-    except (TypeError, ValueError):
-        given = {name: group[name] for name in GROUP_OPTIONS}
+    except (KeyError, TypeError, ValueError):
+        given = {name: group.get(name) for name in GROUP_OPTIONS}
         raise TypeError(
             f"the options {given!r:.300} are not all numbers; write OneBitAdam(params, lr=0.001, betas=(0.9, 0.999))"
         ) from None

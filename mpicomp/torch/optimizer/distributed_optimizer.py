@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
+from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch.bucket_queue import overlap_by_thread
@@ -205,7 +205,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     ) -> None:
         self.optimizer = optimizer
         self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
-        try:
+        with self.comm.refusing("wrapping an optimizer", ValueError, TypeError, where=self.comm.here):
             require_optimizer(optimizer, algorithm)
             if isinstance(optimizer, DistributedOptimizer):
                 raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
@@ -225,8 +225,6 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 require_islands(islands, self.comm, optimizer, algorithms)
             fragment_of = deal_fragments(members, fragments)
             self.outer = outer_optimizer(outer, members)
-        except (ValueError, TypeError) as error:
-            self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "wrapping an optimizer")
         self._joining = False
 
         def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
@@ -352,8 +350,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         ------
         ValueError, TypeError
             The wrapped optimizer rejects the group, a parameter cannot be synchronized, or its name is another one's.
-            The optimizer is as before then. Where ranks add different parameters, the next step raises
-            CollectiveMismatch on all.
+            The optimizer is as before then, and the other ranks raise CollectiveMismatch at their next step. Where
+            ranks add different parameters, the next step raises CollectiveMismatch on all.
 
         Examples
         --------
@@ -485,6 +483,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 
         Raises
         ------
+        TypeError
+            `batches` cannot be iterated over, or `after_step` is no function; the others then raise CollectiveMismatch.
         CollectiveMismatch, CollectiveTimeout, PeerFailure
             Another rank has broken off its loop.
 
@@ -505,9 +505,13 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         >>> mpicomp.run_local(2, train)
         [3, 3]
         """
+        with self.comm.refusing("join", TypeError):
+            own = iter(batches)
+            if after_step is not None and not callable(after_step):
+                raise TypeError(f"after_step is {shown(after_step)}; pass a function")
         self._joining = True
         try:
-            for batch in batches:
+            for batch in own:
                 self.comm.allreduce(True)  # one more that has a batch
                 yield batch
             while self.comm.allreduce(False):

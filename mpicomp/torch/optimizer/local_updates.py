@@ -115,9 +115,8 @@ class LocalUpdates(Synchronizer):
     def step(self, closure: Closure | None) -> float | None:
         self._require_local("step")
         if closure is not None and self._overlap:
-            raise ValueError(
-                f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
-            )
+            text = f'{self.comm.here}: a closure cannot be combined with overlap under "updates"; pass overlap=False'
+            self.refuse(ValueError(text))
         return super().step(closure)
 
     @override
@@ -287,6 +286,8 @@ class LocalUpdates(Synchronizer):
         self._require_local("synchronize")
         if self.steps == 0 and not self._fragments.in_flight:
             return
+        if problem := self._parameters.find_change():
+            self.refuse(ValueError(f"{self.comm.here}: {problem}"))
         self._masters.refresh()
         self._common.step_aside_joining(member.parameter for member in self._changes.joining)
         try:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
+from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
@@ -83,7 +84,7 @@ class MomentumAveraging(Synchronizer):
     def step(self, closure: Closure | None) -> float | None:
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            with self._reporting(), torch.enable_grad():
                 loss = closure()
         self.check_before_step()
         self._take_gradients()
@@ -117,8 +118,8 @@ class MomentumAveraging(Synchronizer):
                         f"the gradient of {member.name!r} is sparse, which OneBitAdam does not take; build its layer "
                         "with sparse=False"
                     )
-        except ValueError as error:
-            self.refuse(ValueError(f"{self.comm.here}: {error}"))
+        except (TypeError, ValueError) as error:
+            self.refuse(reword(error, f"{self.comm.here}: {error}"))
 
     @override
     def _take_gradients(self) -> None:

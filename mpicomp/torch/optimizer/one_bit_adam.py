@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
-from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
@@ -155,7 +154,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "decoupled_weight_decay": decoupled_weight_decay,
         }  # fmt: skip
-        try:
+        with self.comm.refusing("making OneBitAdam", ValueError, TypeError, where=self.comm.here):
             rule = VarianceFreeze(warmup_steps)
             self.algorithm: Algorithm = DoubleSqueeze(_by_bits(bits) if compressor is None else compressor, seed)
             if per_node is not None:
@@ -165,8 +164,6 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
             for group in self.param_groups:
                 check_group(group)
             parameters = Parameters(self, names_by_parameter(named_parameters))
-        except (ValueError, TypeError) as error:
-            self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "making OneBitAdam")
         options = (
             f"OneBitAdam(algorithm={self.algorithm}, warmup_steps={warmup_steps}, preconditioned={preconditioned}, "
             f"bucket_mb={bucket_mb:g})"

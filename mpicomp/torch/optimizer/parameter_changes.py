@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.front_ends import names_by_parameter
@@ -59,6 +60,11 @@ class ParameterChanges:
         self._outer, self._algorithms_of, self._fixed = outer, algorithms_of, fixed
         self._own: list[NamedParameter] = []  # the model's own parameters that join
         parameters.hold({} if masters is None else masters.by_parameter)
+
+    @property
+    def are_refused(self) -> bool:
+        """Flag: no rank can add parameters, and each refuses them by itself."""
+        return bool(self._fixed)
 
     def find(self) -> None:
         """Find the changes; put masters in the place of 16-bit parameters that join.
@@ -145,7 +151,9 @@ class ParameterChanges:
         ValueError
             A parameter of the group cannot be synchronized.
         """
-        params = group.get("params") if isinstance(group, dict) else None
+        if isinstance(group, dict) and "params" not in group:
+            raise TypeError(f'the parameter group is {shown(group)}; pass a dict, such as {{"params": [weight, bias]}}')
+        params = group["params"] if isinstance(group, dict) else None
         if params is not None and not isinstance(params, Tensor | set):
             params = group["params"] = list(params)
             if params and all(isinstance(one, tuple) for one in params):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, TypeAlias
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.errors import reword
+from collectives.errors import explains_itself, reword
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
@@ -136,11 +136,25 @@ class Synchronizer(StateOwner):
         """Step, and synchronize if that is due. Returns the result of the optimizer's step."""
         self.agreement.evaluation = 0
         self.check_before_step()
-        with self._stepping():
+        with self._reporting(), self._stepping():
             loss = self._step_optimizer(closure)
         if self.synchronizations - self._compared_at >= COMPARE_EVERY:
             self.compare_next()
         return loss
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Refuse the step on all ranks if a closure, or the wrapped optimizer before the averages, raises an error."""
+        if self.phase is Phase.STEPPED:
+            self.phase = Phase.COLLECTING
+        try:
+            yield
+        except Exception as error:
+            if not explains_itself(error) and self.can_refuse and self.phase is Phase.COLLECTING:
+                # another error, as the mark of ours would leave out lines of the caller's traceback
+                with suppress(RuntimeError):
+                    self.refuse(RuntimeError(f"{self.comm.here}: {type(error).__name__}: {one_line(error)}"))
+            raise
 
     def compare_next(self) -> None:
         """Compare the models in the next step. On all ranks, newcomers included: it is a call of all."""
@@ -153,7 +167,7 @@ class Synchronizer(StateOwner):
         try:
             self._changes.find()
             problem = self._parameters.find_change() if self.can_refuse else ""
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             problem = str(error) if self.can_refuse else ""
         if problem:
             self.refuse(ValueError(f"{self.comm.here}: {problem}"))
@@ -209,7 +223,10 @@ class Synchronizer(StateOwner):
         try:
             self._changes.add_group(group, add)
         except (ValueError, TypeError) as error:
-            raise reword(error, f"{self.comm.here}: {error}") from None
+            refusal = reword(error, f"{self.comm.here}: {error}")
+            if not self._changes.are_refused:
+                self.refuse(refusal)
+            raise refusal from None
 
     def _watch_gradients(self, first: int) -> None:
         """Have hooks report the gradients of the synchronized parameters from position `first` on."""

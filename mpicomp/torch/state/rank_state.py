@@ -121,17 +121,13 @@ class StateOwner(ABC):
             Another rank raised ValueError, or the ranks' states are of different points in training.
         """
         comm, before = self.comm, self.wrapped_state()
-        try:
+        with comm.refusing(self.loads, ValueError, where=comm.here):
             own = self._checked(state)
             self.load_wrapped(wrapped_part(state))
-        except ValueError as error:
-            comm.reject(ValueError(f"{comm.here}: {error}"), self.loads)
         point, buckets = f"{self.loads} {self.restored_point(own)}", own.get("buckets")
+        listed = "" if buckets is None else f" in {len(buckets)} buckets"
         try:
-            if buckets is None:
-                comm.agree(fingerprint(point), lambda: point)
-            else:
-                comm.agree(fingerprint(f"{point} in {buckets}"), lambda: f"{point} in {len(buckets)} buckets")
+            comm.agree(fingerprint(f"{point} in {buckets}"), lambda: f"{point}{listed}")
         except BaseException:
             self.load_wrapped(before)
             raise
