@@ -6,8 +6,8 @@ interface of stores, which keep the last message of every example in memory or i
 ``activations.py`` code rows. ``cut.py`` is one end of a cut between stages, and makes steps of its holder transactions;
 ``messages.py`` has its messages, ``tensors.py`` their tensors. ``slice_step.py`` is a batch on its way through a stage,
 ``agreement.py`` has the agreements of ranks around a step. ``stage.py`` is a stage, ``tied.py`` has weights that stages
-share. ``stage_checkpoints.py`` saves all stages after the same step, also after a death, and ``step_folder.py`` has the
-files. ``split_learning.py`` has server and clients of split learning, ``turns.py`` their turns.
+share. ``stage_checkpoints.py`` saves all stages after the same step, also after a death. ``split_learning.py`` has
+server and clients of split learning, ``turns.py`` their turns.
 """
 
 from __future__ import annotations

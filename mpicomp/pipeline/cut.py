@@ -286,14 +286,16 @@ class CutHolder(ABC):
         """
         name = self._rank_name
         raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
+        steps = self.steps
         try:
             for cut, saved in states:
                 cut.load_state_dict(with_arrays(saved))
-        except (TypeError, KeyError, *REFUSABLE) as error:
+            steps = int(state["steps"])
+        except (AttributeError, LookupError, TypeError, *REFUSABLE) as error:
             fault = failure_text(error)
         action = f"the state was not loaded on all {name}s: load another"
         raise_faults(self.comm.allgather_object(fault), action, name=name)
-        self.steps = int(state["steps"])
+        self.steps = steps
         self.compare_stores()
 
     def forget_messages(self) -> None:

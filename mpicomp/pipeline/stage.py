@@ -17,6 +17,7 @@ from torch import nn
 
 from collectives import Communicator
 from collectives.annotations import override
+from collectives.quoting import one_line, shown
 from mpicomp.pipeline.activations import Compression, Direct
 from mpicomp.pipeline.agreement import (
     MessagesDiffer,
@@ -139,14 +140,16 @@ class PipelineStage(CutHolder):
                 raise TypeError(f"the module is a {type(module).__name__}: pass the stage's nn.Module")
             if self.is_last and not callable(loss):
                 raise TypeError("the last stage has no loss: pass loss=, which is called with outputs and targets")
+            if not isinstance(everyone, Communicator | None) or not isinstance(tied, Mapping | None):
+                raise TypeError(f"everyone is {shown(everyone)} and tied {shown(tied)}: pass a Communicator and a dict")
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
             self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
             self.micro_batches, seed = index(micro_batches), index(seed)
-        except (TypeError, ValueError) as error:
-            fault = str(error)
+        except Exception as error:  # noqa: BLE001 - a schedule is a function of the user's
+            fault = one_line(error)
         options = f"{micro_batches} micro-batches, {schedule}, forward {forward}, backward {backward}, seed {seed}"
-        options += "" if everyone is None else f", one of {everyone.size} stages of all replicas"
+        options += "" if everyone is None or fault else f", one of {everyone.size} stages of all replicas"
         # The first stage's place in the job is another one in each of several pipelines.
         self.pipeline = agree_on_options(comm, fault, options, "the pipeline cannot be made", self._rank_name)[0]
         if not self.is_first:
@@ -355,16 +358,18 @@ class PipelineStage(CutHolder):
             A state is that of another stage or pipeline, or damaged, or there is no room for it; on every stage. Unless
             the states are of other stages, messages that were kept before may be gone.
         """
-        fault = None
+        fault, cure = None, ": load the state that this stage has saved"
         sides: dict[str, State] = {}
-        for key, one in state.get("codings", {}).items():
-            name, _, side = key.rpartition(" ")
-            sides.setdefault(side, {})[name] = one
-        if (state.get("stage"), state.get("stages")) != (self.stage, self.stages):
-            place = f"stage {state.get('stage')} of {state.get('stages')}"
-            fault = f"the state is that of {place}: load the state that this stage has saved"
-        elif set(sides) != set(self._sides):
-            fault = "the state has other cuts: load the state that this stage has saved"
+        try:
+            for key, one in state["codings"].items():
+                name, _, side = key.rpartition(" ")
+                sides.setdefault(side, {})[name] = one
+            if (state["stage"], state["stages"]) != (self.stage, self.stages):
+                fault = f"the state is that of stage {state['stage']} of {state['stages']}{cure}"
+            elif set(sides) != set(self._sides):
+                fault = f"the state has other cuts{cure}"
+        except (AttributeError, LookupError, TypeError):
+            fault = f"the state is {shown(state)}{cure}"
         self._load_cuts(state, fault, ((cut, sides[side]) for side, cut in self._sides.items()))
 
     def forget_cuts(self, sides: Iterable[str]) -> None:

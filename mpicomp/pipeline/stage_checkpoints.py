@@ -18,7 +18,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,10 +40,12 @@ from collectives.recovery.fault_tolerance import (
 from mpicomp.codecs.options import whole
 from mpicomp.pipeline.agreement import PipelineError, failure_text
 from mpicomp.pipeline.stage import PipelineStage
-from mpicomp.pipeline.step_folder import (
+from mpicomp.torch.state.step_folder import (
     Gather,
     Place,
+    Stateful,
     checkpoints,
+    newest_of_all,
     on_all_ranks,
     read_manifest,
     read_state,
@@ -54,18 +56,6 @@ from mpicomp.pipeline.step_folder import (
 State = dict[str, Any]
 _OURS = "mpicomp"  # entry of the states of this library's optimizers
 _KEPT = 2  # checkpoints
-
-
-class Stateful(Protocol):
-    """Object whose state can be saved and restored, such as a module, an optimizer or a learning rate's schedule."""
-
-    def state_dict(self) -> State:
-        """Return the state: tensors, numbers, texts, and lists and dictionaries of these."""
-        ...
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Go on from a state."""
-        ...
 
 
 class StageLost(PeerFailure):
@@ -163,7 +153,7 @@ class StageCheckpoints:
     def __init__(
         self, folder: str | PathLike[str], stage: PipelineStage, parts: Mapping[str, Stateful], *, every: int = 100
     ) -> None:
-        self._folder, self._stage, self._parts, self._every = Path(folder), stage, dict(parts), every
+        self._stage, self._every = stage, every
         self._comm = stage.comm if stage.everyone is None else stage.everyone
         self.steps = 0
         self._before: State | None = None  # state before the step that this rank makes now
@@ -179,9 +169,10 @@ class StageCheckpoints:
                     "the communicator goes on with the survivors after a death, and StageCheckpoints needs all ranks "
                     'to end together: make the Communicator with on_failure="raise", the default'
                 )
+            self._folder, self._parts = Path(folder), dict(parts)
             self._folder.mkdir(parents=True, exist_ok=True)
 
-        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, check)
         everyones = self._comm.allgather_object((stage.pipeline, stage.stage, sorted(self._parts)))
         pipelines = sorted({pipeline for pipeline, _, _ in everyones})
         self._places = [(pipelines.index(pipeline), number) for pipeline, number, _ in everyones]
@@ -284,7 +275,7 @@ class StageCheckpoints:
             if self._is_in_step:
                 raise RuntimeError("save() within the block of step(): call it after the block, which commits the step")
 
-        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, check)
         if not self._is_loaded:
             self._require_new()
         return self._write(self._comm.allgather_object, None, ())
@@ -307,14 +298,8 @@ class StageCheckpoints:
             It is of another grid, or damaged, or the ranks see different folders; on all ranks.
         """
         self._is_loaded = False  # until all of the state is loaded
-        found: list[Path] = []
-        on_all_ranks(self._comm.allgather_object, self._comm.here, lambda: found.extend(checkpoints(self._folder)))
-        newest = self._comm.allgather_object(step_of(found[-1]) if found else 0)
-        if len(set(newest)) > 1:
-            raise PipelineError(
-                f"{self._comm.here}: the ranks see different checkpoints in {self._folder}: use a folder that all see"
-            )
-        if not found:
+        newest = newest_of_all(self._comm.allgather_object, self._comm.here, PipelineError, self._folder)
+        if newest is None:
             self._require_unmixed()
             self._is_loaded = True
             return 0
@@ -322,20 +307,20 @@ class StageCheckpoints:
         unpaired: list[str] = []
 
         def read() -> None:
-            lost = read_manifest(found[-1], self._grid)
-            states.append(self._own_state(found[-1], lost))
+            _, lost = read_manifest(newest, self._grid)
+            states.append(self._own_state(newest, lost))
             unpaired.extend(side for side, other in self._neighbours() if {self._place, other} <= set(lost))
 
-        on_all_ranks(self._comm.allgather_object, self._comm.here, read)
+        on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, read)
         state = states[0]
         for name in sorted(self._parts):  # in one order on all ranks: some load together
             load = partial(self._parts[name].load_state_dict, state["parts"][name])
-            on_all_ranks(self._comm.allgather_object, self._comm.here, load)
+            on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, load)
         self._stage.load_state_dict(state["stage"])
         self._stage.forget_cuts(unpaired)
         torch.set_rng_state(state["random"])
         self.steps = int(state["step"])
-        self._written.add(step_of(found[-1]))
+        self._written.add(step_of(newest))
         self._is_loaded, self._is_mixed = True, False
         return self.steps
 
@@ -354,7 +339,7 @@ class StageCheckpoints:
                     "step, or name another folder"
                 )
 
-        on_all_ranks(self._comm.allgather_object, self._comm.here, check)
+        on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, check)
         self._require_unmixed()
         self._is_loaded = True
 
@@ -372,7 +357,10 @@ class StageCheckpoints:
             return {**parts, "step": self.steps, "stage": self._stage.state_dict()}
 
         here, place = self._comm.here, self._place
-        return write(gather, here, self._folder, self.steps, place, make_state, self._grid, lost, _KEPT, self._written)
+        return write(
+            gather, here, PipelineError, self._folder, self.steps, place, make_state, self._grid, lost, _KEPT,
+            self._written,
+        )  # fmt: skip
 
     def _neighbours(self) -> list[tuple[str, Place]]:
         """Return the sides of this stage that have cuts, and the place at the other end of each."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.errors import CollectiveError
+from collectives.quoting import shown
 from mpicomp.codecs.options import whole
 from mpicomp.pipeline.agreement import (
     DIFFERENT,
@@ -35,6 +36,7 @@ from mpicomp.pipeline.schedule import Action
 from mpicomp.pipeline.slice_step import SliceStep
 from mpicomp.pipeline.store import State
 from mpicomp.pipeline.tensors import as_bytes, with_tensors
+from mpicomp.torch.devices import require_reachable
 
 First = TypeVar("First", bound=CutEnd)
 Second = TypeVar("Second", bound=CutEnd)
@@ -225,7 +227,7 @@ class Party(CutHolder, Generic[First, Second]):
             Unless the states are of others, messages that were kept before may be gone.
         """
         mine = self._place()
-        theirs = {name: state.get(name) for name in mine}
+        theirs = {name: state.get(name) for name in mine} if isinstance(state, dict) else shown(state)
         fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
         saved = (pair for client, both in self._cuts.items() for pair in zip(both, state["cuts"][client], strict=True))
         self._load_cuts(state, None if theirs == mine else fault, saved)
@@ -242,6 +244,8 @@ class Party(CutHolder, Generic[First, Second]):
             for module in self._modules:
                 if not isinstance(module, nn.Module):
                     raise TypeError(f"the layers are a {type(module).__name__}: pass an nn.Module")
+                for name, tensor in module.state_dict().items():
+                    require_reachable(name, tensor)
             if self.comm.size < 2:
                 raise ValueError("there is no rank for clients: start two processes or more")
             if not whole(self.clients, self.comm.size - 1):

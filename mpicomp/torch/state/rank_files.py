@@ -11,45 +11,29 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from collectives import Communicator
 from collectives.atomic_file import replacing
-from collectives.errors import reword
 from collectives.regular_file import open_regular
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
+from mpicomp.torch.state.step_folder import Stateful, on_all_ranks
 
 
-class Saved(Protocol):
-    """State of a hook, or optimizer."""
-
-    def state_dict(self) -> State:
-        """Return this rank's state."""
-        ...
-
-    def load_state_dict(self, state_dict: State) -> None:
-        """Restore a state; collective."""
-        ...
-
-
-def save_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> None:
+def save_beside(path: Path, owners: Sequence[Stateful], comm: Communicator) -> None:
     """Write this rank's file ``PATH.rankR-of-N``, and remove those of other numbers of ranks; collective."""
     save = comm.broadcast_object(secrets.token_hex(8))  # which files belong together
     file = path.with_name(f"{path.name}.rank{comm.rank}-of-{comm.size}")
-    problem = ""
-    try:
+
+    def write() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
             torch.save({"save": save, "states": [owner.state_dict() for owner in owners]}, stream)
-    except OSError as error:
-        problem = f"rank {comm.rank}: {error}"
-    problems = [text for text in comm.allgather_object(problem) if text]
-    if problems:
-        cannot = f"{comm.here}: the states of ranks next to {path} cannot be written: {'; '.join(problems)}"
-        raise OSError(f"{cannot}; make room there, or name another folder")
+
+    here = f"the states of ranks next to {path} cannot be written: {comm.here}"
+    on_all_ranks(comm.allgather_object, here, OSError, write)
     if comm.rank == 0:
         with suppress(OSError):  # `load_beside` refuses files that stay
             for other, (_, size) in _files(path).items():
@@ -57,7 +41,7 @@ def save_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> None
                     other.unlink(missing_ok=True)
 
 
-def load_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> bool:
+def load_beside(path: Path, owners: Sequence[Stateful], comm: Communicator) -> bool:
     """Restore the states in the files of `save_beside`, also on another number of ranks; collective.
 
     Returns
@@ -71,18 +55,14 @@ def load_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> bool
         Files of some ranks are missing, or they were not written together: on all ranks. A state does not fit: the
         other ranks then raise CollectiveMismatch.
     """
-    files, problem = _complete_set(path)
-    seen = comm.allgather_object((len(files), problem))
-    found = [text for _, text in seen if text]
-    if found:
-        raise ValueError(f"{comm.here}: {found[0]}")
-    if len({count for count, _ in seen}) > 1:
+    files = on_all_ranks(comm.allgather_object, comm.here, ValueError, lambda: _complete_set(path))
+    if len(set(comm.allgather_object(len(files)))) > 1:
         raise ValueError(
             f"{comm.here}: not all ranks see the files next to {path}: checkpoints must be in a folder of all nodes"
         )
     if not files:
         return False
-    try:
+    with comm.refusing("restoring the states of ranks", OSError, ValueError, where=comm.here):
         if len(files) == comm.size:
             save, states = _read(files[comm.rank])
             saves = {save}
@@ -95,8 +75,6 @@ def load_beside(path: Path, owners: Sequence[Saved], comm: Communicator) -> bool
                 states = [redistribute_states(group, comm.size)[comm.rank] for group in zip(*by_rank, strict=True)]
         if len(states) != len(owners) and len(saves) == 1:
             raise ValueError(f"{files[0]} has {len(states)} states, and there are {len(owners)} to restore")
-    except (OSError, ValueError) as error:
-        comm.reject(reword(error, f"{comm.here}: {error}"), "restoring the states of ranks")
     if len(set().union(*comm.allgather_object(saves))) > 1:
         raise ValueError(
             f"{comm.here}: the states of ranks next to {path} were not written together, as after a save that was "
@@ -121,18 +99,19 @@ def _files(path: Path) -> dict[Path, tuple[int, int]]:
     return {file: (int(match[1]), int(match[2])) for file, match in found.items() if match}
 
 
-def _complete_set(path: Path) -> tuple[list[Path], str]:
-    """Return the files of all ranks that wrote them, in rank order, and the problem if they are no single set."""
+def _complete_set(path: Path) -> list[Path]:
+    """Return the files of all ranks that wrote them, in rank order; ValueError if they are no single set."""
     found = _files(path)
     sizes = {size for _, size in found.values()}
     if len(sizes) > 1:
-        return [], f"next to {path} are states of {' and '.join(map(str, sorted(sizes)))} ranks: remove all but one set"
+        numbers = " and ".join(map(str, sorted(sizes)))
+        raise ValueError(f"next to {path} are states of {numbers} ranks: remove all but one set")
     size = max(sizes, default=0)
     files = {rank: file for file, (rank, _) in found.items()}
     missing = [rank for rank in range(size) if rank not in files]
     if missing:
-        return [], f"next to {path} the file of rank {missing[0]} of {size} is missing"
-    return [files[rank] for rank in range(size)], ""
+        raise ValueError(f"next to {path} the file of rank {missing[0]} of {size} is missing")
+    return [files[rank] for rank in range(size)]
 
 
 def _read(file: Path) -> tuple[str, list[State]]:

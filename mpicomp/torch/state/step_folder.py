@@ -1,7 +1,8 @@
-"""Folder of a pipeline's checkpoints, one for a step: each is complete or absent.
+"""Folder of checkpoints, one for a step: each is complete or absent.
 
 ``step-00000012/`` has ``replica-0-stage-1.pt``, one for each rank that was alive, and ``manifest.json`` with the grid
-and the ranks that were not. The ranks write into a hidden folder; once all have written, one of them renames it.
+and the ranks that were not. Without a pipeline a rank is a replica of one stage. The ranks write into a hidden folder;
+once all have written, one of them renames it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,33 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
 from collectives.atomic_file import flush_folder, flushed
 from collectives.json_file import parse_json
 from collectives.quoting import one_line
-from mpicomp.pipeline.agreement import PipelineError
 
 Gather = Callable[[Any], list[Any]]
 """Exchange of one object of each rank; collective."""
 Place = tuple[int, int]
 """Replica and stage of a rank."""
+
+Result = TypeVar("Result")
+
+
+class Stateful(Protocol):
+    """Object whose state can be saved and restored: module, optimizer, state of a hook, learning rate's schedule."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers, texts, and lists and dictionaries of these."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Go on from a state; collective for optimizers and hooks of this library."""
+        ...
+
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,15})")
@@ -47,23 +62,33 @@ def state_file(place: Place) -> str:
     return f"replica-{place[0]}-stage-{place[1]}.pt"
 
 
-def on_all_ranks(gather: Gather, here: str, work: Callable[[], None]) -> None:
-    """Run a function; if it fails on any rank, raise PipelineError on all; collective."""
-    fault = None
+def on_all_ranks(gather: Gather, here: str, kind: type[Exception], work: Callable[[], Result]) -> Result:
+    """Return the result of a function; if it fails on any rank, raise an error of this kind on all; collective."""
+    fault, result = None, None
     try:
-        work()
+        result = work()
     except Exception as error:  # noqa: BLE001 - reported to all ranks
         fault = f"{here}: {one_line(error) or type(error).__name__}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             fault += "; make room there, or name another folder: earlier checkpoints are kept"
     found = [one for one in gather(fault) if one is not None]
     if found:
-        raise PipelineError(found[0])
+        raise kind(found[0])
+    return cast(Result, result)
+
+
+def newest_of_all(gather: Gather, here: str, kind: type[Exception], folder: Path) -> Path | None:
+    """Return the newest checkpoint, None in an empty folder; raise an error if ranks see different ones; collective."""
+    found = on_all_ranks(gather, here, kind, lambda: checkpoints(folder))
+    if len(set(gather(step_of(found[-1]) if found else 0))) > 1:
+        raise kind(f"{here}: the ranks see different checkpoints in {folder}: use a folder that all see")
+    return found[-1] if found else None
 
 
 def write(
     gather: Gather,
     here: str,
+    kind: type[Exception],
     folder: Path,
     step: int,
     place: Place,
@@ -80,9 +105,9 @@ def write(
 
     Raises
     ------
-    PipelineError
-        A rank cannot write, or the folder has a checkpoint of this step from another run; on all ranks. Earlier
-        checkpoints are untouched.
+    Exception
+        Of this kind: a rank cannot write, or the folder has a checkpoint of this step from another run; on all ranks.
+        Earlier checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
@@ -123,10 +148,10 @@ def write(
                 old.rename(hidden)
                 shutil.rmtree(hidden)
 
-    on_all_ranks(gather, here, make_folder)
-    on_all_ranks(gather, here, write_state)
+    on_all_ranks(gather, here, kind, make_folder)
+    on_all_ranks(gather, here, kind, write_state)
     written.add(step)  # before others can die in `finish`: the folder is then this run's
-    on_all_ranks(gather, here, finish)
+    on_all_ranks(gather, here, kind, finish)
     return final
 
 
@@ -157,13 +182,13 @@ def _can_be_loaded(file: str | io.BytesIO) -> bool:
     return True
 
 
-def read_manifest(path: Path, grid: tuple[int, int]) -> list[Place]:
-    """Return the places of ranks that were dead when a checkpoint was written.
+def read_manifest(path: Path, grid: tuple[int, int] | None = None) -> tuple[tuple[int, int], list[Place]]:
+    """Return the grid of a checkpoint, and the places of ranks that were dead when it was written.
 
     Raises
     ------
     ValueError, OSError
-        The checkpoint is of another grid, or damaged.
+        The checkpoint is not of this grid, or damaged.
     """
     found = parse_json((path / MANIFEST).read_text())
     try:
@@ -171,12 +196,12 @@ def read_manifest(path: Path, grid: tuple[int, int]) -> list[Place]:
         lost = [(int(replica), int(stage)) for replica, stage in found["lost"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / MANIFEST} is damaged ({error!r}): remove {path} to load an earlier one") from error
-    if theirs != grid:
+    if grid is not None and theirs != grid:
         raise ValueError(
             f"{path} is of {theirs[0]} replicas of {theirs[1]} stages, and there are {grid[0]} of {grid[1]}: start as "
             "many ranks, or name another folder"
         )
-    return lost
+    return theirs, lost
 
 
 def read_state(path: Path, place: Place) -> dict[str, Any]:
