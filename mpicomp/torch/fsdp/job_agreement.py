@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from torch import distributed as dist
 
@@ -42,6 +43,17 @@ def agree(problem: Exception | None, call: str, arguments: str = "") -> None:
                 f"{here()}, {call}: ranks 0 and {rank} differ in their arguments: {entries[0][1]} and {own}; make the "
                 "same call on all ranks"
             )
+
+
+def agreed(call: str, work: Callable[[], _Entry]) -> _Entry:
+    """Return the result of a function; if it raises ValueError on a rank, raise an error on all; collective."""
+    problem, result = None, None
+    try:
+        result = work()
+    except ValueError as error:
+        problem = error
+    agree(problem, call)
+    return cast(_Entry, result)
 
 
 def here() -> str:

@@ -145,7 +145,7 @@ class FSDPHook(NonCopyable):
         CollectiveMismatch
             Another rank raised ValueError.
         """
-        self._load("load_state_dict", lambda: self._states.checked(state))
+        self._load("FSDPHook.load_state_dict", lambda: self._states.checked(state))
 
     @keep_uncompiled
     def load_checkpoint(self, checkpoint_id: Any, key: str = "hook") -> None:
@@ -168,17 +168,13 @@ class FSDPHook(NonCopyable):
         CollectiveMismatch
             Another rank raised ValueError.
         """
-        self._load("load_checkpoint", lambda: self._states.read(checkpoint_id, key))
+        call = "FSDPHook.load_checkpoint"
+        # before it is read, which is collective
+        keys = job_agreement.agreed(call, lambda: self._states.saved_keys(checkpoint_id, key))
+        self._load(call, lambda: self._states.read(checkpoint_id, key, keys))
 
     def _load(self, call: str, read: Callable[[], list[dict[str, Any]]]) -> None:
-        problem: Exception | None = None
-        states: list[dict[str, Any]] = []
-        try:
-            states = read()
-            self._states.check(states)
-        except ValueError as error:
-            problem = error
-        job_agreement.agree(problem, f"FSDPHook.{call}")
+        states = job_agreement.agreed(call, lambda: self._states.check(read()))
         for aggregator, state in zip(self.aggregators, states, strict=True):
             aggregator.load_state_dict(state)
 

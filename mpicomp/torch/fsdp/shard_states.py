@@ -97,21 +97,26 @@ class ShardStates:
             )
         return [self._gathered(vector, state) for vector in self.vectors]
 
-    def check(self, states: Sequence[State]) -> None:
-        """Raise ValueError unless the aggregators can load these states."""
+    def check(self, states: list[State]) -> list[State]:
+        """Return the states; ValueError unless the aggregators can load them."""
         for vector, state in zip(self.vectors, states, strict=True):
             vector.reducer.aggregator.check_state_dict(state)
+        return states
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
-    def read(self, checkpoint_id: Any, key: str) -> list[State]:
-        """Return the aggregators' states from a checkpoint, cut and averaged for these nodes and shards."""
+    def saved_keys(self, checkpoint_id: Any, key: str) -> dict[str, Any]:
+        """Return the entries of a checkpoint that has a state of a hook; ValueError otherwise."""
         try:
             saved_keys = FileSystemReader(Path(checkpoint_id)).read_metadata().state_dict_metadata
         except Exception as error:
             raise ValueError(f"{checkpoint_id} is not a checkpoint that can be read ({one_line(error)})") from error
         if f"{key}.{_DESCRIPTION}" not in saved_keys:
             raise ValueError(f"{checkpoint_id} has no state of a hook under {key!r}; pass the key that it was saved by")
+        return saved_keys
+
+    def read(self, checkpoint_id: Any, key: str, saved_keys: dict[str, Any]) -> list[State]:
+        """Return the aggregators' states from a checkpoint, cut and averaged for these nodes and shards; collective."""
         description = self._read(checkpoint_id, key, {_DESCRIPTION: ""})[_DESCRIPTION]
         saved = self._require_same_model(description)
         if (saved["nodes"], saved["shards"]) == (self._nodes, self._shards):
