@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mpicomp.torch.replication import broadcast_optimizer_state as broadcast_optimizer_state
     from mpicomp.torch.replication import broadcast_parameters as broadcast_parameters
     from mpicomp.torch.replication import require_same as require_same
+    from mpicomp.torch.state.checkpoints import load_checkpoint as load_checkpoint
+    from mpicomp.torch.state.checkpoints import save_checkpoint as save_checkpoint
     from mpicomp.torch.state.redistribution import redistribute_states as redistribute_states
 
 # Loaded on first access: a script that redistributes states needs no MPI.
@@ -39,6 +41,7 @@ _NAMES = {
     "optimizer.one_bit_adam": "OneBitAdam",
     "process_group": "register_backend",
     "replication": "average_buffers broadcast_optimizer_state broadcast_parameters require_same",
+    "state.checkpoints": "load_checkpoint save_checkpoint",
     "state.redistribution": "redistribute_states",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -1,0 +1,191 @@
+"""Checkpoints of training in replicas: model, optimizer, residuals and all else of every rank, in one folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from collectives.consistency.descriptions import fingerprint
+from mpicomp.aggregator.arguments import require_communicator
+from mpicomp.torch.replication import bytes_of
+from mpicomp.torch.state.redistribution import redistribute_states
+from mpicomp.torch.state.schema import STATE_KEY, State
+from mpicomp.torch.state.step_folder import (
+    Stateful,
+    checkpoints,
+    newest_of_all,
+    on_all_ranks,
+    read_manifest,
+    read_state,
+    step_of,
+    write,
+)
+
+_KEPT = 2  # checkpoints
+
+
+def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, Stateful], comm: Communicator) -> Path:
+    """Write the parts of all ranks to one checkpoint, which is complete or absent; collective.
+
+    The two newest checkpoints are kept, and earlier ones removed once this one is complete. Entries that are equal to
+    those of rank 0, such as a model's parameters, are written once.
+
+    Parameters
+    ----------
+    folder : str or PathLike
+        On a file system that all ranks see; made if it is missing.
+    step : int
+        Number of steps so far, from 1 on, by which checkpoints are ordered. The same on all ranks.
+    parts : dict of str to objects with ``state_dict`` and ``load_state_dict``
+        Model, optimizer, state of a hook, scheduler and all else that a step changes, by name; the same names on all
+        ranks. PyTorch's random state of the CPU is saved, too.
+    comm : Communicator
+        Communicator of the ranks that train.
+
+    Returns
+    -------
+    Path
+        The checkpoint.
+
+    Raises
+    ------
+    OSError
+        A rank cannot write, an argument cannot be used (a ValueError of one rank), or the folder has a checkpoint of
+        this step or of a later one; on all ranks. Earlier checkpoints are untouched.
+    CollectiveMismatch
+        The ranks differ in `step` or in the parts' names.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import DistributedOptimizer, broadcast_parameters, load_checkpoint, save_checkpoint
+    >>> def train(comm, folder, last):
+    ...     model = torch.nn.Linear(3, 1)
+    ...     broadcast_parameters(model, comm)
+    ...     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    ...     optimizer = DistributedOptimizer(sgd, mpicomp.LocalTopK(rate=3), comm, model.named_parameters())
+    ...     parts = {"model": model, "optimizer": optimizer}
+    ...     first = load_checkpoint(folder, parts, comm)  # 0 without a checkpoint
+    ...     for step in range(first, last):
+    ...         optimizer.zero_grad()
+    ...         model(torch.full((8, 3), comm.rank + 1.0)).square().mean().backward()
+    ...         optimizer.step()
+    ...     save_checkpoint(folder, last, parts, comm)
+    ...     return first, optimizer.synchronizations
+    >>> folder = mkdtemp()
+    >>> mpicomp.run_local(3, lambda comm: train(comm, folder, last=4))
+    [(0, 4), (0, 4), (0, 4)]
+    >>> mpicomp.run_local(2, lambda comm: train(comm, folder, last=6))
+    [(4, 6), (4, 6)]
+    """
+    require_communicator(comm, "save_checkpoint", "save_checkpoint(folder, step, parts, comm)", parts)
+    size, here = comm.size, comm.here
+
+    def gather(one: object) -> list[Any]:
+        found = comm.allgather_object(one)
+        if len(found) != size:
+            raise OSError(f"{here}: a rank has died while the checkpoint of step {step} was written: save again")
+        return found
+
+    def collect() -> tuple[Path, dict[str, State], dict[str, dict[str, str]]]:
+        if not isinstance(step, int) or step < 1:
+            raise ValueError(f"step is {step!r:.80}: pass the number of steps so far, 1 or more")
+        later = [one for one in checkpoints(Path(folder)) if step_of(one) > step]
+        if later:
+            raise ValueError(f"{later[-1]} is of a later step: load it, remove it, or name another folder")
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return Path(folder), states, {name: _digests(state) for name, state in states.items()}
+
+    path, states, digests = on_all_ranks(gather, here, OSError, collect)
+    text = f"save_checkpoint of step {step} with {', '.join(sorted(states))}"
+    comm.agree(fingerprint(text), lambda: text)
+    first = comm.broadcast_object(digests) if size > 1 else {}
+    same = {
+        name: [key for key, one in found.items() if comm.rank and first[name].get(key) == one]
+        for name, found in digests.items()
+    }
+    own = {name: {key: state[key] for key in state if key not in same[name]} for name, state in states.items()}
+    state = {"parts": own, "same": same, "random": torch.get_rng_state()}
+    return write(gather, here, OSError, path, step, (comm.rank, 0), lambda: state, (size, 1), (), _KEPT, set())
+
+
+def load_checkpoint(folder: str | PathLike[str], parts: Mapping[str, Stateful], comm: Communicator) -> int:
+    """Go on from the newest checkpoint of `save_checkpoint`, if there is one; collective.
+
+    As many ranks as before go on to the bit. On another number of ranks, optimizers and hooks of this library begin
+    with the states that `redistribute_states` makes, and all other parts with those of rank 0.
+
+    Parameters
+    ----------
+    folder, parts, comm
+        As of `save_checkpoint`.
+
+    Returns
+    -------
+    int
+        Number of steps that the checkpoint has; 0 without a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        The checkpoint has other parts or is damaged, the ranks see different folders, or a part does not take its
+        state; on all ranks. In the last case other parts may have taken theirs.
+
+    Examples
+    --------
+    `save_checkpoint` has a loop that resumes. A new model and optimizer, on all ranks:
+
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> import mpicomp
+    >>> from mpicomp.torch import load_checkpoint
+    >>> mpicomp.run_local(2, lambda comm: load_checkpoint(mkdtemp(), {"model": torch.nn.Linear(3, 1)}, comm))
+    [0, 0]
+    """
+    require_communicator(comm, "load_checkpoint", "load_checkpoint(folder, parts, comm)", parts)
+    gather, here = comm.allgather_object, comm.here
+    path, names = on_all_ranks(gather, here, ValueError, lambda: (Path(folder), sorted(parts)))
+    newest = newest_of_all(gather, here, ValueError, path)
+    if newest is None:
+        return 0
+    states, random = on_all_ranks(gather, here, ValueError, lambda: _read(newest, names, comm))
+    for name in names:  # in one order on all ranks: some load together
+        on_all_ranks(gather, here, ValueError, partial(parts[name].load_state_dict, states[name]))
+    if random is not None:
+        torch.set_rng_state(random)
+    return step_of(newest)
+
+
+def _digests(state: State) -> dict[str, str]:
+    """Return digests of the tensors in a state that may be equal on all ranks, by their keys."""
+    return {
+        key: f"{one.dtype}{list(one.shape)} {hashlib.blake2b(bytes_of(one).numpy().data, digest_size=16).hexdigest()}"
+        for key, one in state.items()
+        if isinstance(one, Tensor) and one.layout == torch.strided
+    }
+
+
+def _read(path: Path, names: list[str], comm: Communicator) -> tuple[dict[str, State], Tensor | None]:
+    """Return the states of the parts for this rank, and its random state if as many ranks have written it."""
+    (ranks, _), _ = read_manifest(path)
+    goes_on = ranks == comm.size
+    first, mine = (read_state(path, (rank, 0)) for rank in (0, comm.rank if goes_on else 0))
+    if sorted(mine["parts"]) != names:
+        raise ValueError(f"{path} has the parts {sorted(mine['parts'])}, not {names}: name the same")
+    states = {}
+    for name, state in mine["parts"].items():
+        states[name] = {key: first["parts"][name][key] for key in mine["same"][name]} | state
+        if STATE_KEY in state and not goes_on:
+            everyones = [read_state(path, (rank, 0))["parts"][name] for rank in range(ranks)]
+            states[name] = redistribute_states(everyones, comm.size)[comm.rank]
+    return states, mine["random"] if goes_on else None
