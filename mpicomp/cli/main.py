@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
+import tempfile
 from collections.abc import Collection, Sequence
 
 from mpicomp import __version__
@@ -29,6 +32,10 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; `argv` is for tests, the command line by default."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an output of ASCII must not end a report
+        sys.stdout.reconfigure(errors="replace")
+    if not os.environ.get("HOME") and arguments[:1] != ["doctor"]:  # which reports it; Open MPI does not start then
+        os.environ["HOME"] = tempfile.gettempdir()
     parser, options = make_parser(arguments[:1])
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         found = _suggestion(arguments[0], COMMANDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 
 from mpicomp.cli.doctor import environment, gpu, mpi
 from mpicomp.cli.doctor.finding import examine, report, status
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
         for finding in found:  # at once, as MPI may end this process
             print(finding.line(), file=sys.stderr, flush=True)
+    if not os.environ.get("HOME"):
+        os.environ["HOME"] = tempfile.gettempdir()  # without it Open MPI ends the process before the other findings
     module, loaded = mpi.load()
     if module is None:
         return report([*found, loaded, *environment.findings(1, len(os.sched_getaffinity(0)))], args.json)

@@ -1,0 +1,75 @@
+"""Commands with an output of ASCII, without a home, with one that cannot be written, and in a read-only folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpicomp.cli.main import COMMANDS
+from tests.documents import PROJECT
+
+SURROUNDINGS = {
+    "ASCII": {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    "no home": {"HOME": None},
+    "no folder at home": {"HOME": "/proc/none"},
+}
+# Arguments with which a command is over soon, its exit status, and a part of its last lines.
+RUNS = {
+    "demo": (["--steps", "4", "--link", "none", "--output", "{folder}/demo.svg"], 0, "DistributedOptimizer"),
+    "run": (["--dry-run", "-n", "2", sys.executable, "-c", ""], 0, "OMP_NUM_THREADS"),
+    "doctor": ([], 0, "arrays on GPUs"),
+    "warm": (["--help"], 0, "usage: mpicomp warm"),
+    "bench": (["--count", "1000", "--repeats", "2", "--warmup", "1"], 0, "ok"),
+    "advise": (["--count", "1000"], 2, "one rank sends and merges nothing"),
+    "trace": (["{folder}"], 2, "no rank has left a trace"),
+    "analyze": (["{folder}"], 2, "no rank"),
+    "completion": (["bash"], 0, "complete"),
+}
+APPS = {name: ["--help"] for name in ("train", "finetune", "reproduce", "scale")}
+
+
+def outcome(arguments: list[str], changes: dict[str, str | None], cwd: str) -> tuple[int, str]:
+    """Run a module of Python in changed surroundings; returns its exit status and its output."""
+    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    for name, value in changes.items():
+        environ.pop(name, None)
+        if value is not None:
+            environ[name] = value
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(
+        command, env=environ, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=120, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_command_runs_in_these_surroundings() -> None:
+    assert RUNS.keys() == COMMANDS.keys()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("command", RUNS)
+def test_a_command_ends_with_its_report(command: str, surroundings: str, tmp_path: Path) -> None:
+    arguments, status, text = RUNS[command]
+    given = [one.format(folder=tmp_path) for one in arguments]
+    found, output = outcome(["mpicomp", command, *given], SURROUNDINGS[surroundings], "/proc")  # which is read-only
+    assert (found, text in output) == (status, True), output
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("app", APPS)
+def test_a_program_of_a_checkout_begins(app: str, surroundings: str) -> None:
+    found, output = outcome([f"apps.{app}", *APPS[app]], SURROUNDINGS[surroundings], "/proc")
+    assert found == 0, output
+
+
+def test_the_doctor_reports_a_missing_home_and_ends_its_list(tmp_path: Path) -> None:
+    found, output = outcome(["mpicomp", "doctor"], {"HOME": None}, str(tmp_path))
+    assert found == 0, output
+    assert "HOME is not set, without which Open MPI does not start" in output
+    assert "arrays on GPUs" in output, output
