@@ -59,6 +59,8 @@ _expects_deaths = False
 _other_failed = False
 _is_leaving = False
 _has_come = False  # to the meeting of all ranks at the end of their programs
+_fails = False  # an error ends this rank, perhaps in a thread; it comes to no meeting any more
+_choice = threading.Lock()  # between these two
 _meets = False
 _finalizes_with_all = False
 _farewells: WeakSet[Farewell] = WeakSet()
@@ -184,6 +186,9 @@ def _abort(status: int, reason: str) -> None:
 
 def _end_for_others() -> None:
     """Let the other ranks know that this one ends by an error; if they can go on without it, end here and now."""
+    global _fails
+    with _choice:
+        _fails = not _has_come
     if _has_come and not _is_leaving:  # an error of a thread: others may be in MPI_Finalize, until they see a death
         _make_progress(GRACE_S)  # in which this rank's own end may come
         _die()
@@ -336,8 +341,9 @@ def _await_others() -> str:
                 _die()  # the others wait for this rank within a call, and go on once it is dead
             if not (_meets or left) or _aborts_next():
                 return ""
-            _has_come = True
-            if next(meeting, True):
+            with _choice:
+                _has_come = not _fails
+            if _has_come and next(meeting, True):
                 return ""
             if not dead:
                 look(world)
