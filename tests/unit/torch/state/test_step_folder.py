@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpicomp import Communicator, run_local
-from mpicomp.pipeline import PipelineError, step_folder
+from mpicomp.torch.state import step_folder
 
 
 def test_a_full_disk_of_one_rank_is_named_on_all_and_earlier_checkpoints_stay(
@@ -28,10 +28,10 @@ def test_a_full_disk_of_one_rank_is_named_on_all_and_earlier_checkpoints_stay(
         for step in (1, 2):
             state = {"rank": comm.rank, "step": step}
             place, here = (0, comm.rank), f"rank {comm.rank}"
-            arguments = here, tmp_path, step, place, lambda state=state: state, (1, 2), (), 5, written
+            arguments = here, OSError, tmp_path, step, place, lambda state=state: state, (1, 2), (), 5, written
             if step == 1:
                 step_folder.write(comm.allgather_object, *arguments)
-        with pytest.raises(PipelineError) as caught:
+        with pytest.raises(OSError, match="Errno 28") as caught:
             step_folder.write(comm.allgather_object, *arguments)
         return str(caught.value)
 
