@@ -190,7 +190,7 @@ def _end_for_others() -> None:
     with _choice:
         _fails = not _has_come
     if _has_come and not _is_leaving:  # an error of a thread: others may be in MPI_Finalize, until they see a death
-        _make_progress(GRACE_S)  # in which this rank's own end may come
+        time.sleep(GRACE_S)  # in which this rank's own end may come; MPI takes no calls while it is finalized
         _die()
     if _newcomers is not None and _newcomers.is_spare and _newcomers.has_members:
         _die()  # the others do without this rank, once MPI has reported its death to them
