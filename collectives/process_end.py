@@ -189,6 +189,8 @@ def _end_for_others() -> None:
     global _fails
     with _choice:
         _fails = not _has_come
+    for farewell in tuple(_farewells):
+        farewell.keeps = True  # this thread uses communicators that another one may be closing
     if _has_come and not _is_leaving:  # an error of a thread: others may be in MPI_Finalize, until they see a death
         time.sleep(GRACE_S)  # in which this rank's own end may come; MPI takes no calls while it is finalized
         _die()
@@ -250,7 +252,7 @@ def end_with_process(ending: Ending) -> None:
     _mark_rank()
     if is_tolerant_job():
         watch_exit_status()
-        before_exit_at_once(_before_exit_at_once, GRACE_S + READING_S + 1.0)
+        before_exit_at_once(_before_exit_at_once, GRACE_S + LONGEST_NOTICE_S + READING_S + 1.0)
     if not _open:
         # registered again by each first communicator, so that `leave` runs before MPI's own exit handler
         atexit.unregister(_leave_all)
@@ -280,7 +282,7 @@ def _leave_all() -> None:
 
 def say_farewell(regroup: Regroup) -> None:
     """Answer ranks that are still in close(), until all have left; MPI is not finalized before. See `Regroup`."""
-    if farewell := regroup.say_farewell():
+    if not _fails and (farewell := regroup.say_farewell()):
         _farewells.add(farewell)
         _leave_before_finalizing()
 

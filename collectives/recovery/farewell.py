@@ -56,13 +56,15 @@ class Farewell(Thread):
     ----------
     is_disturbed : bool
         A rank has died: the thread runs until others regroup, and perhaps for ever.
+    keeps : bool
+        Set from outside: the communicators are not freed.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float, unused: Sequence[MPI.Comm]) -> None:
         super().__init__(name="mpicomp: farewell", daemon=True)
         self._comm, self._tag, self._report, self._timeout_s = comm, tag, report, timeout_s
         self._unused = unused
-        self.is_disturbed = False
+        self.is_disturbed = self.keeps = False
 
     def run(self) -> None:
         """Wait until all ranks have left, or answer those that regroup."""
@@ -72,7 +74,8 @@ class Farewell(Thread):
                 while not all(request.Test() for request in requests):
                     time.sleep(SLEEP_S)
             for one in self._unused:
-                one.Free()
+                if not self.keeps:
+                    one.Free()
         except MPI.Exception:
             keep_alive(self._comm, requests)
             self.is_disturbed = True
