@@ -165,7 +165,8 @@ class FakeTorch:
         self.ranges.append(name)
         yield
 
-    def empty(self, nbytes: int, dtype: Any, pin_memory: bool) -> Vector:
+    def empty(self, nbytes: int, dtype: Any, device: str, pin_memory: bool) -> Vector:
+        assert device == "cpu"
         assert pin_memory
         self.touch()
         return Vector(self, np.empty(nbytes, dtype))

@@ -62,7 +62,7 @@ class TorchDevice(Device):
     def pinned(self, nbytes: int) -> Bytes:
         # PyTorch keeps memory that is freed, and hands it out again
         with self._current():
-            memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
+            memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True).numpy()
         return memory
 
     @override

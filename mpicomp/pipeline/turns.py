@@ -155,7 +155,7 @@ class Party(CutHolder, Generic[First, Second]):
         if self.comm.rank == source:
             self.comm.send(np.concatenate([as_bytes(tensor) for tensor in tensors]), to, _WEIGHTS)
         elif self.comm.rank == to:
-            arrived = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+            arrived = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8, device="cpu")
             self.comm.recv(arrived.numpy(), source, _WEIGHTS)
             for tensor, part in zip(tensors, torch.split(arrived, [tensor.nbytes for tensor in tensors]), strict=True):
                 tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))

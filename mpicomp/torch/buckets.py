@@ -59,7 +59,7 @@ class Bucket:
 
     def padding(self) -> Tensor:
         """Indices (int64, on the device) of the vector's padding elements."""
-        places = torch.split(torch.arange(self.n), list(self.lengths))
+        places = torch.split(torch.arange(self.n, dtype=torch.int64, device="cpu"), list(self.lengths))
         padding = [own[m.parameter.numel() :] for m, own in zip(self.members, places, strict=True)]
         return torch.cat(padding).to(self.device)
 
@@ -83,7 +83,7 @@ class Bucket:
     def _layout(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
         """Shape, strides and start of each member in the vector."""
         shapes = [member.parameter.shape for member in self.members]
-        strides = [torch.empty(shape, device="meta").stride() for shape in shapes]
+        strides = [torch.empty(shape, dtype=torch.uint8, device="meta").stride() for shape in shapes]
         return list(zip(shapes, strides, accumulate(self.lengths, initial=0), strict=False))
 
 

@@ -18,6 +18,7 @@ from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from mpicomp.aggregator.arguments import require_communicator
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.devices import require_reachable
 from mpicomp.torch.front_ends import NonCopyable, require_torch_optimizer
 from mpicomp.torch.named_tensors import Exclude, checked_tensors, leave_out, tensors_of
@@ -263,7 +264,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 # States of optimizers -------------------------------------------------------------------------------------------------
 
 
-@keep_uncompiled
+@in_own_mode
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, comm: Communicator | None = None, root: int = 0
 ) -> None:
@@ -344,7 +345,7 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
         if not isinstance(leaf, _TensorPlace):
             return leaf
         if comm.rank != root:
-            tensors[name] = torch.empty(leaf.shape, dtype=leaf.dtype)
+            tensors[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
         return tensors[name]
 
     state = _mapped(state, fill)

@@ -29,7 +29,7 @@ def probe(device: str) -> str:
     if is_gpu and index >= torch.cuda.device_count():
         return f"{NO_START}: PyTorch finds no GPU {index}"
     for nbytes in SIZES:
-        there = torch.arange(nbytes, device=device).to(torch.uint8)
+        there = torch.arange(nbytes, dtype=torch.int64, device=device).to(torch.uint8)
         here = there.cpu()
         for source, target in ((there, there), (there, here), (here, there)):
             landing = torch.zeros_like(target)

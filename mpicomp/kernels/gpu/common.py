@@ -187,7 +187,7 @@ def numbers_on(device: torch.device, numbers: NDArray[Any] | Tensor) -> Tensor:
     """Numbers, one of each stretch, on the device. An array is copied there by each call, which waits for nothing."""
     if isinstance(numbers, Tensor):
         return numbers
-    host = torch.tensor(numbers)  # a copy, as the caller may write new numbers while this one crosses
+    host = torch.from_numpy(numbers.copy())  # since the caller may write new numbers while this one crosses
     return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 

@@ -30,7 +30,7 @@ class BufferBroadcast:
         if not buffers or self._comm.size == 1:
             return
         sizes = [-(-buffer.nbytes // _WORD_BYTES) * _WORD_BYTES for buffer in buffers]
-        own = torch.zeros(sum(sizes) + _WORD_BYTES, dtype=torch.uint8)
+        own = torch.zeros(sum(sizes) + _WORD_BYTES, dtype=torch.uint8, device="cpu")
         for part, buffer in zip(torch.split(own, [*sizes, _WORD_BYTES]), buffers, strict=False):
             part[: buffer.nbytes] = buffer.contiguous().view(-1).view(torch.uint8).cpu()
         words = own.view(torch.int32)

@@ -36,6 +36,7 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
@@ -296,7 +297,7 @@ class DDPHookState(NonCopyable, StateOwner):
 Hook = Callable[[DDPHookState, GradBucket], Future[Tensor]]
 
 
-@keep_uncompiled
+@in_own_mode
 def ddp_hook(
     algorithm: AlgorithmChoice, comm: Communicator, model: DistributedDataParallel | None = None
 ) -> tuple[DDPHookState, Hook]:

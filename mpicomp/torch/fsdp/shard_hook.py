@@ -27,6 +27,7 @@ from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode
 from mpicomp.torch.bucket_queue import overlap_by_thread
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.fsdp import job_agreement
 from mpicomp.torch.fsdp.group_reduction import GroupReduction, worse
@@ -114,7 +115,7 @@ class FSDPHook(NonCopyable):
 
     # States ----------------------------------------------------------------------------------------------------------
 
-    @keep_uncompiled
+    @in_own_mode
     def state_dict(self) -> dict[str, Any]:
         r"""Return the residuals and counters, as ``torch.distributed.checkpoint`` saves them.
 
@@ -126,7 +127,7 @@ class FSDPHook(NonCopyable):
         """
         return self._states.state_dict()
 
-    @keep_uncompiled
+    @in_own_mode
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a copy of a state of :meth:`state_dict` on equally many nodes and shards; collective.
 
@@ -147,7 +148,7 @@ class FSDPHook(NonCopyable):
         """
         self._load("FSDPHook.load_state_dict", lambda: self._states.checked(state))
 
-    @keep_uncompiled
+    @in_own_mode
     def load_checkpoint(self, checkpoint_id: Any, key: str = "hook") -> None:
         """Load the state in a checkpoint of ``torch.distributed.checkpoint``, also on other nodes; collective.
 
@@ -225,7 +226,7 @@ class FSDPHook(NonCopyable):
         require_same_values(shards, self.comm, cure)
 
 
-@keep_uncompiled
+@in_own_mode
 def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) -> FSDPHook:
     """Set hooks by which FSDP2 shards inside each node and averages gradients between nodes in few bits. Collective.
 

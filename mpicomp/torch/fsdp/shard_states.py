@@ -63,7 +63,7 @@ class ShardStates:
         self.vectors, self._node, self._shard = tuple(vectors), node, shard
         self._nodes, self._shards = len(layout), len(layout[0])
         # without process groups: only the places of shards are read from it
-        self._mesh = DeviceMesh("cpu", torch.tensor(layout), _init_backend=False)
+        self._mesh = DeviceMesh("cpu", torch.from_numpy(np.array(layout)), _init_backend=False)
         self._described = described
 
     # Whole states ----------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class ShardStates:
                     for member, part in zip(vector.members, parts, strict=True):
                         state[f"{entry}/{member.name}"] = self._distributed(member, part[None].clone(), self._nodes)
                 else:
-                    state[self._key(vector, entry, kinds[entry])] = torch.as_tensor(value)
+                    state[self._key(vector, entry, kinds[entry])] = torch.from_numpy(np.array(value))
         return state
 
     def checked(self, state: Mapping[str, Any]) -> list[State]:
@@ -126,12 +126,14 @@ class ShardStates:
         for name, stored in saved_keys.items():
             own = name.removeprefix(prefix)
             if isinstance(stored, TensorStorageMetadata) and name.startswith(f"{prefix}shard "):
-                template[own] = torch.empty(stored.size, dtype=stored.properties.dtype)
+                template[own] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
         for vector in self.vectors:
             for entry, value in self._fresh(vector).items():
                 for member in vector.members:
                     if f"{prefix}{entry}/{member.name}" in saved_keys:
-                        part = torch.zeros(saved["nodes"], *member.local_shape, dtype=torch.as_tensor(value).dtype)
+                        part = torch.from_numpy(
+                            np.zeros((saved["nodes"], *member.local_shape), np.asarray(value).dtype)
+                        )
                         template[f"{entry}/{member.name}"] = self._distributed(member, part, saved["nodes"])
         state = self._read(checkpoint_id, key, template)
         return [self._redistributed(vector, state, saved["nodes"], saved["shards"]) for vector in self.vectors]

@@ -246,7 +246,7 @@ class VarianceFreeze:
 
     def state_dict(self) -> State:
         """Return the noted norms and learning rates."""
-        return {"norms": torch.tensor(self._norms, dtype=torch.float64), "rates": list(self._rates)}
+        return {"norms": torch.tensor(self._norms, dtype=torch.float64, device="cpu"), "rates": list(self._rates)}
 
     def check_state_dict(self, state: State) -> None:
         """Raise ValueError unless `load_state_dict` can take `state`."""

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch.bucket_queue import overlap_by_thread
 from mpicomp.torch.bucket_reducers import BucketReducers
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
     Options,
@@ -55,7 +55,7 @@ Batch = TypeVar("Batch")
 
 _UNSCALES = "_unscale_grads_"
 """The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""
-_MOST_FRAMES = 4
+_MOST_FRAMES = 5
 """Frames between a property of the optimizer and its caller, at most."""
 
 
@@ -186,6 +186,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     ('updates', 3, [3], ['bias', 'weight'])
     """
 
+    @in_own_mode
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -285,7 +286,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         return self._synchronizer.reducers.names
 
     @property
-    @keep_uncompiled
+    @in_own_mode
     def param_groups(self) -> list[ParameterGroup]:  # type: ignore[override]
         """The wrapped optimizer's parameter groups.
 
@@ -302,7 +303,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         return self.optimizer.param_groups
 
     @property
-    @keep_uncompiled
+    @in_own_mode
     def _step_supports_amp_scaling(self) -> bool:
         """False. A GradScaler reads it just before it looks for infinities, which are agreed on here."""
         self._prepare_for_scaler()
@@ -332,7 +333,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r}, {self.mode}, ranks={self.comm.size})"
 
-    @keep_uncompiled
+    @in_own_mode
     def add_param_group(self, param_group: ParameterGroup) -> None:
         """Add a parameter group while the optimizer trains, on all ranks before the same step.
 
@@ -437,7 +438,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
             )
         yield
 
-    @keep_uncompiled
+    @in_own_mode
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included.
 
@@ -522,7 +523,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         finally:
             self._joining = False
 
-    @keep_uncompiled
+    @in_own_mode
     def synchronize(self) -> None:
         """Average now.
 
@@ -612,7 +613,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
 def _is_read_by_scaler() -> bool:
     """Return True if the calling property is read by a GradScaler that is about to unscale gradients.
 
-    Wrappers of `keep_uncompiled` lie between the property and its reader.
+    Wrappers of `in_own_mode` lie between the property and its reader.
     """
     frame = sys._getframe(2)
     for _ in range(_MOST_FRAMES):

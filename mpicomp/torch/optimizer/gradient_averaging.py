@@ -60,7 +60,7 @@ class GradientAveraging(Synchronizer):
         loss = closure()
         agreement, decides = self.agreement, isinstance(self._optimizer, torch.optim.LBFGS)
         agreement.evaluation += 1
-        agreement.loss = float(torch.as_tensor(loss).detach()) if decides else None
+        agreement.loss = float(loss.detach() if isinstance(loss, Tensor) else loss) if decides else None
         return loss
 
     @override

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
-from collectives.execution.handle import keep_uncompiled
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
@@ -130,6 +130,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     synchronizes_ranks: ClassVar[bool] = True
     mode: ClassVar[str] = "momenta"
 
+    @in_own_mode
     def __init__(
         self,
         params: ParamsT,
@@ -182,7 +183,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         self._synchronizer = MomentumAveraging(parts, squeezed, masters, rule, preconditioned, options)
 
     @property
-    @keep_uncompiled
+    @in_own_mode
     def param_groups(self) -> list[ParameterGroup]:
         """Parameter groups. Read behind backward, float32 copies of 16-bit parameters have their gradients."""
         if (synchronizer := self.__dict__.get("_synchronizer")) is not None:
@@ -220,7 +221,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         self._synchronizer.prepare_for_scaler()
         return False
 
-    @keep_uncompiled
+    @in_own_mode
     def add_param_group(self, param_group: ParameterGroup) -> None:
         """Add a parameter group while the optimizer trains, on all ranks before the same step.
 
@@ -248,7 +249,7 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         super().add_param_group(param_group)
         check_group(self.param_groups[-1])
 
-    @keep_uncompiled
+    @in_own_mode
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters, 16-bit ones included: set them to None, or to zeros.
 

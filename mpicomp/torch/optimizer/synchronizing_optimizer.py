@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 from torch import Tensor
 
-from collectives.execution.handle import keep_uncompiled
 from collectives.recovery.newcomers import Transfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
 from mpicomp.torch.state.redistribution import redistribute_states
@@ -43,7 +43,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
-    @keep_uncompiled
+    @in_own_mode
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make an optimizer step, and a synchronization if one is due.
 
@@ -78,7 +78,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         """
         return self._synchronizer.step(closure)
 
-    @keep_uncompiled
+    @in_own_mode
     def state_dict(self) -> State:
         """Return the torch optimizer's state plus this rank's residuals and counters, under the key "mpicomp".
 
@@ -116,7 +116,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         self._require_nothing_sent("state_dict")
         return self._synchronizer.state_dict()
 
-    @keep_uncompiled
+    @in_own_mode
     def check_state_dict(self, state_dict: State) -> None:
         """Check a state that is not to be loaded yet; not collective.
 
@@ -132,7 +132,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         """
         self._synchronizer.check_state_dict(state_dict)
 
-    @keep_uncompiled
+    @in_own_mode
     def load_state_dict(self, state_dict: State) -> None:
         """Restore a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
@@ -157,7 +157,7 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         self._require_nothing_sent("load_state_dict")
         self._synchronizer.load_state_dict(state_dict)
 
-    @keep_uncompiled
+    @in_own_mode
     def admit(self, model: torch.nn.Module, state: Callable[[], Any], load: Callable[[Any], object]) -> int:
         """Let ranks that wait take the places of dead ones, see `Communicator.admit`; collective, between two steps.
 

@@ -29,7 +29,7 @@ from mpicomp.torch.process_group.transfers import (
 )
 
 Ranks = Literal["all", "root", "others"]
-_NO_TENSOR = torch.empty(0)
+_NO_TENSOR = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 class Form(Enum):

@@ -65,7 +65,9 @@ class PackedTensors(Segment):
         self.is_copy = span is None
         if span is None:
             dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
-            span = torch.empty(sum(tensor.nbytes for tensor in self._tensors) // dtype.itemsize, dtype=dtype)
+            span = torch.empty(
+                sum(tensor.nbytes for tensor in self._tensors) // dtype.itemsize, dtype=dtype, device="cpu"
+            )
         super().__init__(span, sizes)
 
     def separate_from(self, other: PackedTensors) -> PackedTensors:
@@ -187,7 +189,9 @@ class StagingTensors:
         self._used = True
         nbytes = sum(tensor.nbytes for tensor in tensors)
         try:
-            memory = torch.from_numpy(device.pinned(nbytes)) if nbytes else torch.empty(0, dtype=torch.uint8)
+            memory = (
+                torch.from_numpy(device.pinned(nbytes)) if nbytes else torch.empty(0, dtype=torch.uint8, device="cpu")
+            )
             parts = torch.split(memory.view(tensors[0].dtype), [tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 if tensor.numel():

@@ -223,14 +223,14 @@ def reduce(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
     n, itemsize, ranks = values.numel(), values.element_size(), comm.size
     nbytes = n * itemsize
     if nbytes * ranks <= LARGEST_GATHERED_BYTES:
-        everything = torch.empty(ranks, n, dtype=values.dtype) if receives else None
+        everything = torch.empty(ranks, n, dtype=values.dtype, device=values.device) if receives else None
         landing = None if everything is None else Segment(everything.view(-1), [nbytes] * ranks)
         yield from exchange_segments(comm, call, native, Segment(own), landing, nbytes * ranks, root)
         if everything is not None:
             reduction.combine(everything, values)
         return
     counts = [n // ranks + (rank < n % ranks) for rank in range(ranks)]
-    part = torch.empty(counts[comm.rank], dtype=values.dtype)
+    part = torch.empty(counts[comm.rank], dtype=values.dtype, device=values.device)
     yield from _reduce_parts(comm, call, reduction, own, counts, part)
     landing = Segment(values, [count * itemsize for count in counts]) if receives else None
     yield from exchange_segments(comm, call, native, Segment(part), landing, nbytes, root)
@@ -249,7 +249,7 @@ def _reduce_parts(
 ) -> Steps:
     """Reduce scaled values; rank r receives a part of ``counts[r]`` elements in `out`."""
     itemsize, mine = values.element_size(), counts[comm.rank]
-    received = torch.empty(comm.size, mine, dtype=values.dtype)
+    received = torch.empty(comm.size, mine, dtype=values.dtype, device=values.device)
     sent = Segment(values, [count * itemsize for count in counts])
     landing = Segment(received.view(-1), [mine * itemsize] * comm.size)
     yield from exchange_segments(comm, call, "Ialltoallv", sent, landing, comm.size * max(counts) * itemsize)
@@ -268,13 +268,15 @@ def sum_sparse(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
     yield from comm.await_request(call, request, lambda: missing)
     places = yield from _gather_rows(comm, call, indices.t().contiguous(), entries.tolist())
     everything = yield from _gather_rows(comm, call, values.contiguous(), entries.tolist())
-    total = torch.sparse_coo_tensor(places.t(), everything, tensor.shape).coalesce()
+    total = torch.sparse_coo_tensor(
+        places.t(), everything, tensor.shape, dtype=everything.dtype, device=everything.device
+    ).coalesce()
     with torch.no_grad():  # and into the tensor itself: a detached one has entries of its own
         tensor.copy_(total / comm.size if bound.reduction.mean else total)
 
 
 def _gather_rows(comm: Communicator, call: Call, rows: Tensor, counts: Sequence[int]) -> Generator[bool, None, Tensor]:
-    everything = torch.empty(sum(counts), *rows.shape[1:], dtype=rows.dtype)
+    everything = torch.empty(sum(counts), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
     row = everything[:1].numel() * everything.element_size()
     sizes = [count * row for count in counts]
     landing = Segment(everything.view(-1), sizes)

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from collectives import Communicator
 from collectives.consistency.descriptions import fingerprint
-from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.state.schema import STATE_KEY, State, StateSchema, with_arrays, with_tensors, wrapped_part
 
 
@@ -52,7 +52,7 @@ class StateOwner(ABC):
         """Load a state of the wrapped optimizer, or leave it as it was and raise ValueError."""
         return
 
-    @keep_uncompiled
+    @in_own_mode
     def state_dict(self) -> State:
         """Return this rank's residuals and counters under "mpicomp", next to the wrapped optimizer's own state.
 
@@ -74,7 +74,7 @@ class StateOwner(ABC):
         }
         return {**self.wrapped_state(), STATE_KEY: own}
 
-    @keep_uncompiled
+    @in_own_mode
     def check_state_dict(self, state: State) -> None:
         """Check a state that is not to be loaded yet; not collective.
 
@@ -101,7 +101,7 @@ class StateOwner(ABC):
         self.check_own(own)
         return own
 
-    @keep_uncompiled
+    @in_own_mode
     def load_state_dict(self, state: State) -> None:
         """Load a copy of a state of :meth:`state_dict`, on the same rank of as many ranks; collective.
 
