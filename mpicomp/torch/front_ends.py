@@ -17,7 +17,7 @@ from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.parameters import SIXTEEN_BIT
+from mpicomp.torch.parameters import SIXTEEN_BIT, require_own_gradients
 
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
@@ -209,7 +209,7 @@ class Options:
         """Flag: the optimizer moves parameters during backward."""
         return self.overlap and self.synchronize == "updates"
 
-    def check(self, members: Iterable[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
+    def check(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         """Raise ValueError if an option is out of range, or does not fit other options, parameters or algorithms."""
         mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
         if mode not in ("gradients", "updates"):
@@ -234,6 +234,9 @@ class Options:
             raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
         if mode == "updates":
             _require_scales(algorithms)
+        else:
+            for member in members:
+                require_own_gradients(member.name, member.parameter, ', or use synchronize="updates"')
         if not self.moves_in_backward:
             return
         cure = 'under "updates"; pass overlap=False'

@@ -164,6 +164,18 @@ def require_dense_floats(name: str, parameter: Tensor, cure: str) -> None:
         )
 
 
+def require_own_gradients(name: str, parameter: Tensor, cure: str) -> None:
+    """Raise ValueError, with the parameter's name, unless its gradients are of its own type, in which they travel."""
+    found = getattr(parameter, "grad_dtype", None) or parameter.dtype  # None: of any type, and PyTorch < 2.10 lacks it
+    if parameter.grad is not None:
+        found = parameter.grad.dtype
+    if found != parameter.dtype:
+        raise ValueError(
+            f"parameter {name!r} is of {parameter.dtype} and its gradient of {found}; gradients are averaged in the "
+            f"type of their parameter alone: let parameter.grad_dtype be parameter.dtype{cure}"
+        )
+
+
 _Version: TypeAlias = tuple[Tensor | None, int]
 """A gradient, and PyTorch's count of its changes."""
 

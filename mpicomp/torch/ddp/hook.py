@@ -40,7 +40,7 @@ from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
-from mpicomp.torch.parameters import require_dense_floats
+from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import DDP_HOOK, State, members_by_name
 
@@ -476,5 +476,6 @@ def _members_of(model: DistributedDataParallel) -> tuple[list[NamedParameter], l
             continue
         if parameter.requires_grad:
             require_dense_floats(name, parameter, FREEZE)
+            require_own_gradients(name, parameter, "")
         (members if parameter.requires_grad else frozen).append(NamedParameter(name, parameter))
     return members, frozen

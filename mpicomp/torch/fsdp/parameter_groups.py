@@ -26,7 +26,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.parameters import require_dense_floats
+from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # of activation checkpoints, and of torch.compile
 _HALVED = (torch.float32, torch.bfloat16)  # types whose gradients FSDP divides before the hook
@@ -68,6 +68,7 @@ class ParameterGroup:
         self.members = [_member(one, prefixes) for one in group.fsdp_params if one.sharded_param.requires_grad]
         for member in self.members:
             require_dense_floats(member.name, member.shard, "leave its module out of fully_shard")
+            require_own_gradients(member.name, member.fsdp_param.sharded_param, "")
         policy, first = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
         self.dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or first
 

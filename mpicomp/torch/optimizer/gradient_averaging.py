@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from collectives.errors import NonFiniteGradient
+from collectives.errors import NonFiniteGradient, reword
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
+from mpicomp.torch.parameters import require_own_gradients
 from mpicomp.torch.state.schema import State
 
 
@@ -157,9 +158,10 @@ class GradientAveraging(Synchronizer):
         try:
             gradients = [self._gradient(member) for member in reducer.bucket.members]
         except ValueError as error:
+            refusal = reword(error, f"{self.comm.here}: {error}")
             if self._overlap:
-                raise  # the queue keeps it
-            self.comm.reject(error, "averaging gradients")
+                raise refusal from None  # the queue keeps it
+            self.comm.reject(refusal, "averaging gradients")
         if reducer.take_alone(gradients, behind=self._overlap):
             return False
         torch._foreach_copy_(reducer.vector_views, gradients)
@@ -184,11 +186,12 @@ class GradientAveraging(Synchronizer):
 
     def _gradient(self, member: NamedParameter) -> Tensor:
         parameter = member.parameter
-        if parameter.grad is None:
+        if parameter.grad is None or parameter.grad.dtype != parameter.dtype:
+            require_own_gradients(member.name, parameter, ', or use synchronize="updates"')
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.layout != torch.strided:
             raise ValueError(
-                f"{self.comm.here}: the gradient of {member.name!r} is sparse, which cannot be averaged element by "
+                f"the gradient of {member.name!r} is sparse, which cannot be averaged element by "
                 'element; build its layer with sparse=False or use synchronize="updates"'
             )
         return parameter.grad

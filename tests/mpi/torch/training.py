@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from collectives import Communicator
 from mpicomp.torch import DistributedOptimizer
 
 N_INPUTS, N_CLASSES = 10, 3
+has_grad_dtype = pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="Parameter.grad_dtype is PyTorch 2.10's")
 
 
 def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:

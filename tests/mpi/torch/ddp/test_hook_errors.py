@@ -21,7 +21,7 @@ from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import ddp_hook
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
-from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
+from tests.mpi.torch.training import batch, has_grad_dtype, make_model, parameters_of, same_on_all_ranks, train
 
 pytestmark = few_ranks
 
@@ -159,6 +159,17 @@ def test_a_second_hook_is_refused(comm: Communicator) -> None:
         ddp_hook(Dense(), comm, model)
     train(model, sgd(model), comm, range(3))
     assert same_on_all_ranks(model, comm)
+
+
+@needs_group
+@has_grad_dtype
+def test_gradients_of_another_type_than_their_parameter_are_refused_by_name(comm: Communicator) -> None:
+    model = DistributedDataParallel(make_model())
+    if comm.rank == comm.size - 1:
+        model.module[2].bias.grad_dtype = torch.float64
+    refused(
+        comm, "parameter '2.bias' is of torch.float32 and its gradient of torch", lambda: ddp_hook(Dense(), comm, model)
+    )
 
 
 @needs_group

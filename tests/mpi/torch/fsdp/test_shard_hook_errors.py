@@ -21,6 +21,7 @@ from mpicomp import Dense, EFSignSGD, Marsit, PerNode
 from mpicomp.torch import fsdp_hook
 from mpicomp.torch.fsdp.parameter_groups import parameter_groups
 from tests.mpi.torch.fsdp.sharded_models import Cluster, Transformer, loss_of, parameters_of, sgd, shard, train
+from tests.mpi.torch.training import has_grad_dtype
 
 pytestmark = pytest.mark.mpi(min_size=4, max_size=4)
 
@@ -105,6 +106,15 @@ def test_a_second_hook_is_refused_until_the_first_is_removed(nodes: Cluster) -> 
         fsdp_hook(Marsit(), nodes.across, model)
     hook.remove()
     fsdp_hook(Marsit(), nodes.across, model)
+
+
+@has_grad_dtype
+def test_gradients_of_another_type_than_their_parameter_are_refused_by_name(nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    for one in model.parameters():
+        one.grad_dtype = torch.float64
+    with pytest.raises(ValueError, match=r"parameter .* is of torch.float32 and its gradient of torch.float64"):
+        fsdp_hook(Dense(), nodes.across, model)
 
 
 def test_other_algorithms_on_a_rank_are_refused(nodes: Cluster) -> None:

@@ -10,7 +10,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, OneBitSGD
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.torch.training import batch, make_model, parameters_of, train, wrap, wrapped
+from tests.mpi.torch.training import batch, has_grad_dtype, make_model, parameters_of, train, wrap, wrapped
 
 
 def mean_gradient(alone: nn.Module, comm: Communicator, step: int) -> None:
@@ -155,3 +155,58 @@ def test_synchronize_stands_for_the_averaging_of_the_next_step_only(comm: Commun
         closure()
         optimizer.step()
     torch.testing.assert_close(parameter.detach(), torch.full((2,), -(comm.size - 1) / 2))
+
+
+@has_grad_dtype
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("own", "other"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_gradients_of_another_type_on_one_rank_are_refused_at_wrapping_on_all(
+    own: torch.dtype, other: torch.dtype, overlap: bool, comm: Communicator
+) -> None:
+    model = make_model(dtype=own)
+    is_last = comm.rank == comm.size - 1
+    if is_last:
+        model[0].weight.grad_dtype = other
+    with pytest.raises(
+        ValueError if is_last else CollectiveMismatch,
+        match=rf"parameter '0.weight' is of {own} and its gradient of {other}; .* synchronize=\"updates\"",
+    ):
+        wrap(model, Dense(), comm, synchronize="gradients", overlap=overlap)
+
+
+@has_grad_dtype
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_whose_type_changes_later_are_refused_on_all_ranks_and_no_rank_makes_the_step(
+    overlap: bool, comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, synchronize="gradients", overlap=overlap)
+    train(model, optimizer, comm, range(3))
+    before = parameters_of(model)
+    optimizer.zero_grad()
+    is_last = comm.rank == comm.size - 1
+    for one in model.parameters():
+        one.grad_dtype = torch.float64 if is_last else one.dtype
+    inputs, labels = batch(comm.rank)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    with pytest.raises(
+        ValueError if is_last else CollectiveMismatch, match=r"is of torch.float32 and its gradient of torch.float64"
+    ):
+        optimizer.step()
+    assert torch.equal(parameters_of(model), before)
+
+
+@has_grad_dtype
+def test_local_updates_take_gradients_in_float32_of_16_bit_parameters(comm: Communicator) -> None:
+    model, plain = nn.Linear(4, 3).bfloat16(), nn.Linear(4, 3)
+    plain.load_state_dict(model.state_dict())
+    wide = torch.full((3, 4), 1 + 2.0**-12)
+    model.weight.grad_dtype = torch.float32
+    options = {"synchronize": "updates", "local_steps": 3}
+    for one, grad in ((model, wide), (plain, wide)):
+        with torch.no_grad():
+            one.weight.zero_()
+        optimizer = DistributedOptimizer(torch.optim.SGD([one.weight], lr=1.0), Dense(), comm, **options)
+        one.weight.grad = grad.clone()
+        optimizer.step()
+        held = optimizer.param_groups[0]["params"][0]
+        assert torch.equal(held.detach(), -wide)
