@@ -48,7 +48,7 @@ from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer
 from mpicomp.torch.optimizer.parameter_changes import AlgorithmsOf, ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer, SynchronizerParts
-from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
+from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
 from mpicomp.torch.parameters import MasterWeights, Parameters
 
 Batch = TypeVar("Batch")
@@ -322,6 +322,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     @property
     def state(self) -> Any:  # type: ignore[override]
         """The wrapped optimizer's state by parameter."""
+        refuse_distributed_checkpoint(self.comm)
         return self.optimizer.state
 
     def __getattr__(self, name: str) -> Any:

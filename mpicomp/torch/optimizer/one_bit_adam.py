@@ -33,7 +33,7 @@ from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
 from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
 from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
-from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
+from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
 from mpicomp.torch.parameters import MasterWeights, Parameters
 
 _MOST_BUCKET = 4096
@@ -194,6 +194,16 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     @param_groups.setter
     def param_groups(self, groups: list[ParameterGroup]) -> None:
         self.__dict__["param_groups"] = groups
+
+    @property
+    def state(self) -> Any:
+        """An empty mapping: the moments are in ``state_dict()``."""
+        refuse_distributed_checkpoint(self.comm)
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.__dict__["state"] = state
 
     @property
     def steps(self) -> int:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_optimizer_state_dict
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
-from mpicomp import SSDM, Dense, MajorityVote, Marsit
-from mpicomp.torch import DistributedOptimizer
+from mpicomp import SSDM, Dense, DoubleSqueeze, MajorityVote, Marsit
+from mpicomp.torch import DistributedOptimizer, OneBitAdam
 from tests.mpi.lanes import up_to_two_ranks
-from tests.mpi.torch.training import make_model, train, wrap, wrapped
+from tests.mpi.torch.training import make_model, parameters_of, train, wrap, wrapped
 
 pytestmark = up_to_two_ranks
 
@@ -111,3 +112,24 @@ def test_what_one_rank_cannot_wrap_is_told_on_every_rank(comm: Communicator) -> 
     with pytest.raises(expected, match=rf"rank 1 of {comm.size}: parameter 'weight' lives on meta"):
         wrap(model, Dense(), comm)
     comm.barrier()
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "one bit"])
+def test_distributed_checkpoints_that_lose_residuals_are_refused_and_change_nothing(
+    kind: str, steps: int, comm: Communicator
+) -> None:
+    model = make_model()
+    one_bit = OneBitAdam(model.named_parameters(), comm=comm)
+    optimizer = one_bit if kind == "one bit" else wrap(model, DoubleSqueeze(), comm, kind)
+    train(model, optimizer, comm, range(steps))
+    before, saved = parameters_of(model), optimizer.state_dict()
+    for call in (get_optimizer_state_dict, get_state_dict):
+        with pytest.raises(RuntimeError, match=r"residuals and counters.* save optimizer.state_dict\(\) to a file of"):
+            call(model, optimizer)
+    with pytest.raises(RuntimeError, match="load it by optimizer.load_state_dict"):
+        set_optimizer_state_dict(model, optimizer, saved)
+    assert optimizer.synchronizations == steps
+    assert all(parameter.grad is None or steps for parameter in model.parameters())
+    assert torch.equal(parameters_of(model), before)
+    optimizer.load_state_dict(saved)
