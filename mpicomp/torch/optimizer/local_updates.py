@@ -34,6 +34,7 @@ from mpicomp.torch.optimizer.common_model import CommonModel
 from mpicomp.torch.optimizer.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.optimizer.islands import IslandGradients
 from mpicomp.torch.optimizer.outer_step import OuterStep, only
+from mpicomp.torch.optimizer.second_views import warn_of_second_views
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
@@ -77,6 +78,7 @@ class LocalUpdates(Synchronizer):
         self._refusal: Exception | None = None  # travels with the buckets that are sent next
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
         self._warned = False
+        self._searched = False  # for second views, behind the first step
         self._common = CommonModel(in_vectors=self._overlap)
         self.agreement.common = self._common.values
         self._watch_gradients(0)
@@ -139,6 +141,9 @@ class LocalUpdates(Synchronizer):
     @torch.no_grad()
     def _count_step(self) -> None:
         """Count a local step, apply the means that are due after it, and send the fragments that are."""
+        if not self._searched and self.comm.size > 1:
+            warn_of_second_views(self._optimizer, self.comm.here)
+        self._searched = True
         self.steps += 1
         arrived = self._fragments.count_step()
         try:

@@ -127,7 +127,7 @@ def test_distributed_checkpoints_that_lose_residuals_are_refused_and_change_noth
     for call in (get_optimizer_state_dict, get_state_dict):
         with pytest.raises(RuntimeError, match=r"residuals and counters.* save optimizer.state_dict\(\) to a file of"):
             call(model, optimizer)
-    with pytest.raises(RuntimeError, match="load it by optimizer.load_state_dict"):
+    with pytest.raises(RuntimeError, match=r"load it by optimizer.load_state_dict"):
         set_optimizer_state_dict(model, optimizer, saved)
     assert optimizer.synchronizations == steps
     assert all(parameter.grad is None or steps for parameter in model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -187,3 +188,22 @@ def test_each_evaluation_sees_16_bit_parameters_where_their_masters_are(comm: Co
     optimizer.step(closure)
     assert len(set(seen)) > 1
     torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 3.0))
+
+
+@pytest.mark.parametrize("synchronize", ["gradients", "updates"])
+def test_a_second_view_of_the_model_is_warned_of_once_where_the_ranks_differ_in_it(
+    synchronize: str, comm: Communicator
+) -> None:
+    model = make_model()
+    asgd = torch.optim.ASGD(model.parameters(), lr=0.01)
+    optimizer = DistributedOptimizer(asgd, Dense(), comm, synchronize=synchronize)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, optimizer, comm, range(4))
+    views = torch.cat([asgd.state[one]["ax"].reshape(-1) for one in model.parameters()])
+    ranks_differ = not all(torch.equal(other, views) for other in comm.mpi_comm.allgather(views))
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == ranks_differ == (synchronize == "updates" and comm.size > 1)
+    for text in texts:
+        assert f"rank {comm.rank} of {comm.size}: the state of ASGD has a second view of the model, 'ax'" in text
+        assert 'pass synchronize="gradients"' in text
