@@ -79,7 +79,7 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class DistanceToStart(torch.optim.Optimizer):
-    """As Prodigy, a copy of the first weights and sums of gradients; and noise, as of Langevin dynamics."""
+    """Optimizer with a copy of the first weights and sums of gradients, as Prodigy, and with noise."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
