@@ -119,6 +119,7 @@ class Calls:
         self.broken = ""  # reason why no more calls begin; empty while they do
         self.failure: BaseException | None = None  # the error for which the communicator was given up
         self.unseen_mismatch: Call | None = None  # ended in the background, perhaps unseen by its caller
+        self._refused: list[Call] = []  # by that mismatch, as they were submitted before the caller saw it
         self._failure_was_raised = False
         self._thread = threading.get_ident()  # of the thread that made the calls in flight, or the communicator
 
@@ -210,17 +211,29 @@ class Calls:
         driver = self.driver
         if driver is not None:
             call.completion = Completion(call, driver)
-            driver.submit(partial(self._begin_there, call, steps))
+            found = self.unseen_mismatch
+            seen = found if found is not None and any(one.seen for one in (found, *self._refused)) else None
+            driver.submit(partial(self._begin_there, call, steps, seen))
         else:
             self.open(call, steps)
             call.thread.in_flight.append(call)
             call.advance()
         return Handle(call)  # made last: the traceback of an error would keep this frame and with it the handle
 
-    def _begin_there(self, call: Call, steps: Steps) -> None:
-        """Make a call in the progress thread; an error is kept for the caller that waits."""
+    def _begin_there(self, call: Call, steps: Steps, seen: Call | None) -> None:
+        """Make a call in the progress thread; an error is kept for the caller that waits.
+
+        `seen` is the mismatch that the caller had seen when it submitted the call. All calls that were submitted before
+        are refused, not the first one alone: they would wait for ranks that may have raised the mismatch.
+        """
         call.drive_here()
+        found = self.unseen_mismatch
         try:
+            if found is not None:
+                if found is not seen:
+                    self._refused.append(call)
+                    raise CollectiveMismatch(str(found.error)) from found.error
+                self.unseen_mismatch, self._refused = None, []
             self.open(call, steps)
         except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
             call.refuse(error)

@@ -132,6 +132,22 @@ def test_a_mismatch_is_raised_by_who_waits_on_every_rank(driven: Communicator) -
 
 @few_ranks
 @pytest.mark.mpi(min_size=2)
+def test_all_calls_that_were_begun_before_a_mismatch_was_seen_raise_it(driven: Communicator) -> None:
+    handles = [driven.iallreduce(np.ones(3 + (driven.rank == 1)))]
+    start = time.perf_counter()
+    if driven.rank == 0:
+        while not handles[0]._call.done:
+            time.sleep(0.001)
+        handles += [driven.iallreduce(np.ones(2)) for _ in range(3)]
+    for handle in handles:
+        with pytest.raises(mpicomp.CollectiveMismatch, match=r"rank 1: iallreduce\(sum\) of float64\[4\]"):
+            handle.wait()
+    assert time.perf_counter() - start < TIMEOUT_S / 2
+    assert driven.allreduce(np.ones(1))[0] == driven.size
+
+
+@few_ranks
+@pytest.mark.mpi(min_size=2)
 def test_a_rank_that_does_not_come_ends_the_calls_of_the_others(mpi_comm: MPI.Comm) -> None:
     comm = impatient(mpi_comm, 0.5)
     assert comm.start_progress_thread()
