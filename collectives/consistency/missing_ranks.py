@@ -20,7 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from collectives import tags
-from collectives.errors import CollectiveMismatch, DamagedMessage
+from collectives.errors import CollectiveError, CollectiveMismatch, DamagedMessage
 from collectives.progress.polling import SLEEP_S
 from collectives.quoting import list_ranks
 
@@ -28,8 +28,8 @@ TAG = tags.ABOUT_MISSING_RANKS.start
 ANSWER_S = 0.75  # how long answers are awaited; with it a timeout is reported within a second
 ANSWER_PART = 0.25  # and at most this part of the timeout
 LONGEST_TEXT = 2000  # bytes of a cause
-# Kinds of messages. The number of calls that the sender has come to follows, and the text of a mismatch or of damage.
-_ANSWER, _QUESTION, _GIVING_UP, _LEAVING, _DAMAGED, _FAILING = range(6)
+# Kinds of messages. The number of calls that the sender has come to follows, and the text of the cause.
+_ANSWER, _QUESTION, _GIVING_UP, _LEAVING, _DAMAGED, _FAILING, _GIVING_UP_ALONE = range(7)
 _HEAD = np.dtype(np.int64)
 
 
@@ -69,6 +69,7 @@ class MissingRanks:
         self._mismatches: dict[int, str] = {}  # by rank that left or gave up because of one: its text
         self._has_failure = False  # a rank has left by an uncaught exception
         self.damage = ""  # text of a damaged message because of which another rank has given up
+        self.error_elsewhere = ""  # text of an error of another rank alone, because of which that has given up
         self._gave_up: set[int] = set()
         self._announced = self._stopped = self._sent_question = False
         self._question_of_lower = 0
@@ -92,6 +93,8 @@ class MissingRanks:
                 text = bytes(message[_HEAD.itemsize * 2 :]).decode(errors="replace")
                 if kind == _DAMAGED:
                     self.damage = self.damage or text
+                elif kind == _GIVING_UP_ALONE:
+                    self.error_elsewhere = self.error_elsewhere or text
                 elif text:
                     self._mismatches.setdefault(rank, text)
                 self._take(rank, kind, calls)
@@ -99,7 +102,7 @@ class MissingRanks:
             self._receiving.release()
 
     def _take(self, rank: int, kind: int, calls: int) -> None:
-        if kind in (_GIVING_UP, _DAMAGED):
+        if kind in (_GIVING_UP, _GIVING_UP_ALONE, _DAMAGED):
             self._gave_up.add(rank)
         elif kind in (_LEAVING, _FAILING):
             self._left[rank] = calls
@@ -114,7 +117,8 @@ class MissingRanks:
 
     def _send(self, kind: int, ranks: Iterable[int], cause: BaseException | None = None) -> None:
         known = isinstance(cause, CollectiveMismatch | DamagedMessage)
-        text = str(cause).encode()[:LONGEST_TEXT] if known else b""
+        text = f": {type(cause).__name__} of rank {self.comm.rank}: {cause}" if kind == _GIVING_UP_ALONE else ""
+        text = (str(cause) if known else text).encode()[:LONGEST_TEXT]
         with self._sending:
             self._requests = [request for request in self._requests if not request.Test()]
             message = np.frombuffer(np.array([kind, self.calls], _HEAD).tobytes() + text, np.uint8)
@@ -213,8 +217,10 @@ class MissingRanks:
         """Notify the other ranks that this one has given up, so that they give up too and do not report it missing."""
         if not self._announced:
             self._announced = True
+            known_everywhere = cause is None or isinstance(cause, CollectiveError | MPI.Exception)
+            kind = _GIVING_UP if known_everywhere else _GIVING_UP_ALONE
             with suppress(MPI.Exception):  # beyond a rank that MPI knows to be dead
-                self._send(_DAMAGED if isinstance(cause, DamagedMessage) else _GIVING_UP, self._others, cause)
+                self._send(_DAMAGED if isinstance(cause, DamagedMessage) else kind, self._others, cause)
 
     def find(self) -> list[int]:
         """Give up; return the ranks that do not give up as well, in order."""

@@ -226,7 +226,8 @@ class Backoff:
         if stalled_s > limit_s:
             raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
         if given_up is not None and given_up():
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up")
+            cause = getattr(getattr(self.group, "missing", None), "error_elsewhere", "")
+            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up{cause}")
         if self.arrival and (gone := group.missing.describe_gone(self.arrival)):
             raise self._error(f"{self.describe()}: {gone}")
         if stalled_s > MISMATCH_S and self._mismatch_elsewhere():

@@ -27,6 +27,7 @@ from mpicomp.torch.process_group.transfers import (
     reduce_scatter,
     sum_sparse,
 )
+from mpicomp.torch.process_group.usable_tensors import require_dense, require_usable
 
 Ranks = Literal["all", "root", "others"]
 _NO_TENSOR = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -90,6 +91,7 @@ def bind_operands(row: Collective, comm: Communicator, operands: Operands, stagi
         require_rank(root, size)
     is_root = comm.rank == root
     sends, receives = (one == "all" or (one == "root") is is_root for one in (row.senders, row.receivers))
+    require_usable([*leaves(operands.outputs)], [*leaves(operands.inputs)], receives)
     operands = operands._replace(
         outputs=staging.stage(operands.outputs, read=in_place and sends, written=receives),
         inputs=staging.stage(operands.inputs, read=sends, written=False),
@@ -175,21 +177,6 @@ def require(fits: bool, problem: str) -> None:
 def require_rank(rank: int, size: int) -> None:
     """Raise ValueError unless a group has this rank."""
     require(0 <= rank < size, f"there is no rank {rank} in this group of {size}")
-
-
-def require_dense(tensors: Sequence[Tensor], mixed_dtypes: bool = False) -> None:
-    """Raise TypeError or ValueError unless all are dense tensors in host memory."""
-    for tensor in tensors:
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise ValueError(f"the tensor is {tensor.layout} of {tensor.dtype}: pass a dense one")
-        if tensor.device.type != "cpu":
-            raise ValueError(
-                f"the tensor is on {tensor.device}, and this backend takes tensors on the CPU and on GPUs: pass "
-                "tensor.cpu()"
-            )
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(dtypes) > 1 and not mixed_dtypes:
-        raise TypeError(f"the tensors differ in dtype: {', '.join(sorted(map(str, dtypes)))}")
 
 
 def _require_rows(row: Collective, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:

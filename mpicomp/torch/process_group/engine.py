@@ -22,11 +22,11 @@ from mpicomp.torch.process_group.collective import (
     bind_operands,
     leaves,
     require,
-    require_dense,
     require_rank,
 )
 from mpicomp.torch.process_group.tensor_memory import Operand, PackedTensors, StagingTensors, as_bytes
 from mpicomp.torch.process_group.transfers import BoundCollective
+from mpicomp.torch.process_group.usable_tensors import require_dense, require_usable
 from mpicomp.torch.process_group.work import NO_TIMEOUT, MPIWork
 
 REJECTION_SECONDS = 0.5  # a rank that rejects a call waits so long for the others to make it
@@ -126,6 +126,7 @@ class Messages:
         comm, sends, staging = self._engine.comm, name == "send", StagingTensors()
         try:
             tensors = [*leaves([operand])]
+            require_usable([] if sends else tensors, tensors if sends else [])
             on_host = [*leaves(staging.stage(tensors, read=sends, written=not sends))]
             require_dense(on_host)
             if peer is not None:

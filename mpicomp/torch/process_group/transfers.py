@@ -271,7 +271,8 @@ def sum_sparse(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
     total = torch.sparse_coo_tensor(
         places.t(), everything, tensor.shape, dtype=everything.dtype, device=everything.device
     ).coalesce()
-    with torch.no_grad():  # and into the tensor itself: a detached one has entries of its own
+    # into the tensor itself: a detached one has entries of its own
+    with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
         tensor.copy_(total / comm.size if bound.reduction.mean else total)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch._C._distributed_c10d import _make_nccl_premul_sum
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveMismatch, CollectiveTimeout
 from mpicomp.torch.process_group import transfers
+from mpicomp.torch.process_group.tensor_memory import PackedTensors
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.process_group.inputs import TYPES, of_rank, reduced
 
@@ -177,8 +183,64 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
     "two to send": (lambda: dist.group.WORLD.broadcast([HALF, HALF], root=0), "the list has 2 tensors"),
     "two to gather": (lambda: dist.group.WORLD.gather([], [HALF, HALF], root=0), "the list has 2 tensors"),
     "two lists": (lambda: dist.group.WORLD.allgather([[HALF], [HALF]], [HALF]), "there are 2 lists of tensors"),
+    "expanded": (
+        lambda: dist.all_reduce(expanded()),
+        r"elements of the tensor of shape \[4\] share memory.*contiguous",
+    ),
+    "overlapping": (lambda: dist.all_reduce(HALF.as_strided((3, 2), (1, 1))), r"shape \[3, 2\] share memory"),
+    "one expanded output": (lambda: all_gather(expanded(), torch.ones(4)), "share memory"),
+    "expanded parts": (
+        lambda: dist.reduce_scatter_tensor(expanded(), torch.ones(4 * dist.get_world_size())),
+        "share m",
+    ),
+    "two to exchange": (lambda: all_to_all_list(expanded()), "share memory"),
+    "expanded among several": (lambda: dist.all_reduce_coalesced([torch.ones(4), expanded()]), "share memory"),
+    "expanded to receive": (lambda: dist.irecv(expanded(), 0), "share memory"),
+    "nested": (
+        lambda: dist.all_reduce(torch.nested.nested_tensor([HALF, HALF])),
+        "the tensor is nested: pass its parts",
+    ),
+    "quantized": (
+        lambda: dist.all_reduce(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)),
+        "is quantized",
+    ),
+    "freed": (lambda: dist.all_reduce(freed()), "the memory of the tensor of shape .* was freed or never allocated"),
+    "freed to send": (lambda: dist.isend(freed(), 0), "the memory of the tensor of shape .* was freed"),
+    "distributed": (lambda: dist.all_reduce(distributed()), r"of type DTensor, .*: pass tensor.to_local\(\)"),
+    "not awaited": (lambda: reduce_unawaited(), r"of type AsyncCollectiveTensor, .*: pass tensor.wait\(\)"),
+    "fake": (
+        lambda: dist.all_reduce(FakeTensorMode().from_tensor(HALF)),
+        "of type FakeTensor, .*: pass a plain tensor",
+    ),
     "splits": (lambda: splits(), r"split sizes \[.*\] do not cut a first dimension of 2"),
 }
+
+
+def expanded() -> Tensor:
+    return torch.ones(1).expand(4)
+
+
+def freed() -> Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def distributed() -> Tensor:
+    return distribute_tensor(torch.ones(4), init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def reduce_unawaited() -> None:
+    tensor: Any = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+    try:
+        dist.all_reduce(tensor)
+    finally:
+        tensor.wait()
+
+
+def all_to_all_list(output: Tensor) -> None:
+    size = dist.get_world_size()
+    dist.all_to_all([output] * size, [torch.ones(4)] * size)
 
 
 def all_reduce_complex() -> None:
@@ -200,6 +262,7 @@ def splits() -> None:
     dist.all_to_all_single(torch.ones(2), torch.ones(2), [9] * size, [9] * size)
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested tensors is in prototype|quantized tensor creation)")
 @pytest.mark.parametrize("case", REJECTED)
 def test_what_every_rank_rejects_leaves_the_group_usable(case: str) -> None:
     call, message = REJECTED[case]
@@ -218,6 +281,37 @@ def test_what_one_rank_rejects_the_others_hear_of() -> None:
     ):
         dist.all_reduce(tensor)
     dist.barrier()
+
+
+def test_expanded_tensors_are_sent_and_gathered() -> None:
+    size = dist.get_world_size()
+    outputs = [torch.zeros(4) for _ in range(size)]
+    dist.all_gather(outputs, expanded())
+    assert torch.cat(outputs).eq(1).all()
+    tensor = expanded() if dist.get_rank() == 0 else torch.zeros(4)
+    dist.broadcast(tensor, 0)
+    assert tensor.eq(1).all()
+
+
+def test_sparse_tensors_of_inference_mode_are_summed() -> None:
+    with torch.inference_mode():
+        tensor = torch.eye(2).to_sparse()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), dist.get_world_size() * torch.eye(2))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_error_of_one_rank_alone_is_named_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: PackedTensors) -> None:
+        raise RuntimeError("no memory is left")
+
+    if dist.get_rank() == 1:
+        monkeypatch.setattr(PackedTensors, "copy_out", fail)
+        with pytest.raises(RuntimeError, match="no memory is left"):
+            dist.all_reduce(torch.ones(4))
+    else:
+        with pytest.raises(CollectiveTimeout, match=r"has given up: RuntimeError of rank 1: no memory is left"):
+            _ = [dist.all_reduce(torch.ones(4)) for _ in range(2)]  # the first one may succeed
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,0 +1,79 @@
+"""Checks of the tensors of a call, which raise before anything is sent: what failed later would end the group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_UNWRAPPED = {"DTensor": "tensor.to_local()", "AsyncCollectiveTensor": "tensor.wait()"}
+
+
+def require_usable(written: Sequence[Tensor], read: Sequence[Tensor], writes: bool = True) -> None:
+    """Raise TypeError or ValueError unless all tensors have values, and results can be written to those that are."""
+    for tensor in (*written, *read):
+        _require_plain(tensor)
+    for tensor in written if writes else ():
+        _require_writable(tensor)
+
+
+def _require_plain(tensor: Tensor) -> None:
+    """Raise TypeError or ValueError unless the tensor has memory of its own, with its values."""
+    kind = type(tensor)
+    on_host = tensor.device.type == "cpu"
+    if is_traceable_wrapper_subclass(tensor) or (on_host and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__):
+        cure = _UNWRAPPED.get(kind.__name__, "a plain tensor")
+        raise TypeError(f"the tensor is of type {kind.__name__}, which wraps others: pass {cure}")
+    if tensor.is_nested:
+        raise ValueError("the tensor is nested: pass its parts, tensor.unbind(), one by one")
+    if tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel():
+        end = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor._is_zerotensor() or tensor.untyped_storage().nbytes() < (
+            (tensor.storage_offset() + end) * tensor.element_size()
+        ):
+            raise ValueError(
+                f"the memory of the tensor of shape {list(tensor.shape)} was freed or never allocated: pass one that "
+                "has values, such as tensor.clone() before its storage is resized"
+            )
+
+
+def _require_writable(tensor: Tensor) -> None:
+    """Raise ValueError if elements of the tensor share memory, as after `expand`."""
+    if tensor.layout == torch.strided and not tensor.is_contiguous() and _shares_elements(tensor):
+        raise ValueError(
+            f"elements of the tensor of shape {list(tensor.shape)} share memory, as after expand(), and a result "
+            "cannot be written there: pass tensor.contiguous()"
+        )
+
+
+def _shares_elements(tensor: Tensor) -> bool:
+    dimensions = sorted(one for one in zip(tensor.stride(), tensor.shape, strict=True) if one[1] > 1)
+    if not dimensions[0][0]:
+        return True
+    end, nested = 1, True  # elements from the first one to the last one of the dimensions up to here
+    for stride, size in dimensions:
+        nested &= stride >= end
+        end += (size - 1) * stride
+    if nested:
+        return False
+    marks = torch.zeros(end, dtype=torch.bool, device="cpu")
+    marks.as_strided(tensor.shape, tensor.stride()).fill_(True)
+    return int(marks.sum()) < tensor.numel()
+
+
+def require_dense(tensors: Sequence[Tensor], mixed_dtypes: bool = False) -> None:
+    """Raise TypeError or ValueError unless all are dense tensors in host memory."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise ValueError(f"the tensor is {kind} of {tensor.dtype}: pass a dense one")
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"the tensor is on {tensor.device}, and this backend takes tensors on the CPU and on GPUs: pass "
+                "tensor.cpu()"
+            )
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1 and not mixed_dtypes:
+        raise TypeError(f"the tensors differ in dtype: {', '.join(sorted(map(str, dtypes)))}")
