@@ -38,7 +38,6 @@ _LAUNCHERS = (
 )
 _set_here: dict[str, str] = {}
 CONNECT_SECONDS = 3.0  # for one address of rank 0
-ADDRESSES_BYTES = 1024
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 Rendezvous = Iterator[tuple[Store, int, int]]
@@ -213,19 +212,46 @@ def _store(rank: int, timeout: timedelta) -> Store:
                 f"{comm.here}: RANK is {', '.join(map(str, ranks))} on the ranks of MPI, and must be another one from "
                 f"0 to {comm.size - 1} on each: leave RANK unset"
             )
-        server = (
-            TCPStore("localhost", 0, is_master=True, timeout=timeout, wait_for_workers=False) if not comm.rank else None
+        host, port, listening = _meeting_point(comm)
+        descriptor = None if listening is None else listening.detach()  # the store closes it
+        # Without a socket of ours it would listen on all interfaces, and it takes commands of anybody who connects.
+        store = TCPStore(
+            host, port, None, descriptor is not None, timeout, wait_for_workers=False, master_listen_fd=descriptor
         )
-        addresses = np.zeros(ADDRESSES_BYTES, np.uint8)
-        if server is not None:
-            hosts = ["localhost"] if comm.one_node else _own_addresses()
-            text = " ".join([str(server.port), *hosts]).encode()[:ADDRESSES_BYTES]
-            addresses[: len(text)] = np.frombuffer(text, np.uint8)
-        comm.broadcast(addresses)
-        port, *hosts = bytes(addresses).rstrip(b"\0").decode().split()
-        store = server or TCPStore(_reachable(hosts, int(port)), int(port), is_master=False, timeout=timeout)
         comm.barrier()  # the server must not go before all have connected
     return store
+
+
+def _meeting_point(comm: Communicator) -> tuple[str, int, socket.socket | None]:
+    """Return an address and port of rank 0 that all ranks reach, and on rank 0 the socket that listens there.
+
+    Raises ConnectionError on all ranks if there is none.
+    """
+    sockets = {} if comm.rank else _listening_sockets(comm.one_node)
+    ports: dict[str, int] = comm.broadcast_object({host: one.getsockname()[1] for host, one in sockets.items()})
+    for host, port in ports.items():
+        if comm.allgather(np.array([_is_reachable(host, port)])).all():
+            listening = sockets.pop(host, None)
+            break
+    else:
+        raise ConnectionError(
+            f"{comm.here}: not all ranks reach the store of rank 0 at one of {', '.join(ports)}: set MASTER_ADDR on "
+            "rank 0 to an address of its own that all machines reach"
+        )
+    for other in sockets.values():
+        other.close()
+    return host, port, listening
+
+
+def _listening_sockets(one_node: bool) -> dict[str, socket.socket]:
+    """Return sockets that listen on addresses of this machine, the likeliest first; of loopback if none is needed."""
+    found = {}
+    for host in ["127.0.0.1"] if one_node else _own_addresses():
+        with suppress(OSError):  # of a name that others have for this machine
+            family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            if one_node or not str(address[0]).startswith("127."):
+                found[host] = socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
+    return found
 
 
 def _own_addresses() -> list[str]:
@@ -242,17 +268,8 @@ def _own_addresses() -> list[str]:
     return [one for one in dict.fromkeys(found) if one and not one.startswith("127.")]
 
 
-def _reachable(hosts: list[str], port: int) -> str:
-    """Return the first address that accepts a connection."""
-    failures = []
-    for host in hosts:
-        try:
-            socket.create_connection((host, port), CONNECT_SECONDS).close()
-        except OSError as error:
-            failures.append(f"{host}: {error}")
-        else:
-            return host
-    raise ConnectionError(
-        f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: the store of rank 0 cannot be reached at port {port} "
-        f"({'; '.join(failures)}): set MASTER_ADDR on rank 0 to an address that all machines reach"
-    )
+def _is_reachable(host: str, port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+        return True
+    return False
