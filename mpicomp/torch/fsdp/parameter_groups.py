@@ -10,7 +10,7 @@ PyTorch has no public access to these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -29,6 +29,10 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # of activation checkpoints, and of torch.compile
+_CHANGED = (
+    "its parameters were frozen, unfrozen or converted since fsdp_hook was called; call hook.remove(), then fsdp_hook "
+    "again"
+)
 _HALVED = (torch.float32, torch.bfloat16)  # types whose gradients FSDP divides before the hook
 
 
@@ -58,14 +62,15 @@ class ParameterGroup:
     name : str
         The module's name; empty for the model itself.
     members : list of ShardedParameter
-        In the order of the reduce-scatter's output.
+        In the order of the reduce-scatter's output. None if the module is frozen.
     dtype : torch.dtype
         Type in which gradients are reduced.
     """
 
     def __init__(self, name: str, module: FSDPModule, group: FSDPParamGroup, prefixes: dict[nn.Module, str]) -> None:
         self.name, self.module, self._group = name, module, group
-        self.members = [_member(one, prefixes) for one in group.fsdp_params if one.sharded_param.requires_grad]
+        self._trained = _trained(group)
+        self.members = [_member(one, prefixes) for one in self._trained]
         for member in self.members:
             require_dense_floats(member.name, member.shard, "leave its module out of fully_shard")
             require_own_gradients(member.name, member.fsdp_param.sharded_param, "")
@@ -76,6 +81,11 @@ class ParameterGroup:
     def title(self) -> str:
         """Name of the module, for messages."""
         return f"module {self.name!r}" if self.name else "the model itself"
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Names, shapes and cuts of the parameters, which ranks compare."""
+        return (self.name, *((one.name, *one.shape, one.dim) for one in self.members))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -115,14 +125,23 @@ class ParameterGroup:
         pairs = [(one, torch.empty((), dtype=self.dtype, device=one.fsdp_param.device)) for one in self.members]
         return [NamedParameter(one.name, empty.expand(one.local_shape)) for one, empty in pairs]
 
-    def unset_hook(self) -> None:
-        """Remove the hook."""
-        self._group._all_reduce_hook = None
+    def set_hook(self, hook: Callable[[Tensor], None] | None) -> None:
+        """Set the hook, or remove it."""
+        self._group._all_reduce_hook = hook
 
     def set_collectives(self, all_gather: AllGather | None, reduce_scatter: ReduceScatter | None) -> None:
         """Set the module's custom collectives; None: FSDP's own ones."""
-        self.module.set_custom_all_gather(all_gather or DefaultAllGather())
-        self.module.set_custom_reduce_scatter(reduce_scatter or DefaultReduceScatter())
+        self._group._all_gather_comm = all_gather or DefaultAllGather()
+        self._group._reduce_scatter_comm = reduce_scatter or DefaultReduceScatter()
+
+    def require_members(self) -> None:
+        """Raise ValueError unless the members alone are trained, or the module is frozen."""
+        trained = _trained(self._group)
+        if trained and trained != self._trained:
+            raise ValueError(
+                f"FSDP brings gradients of {len(trained)} parameters of {self.title} where {len(self.members)} were "
+                f"due: {_CHANGED}"
+            )
 
     def shards_of(self, output: Tensor) -> list[Tensor]:
         """Return each member's part of the reduce-scatter's output, in the shape of its shard; no copy.
@@ -135,8 +154,7 @@ class ParameterGroup:
         if output.numel() != self.n or output.dtype != self.dtype:
             raise ValueError(
                 f"FSDP brought {output.numel()} gradients of {output.dtype} of {self.title} where {self.n} of "
-                f"{self.dtype} were due: its parameters were frozen, unfrozen or converted since fsdp_hook was called; "
-                "call hook.remove(), then fsdp_hook again"
+                f"{self.dtype} were due: {_CHANGED}"
             )
         starts = accumulate((member.slot for member in self.members), initial=0)
         pairs = zip(starts, self.members, strict=False)
@@ -159,54 +177,72 @@ class ParameterGroup:
 
 
 def parameter_groups(model: object) -> list[ParameterGroup]:
-    """Return the groups of all FSDP modules of a model that have parameters to train, in the model's order.
+    """Return the groups of all FSDP modules of a model, in the model's order, those that are frozen at the end.
 
     Raises
     ------
     TypeError
         The model is no module.
     ValueError
-        No module of the model is sharded, or a group cannot be reduced.
+        No module of the model is sharded and has parameters to train, or a group cannot be reduced.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is a {type(model).__name__}; pass the module that fully_shard was called on")
     prefixes = {module: name for name, module in model.named_modules()}
     groups = [group for name, module in model.named_modules() for group in _groups_of(name, module, prefixes)]
-    if not groups:
+    trained = [group for group in groups if group.members]
+    if not trained:
         raise ValueError(
             f"no module of the {type(model).__name__} is sharded and has parameters to train; call "
             "torch.distributed.fsdp.fully_shard on it first"
         )
-    first = groups[0]
-    for group in groups:
+    first = trained[0]
+    for group in trained:
         if group.ranks != first.ranks:
             raise ValueError(
                 f"{group.title} is sharded over ranks {list(group.ranks)}, and {first.title} over "
                 f"{list(first.ranks)}; give fully_shard the same mesh for all modules"
             )
-    name, times = Counter(member.name for group in groups for member in group.members).most_common(1)[0]
+    name, times = Counter(member.name for group in trained for member in group.members).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} sharded parameters are called {name!r}; give their modules different names")
-    return groups
+    return [*trained, *(group for group in groups if not group.members)]
+
+
+def require_whole_model(groups: Sequence[ParameterGroup]) -> None:
+    """Raise ValueError if FSDP trains these groups together with one that has no hook; unknown before a forward."""
+    own = {group._group for group in groups}
+    contexts = dict.fromkeys(group.module._get_fsdp_state()._state_ctx for group in groups)
+    for state in (one for context in contexts for one in context.all_states):
+        for group in state._fsdp_param_groups:
+            if group not in own and group._all_reduce_hook is None:
+                name = f"module {group._module_fqn!r}" if group._module_fqn else "its outermost module"
+                raise ValueError(
+                    f"the hook is for a part of the model: {name} has none, so that its gradients would not be "
+                    "averaged between nodes; pass the whole model to fsdp_hook, with its frozen modules"
+                )
 
 
 def _groups_of(name: str, module: nn.Module, prefixes: dict[nn.Module, str]) -> Iterator[ParameterGroup]:
     if not isinstance(module, FSDPModule):
         return
     groups = module._get_fsdp_state()._fsdp_param_groups
-    if len(groups) > 1:
-        raise ValueError(
-            f"the parameters of module {name!r} are sharded over several meshes, by shard_placement_fn, and PyTorch "
-            "sets no hook there; shard them over one mesh"
-        )
     for group in groups:
         # modules that fully_shard was given as a list share their group
-        if group.modules[0] is module:
-            if group.mesh_info.shard_mesh_dim is None:
-                raise ValueError(f"the parameters of module {name!r} are replicated, not sharded; use ddp_hook")
-            made = ParameterGroup(_unwrapped(name), module, group, prefixes)
-            if made.members:
-                yield made
+        if group.modules[0] is not module:
+            continue
+        if _trained(group) and len(groups) > 1:
+            raise ValueError(
+                f"the parameters of module {name!r} are sharded over several meshes, by shard_placement_fn, and "
+                "PyTorch sets no hook there; shard them over one mesh"
+            )
+        if _trained(group) and group.mesh_info.shard_mesh_dim is None:
+            raise ValueError(f"the parameters of module {name!r} are replicated, not sharded; use ddp_hook")
+        yield ParameterGroup(_unwrapped(name), module, group, prefixes)
+
+
+def _trained(group: FSDPParamGroup) -> list[FSDPParam]:
+    return [one for one in group.fsdp_params if one.sharded_param.requires_grad]
 
 
 def _member(one: FSDPParam, prefixes: dict[nn.Module, str]) -> ShardedParameter:

@@ -22,6 +22,7 @@ from torch import distributed as dist
 
 from collectives import Communicator
 from collectives.consistency.descriptions import fingerprint
+from collectives.errors import CollectiveMismatch, reword
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
@@ -31,7 +32,7 @@ from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.fsdp import job_agreement
 from mpicomp.torch.fsdp.group_reduction import GroupReduction, worse
-from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups
+from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups, require_whole_model
 from mpicomp.torch.fsdp.shard_states import ShardStates
 from mpicomp.torch.replication import require_same_values
 
@@ -91,10 +92,10 @@ class FSDPHook(NonCopyable):
         self._in_background = comm.size > 1 and overlap_by_thread(comm)
         self._in_flight: list[GroupReduction] = []
         self._error: Exception | None = None
-        self._compared = False
+        self._in_backward = self._compared = False
         for reduction in self._reductions:
             group = reduction.group
-            group.module.set_all_reduce_hook(keep_uncompiled(partial(self._average, reduction)))
+            group.set_hook(keep_uncompiled(partial(self._average, reduction)))
             # without it the ranks' vectors would lack parameters that had no gradient, maybe others on each node
             group.module.set_reduce_scatter_unused_params(True, recurse=False)
 
@@ -111,7 +112,7 @@ class FSDPHook(NonCopyable):
     def remove(self) -> None:
         """Remove the hooks from the model, whose gradients are then averaged within nodes alone."""
         for reduction in self._reductions:
-            reduction.group.unset_hook()
+            reduction.group.set_hook(None)
 
     # States ----------------------------------------------------------------------------------------------------------
 
@@ -187,8 +188,9 @@ class FSDPHook(NonCopyable):
             self._finish()
         later = self._in_background and reduction.group.may_end_later(output)
         try:
-            if not self._compared:
-                self._compare_shards()
+            if isinstance(self._error, ValueError | CollectiveMismatch):
+                raise self._error  # other nodes may make no more calls in this backward
+            self._check_model()
             if not reduction.begin(output):
                 return
         except Exception as error:  # noqa: BLE001 - raised at the end of backward
@@ -209,6 +211,7 @@ class FSDPHook(NonCopyable):
     def _end(self) -> None:
         """Wait for all groups, and raise the first error. Later calls of the same backward find nothing to do."""
         self._finish()
+        self._in_backward = False
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -217,6 +220,26 @@ class FSDPHook(NonCopyable):
         in_flight, self._in_flight = self._in_flight, []
         for reduction in in_flight:
             self._error = worse(self._error, reduction.finish())
+
+    def _check_model(self) -> None:
+        """Raise an error unless FSDP trains the parameters that the hook averages; in the first call of a backward."""
+        if self._in_backward:
+            return
+        self._in_backward = True
+        groups = [one.group for one in self._reductions]
+        try:
+            if not self._compared:
+                require_whole_model(groups)
+            # all groups at once: the other nodes' next call may be of another one than was unfrozen here
+            for group in groups:
+                group.require_members()
+        except ValueError as error:
+            found = reword(error, f"{self.comm.here}: {error}")
+            if not self._states.vectors:  # this communicator has no calls
+                raise found from None
+            self.comm.reject(found, "the gradients of FSDP")
+        if not self._compared:
+            self._compare_shards()
 
     def _compare_shards(self) -> None:
         """Compare the shards of all nodes, in the first backward: the model may be loaded after the hook is made."""
@@ -306,6 +329,7 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
             )
         groups = parameter_groups(model)
         _require_hookable(groups)
+        require_whole_model(groups)
         arguments = _described(algorithm, groups)
     except (ValueError, TypeError, RuntimeError) as error:
         problem = error
@@ -318,7 +342,7 @@ def _described(algorithm: AlgorithmChoice, groups: list[ParameterGroup]) -> str:
     """Return algorithms and parameters as text, which the ranks compare."""
     chosen = [algorithms_by_name(algorithm, group.placeholders) for group in groups]
     whole = [
-        (group.name, [(one.name, *one.shape, str(by[one.name])) for one in group.members], str(group.dtype))
+        (group.layout, [str(by[one.name]) for one in group.members], str(group.dtype))
         for group, by in zip(groups, chosen, strict=True)
     ]
     per_node = next((one for by in chosen for one in by.values() if isinstance(one, PerNode)), None)
@@ -333,7 +357,7 @@ def _described(algorithm: AlgorithmChoice, groups: list[ParameterGroup]) -> str:
 
 def _require_hookable(groups: list[ParameterGroup]) -> None:
     for group in groups:
-        if group.averages_replicas:
+        if group.members and group.averages_replicas:
             raise ValueError(
                 f"{group.title} is sharded over a mesh of two dimensions, over the first of which FSDP averages in "
                 'full precision before it calls the hook; pass fully_shard the dimension of shards: mesh=mesh["shard"]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_module
+from torch.distributed.tensor import Shard, distribute_module
 
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, EFSignSGD, Marsit, PerNode
 from mpicomp.torch import fsdp_hook
 from mpicomp.torch.fsdp.parameter_groups import parameter_groups
+from tests.mpi.lanes import TIMEOUT_S
 from tests.mpi.torch.fsdp.sharded_models import Cluster, Transformer, loss_of, parameters_of, sgd, shard, train
 from tests.mpi.torch.training import has_grad_dtype
 
 pytestmark = pytest.mark.mpi(min_size=4, max_size=4)
+
+CHANGED = r"its parameters were frozen, unfrozen or converted since fsdp_hook was called; call hook.remove\(\), then"
 
 
 def unhooked(model: nn.Module) -> bool:
@@ -143,7 +147,7 @@ def test_a_parameter_that_is_frozen_afterwards_is_an_error(nodes: Cluster) -> No
     model = shard(Transformer(), nodes.shards)
     hook = fsdp_hook(Dense(), nodes.across, model)
     model.head.weight.requires_grad_(False)  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"gradients of torch.float32 of the model itself where .* were due"):
+    with pytest.raises(ValueError, match=r"gradients of 2 parameters of the model itself where 3 were due: " + CHANGED):
         loss_of(model, 0, 0).backward()
     hook.remove()
     hook = fsdp_hook(Dense(), nodes.across, model)
@@ -157,8 +161,102 @@ def test_a_parameter_that_one_node_freezes_is_an_error_on_all(nodes: Cluster) ->
     mine = nodes.nodes.node == 1
     if mine:
         model.head.weight.requires_grad_(False)  # type: ignore[union-attr]
-    with pytest.raises(ValueError if mine else CollectiveMismatch, match=r"FSDP brought .* gradients of torch.float32"):
+    with pytest.raises(ValueError if mine else CollectiveMismatch, match=CHANGED):
         loss_of(model, 0, 0).backward()
+
+
+@pytest.mark.parametrize("on_nodes", [(0, 1), (1,)], ids=["all nodes", "one node"])
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_module_that_is_unfrozen_afterwards_is_an_error_on_all_nodes(
+    block: int, on_nodes: tuple[int, ...], nodes: Cluster
+) -> None:
+    model = Transformer()
+    model.blocks[block].requires_grad_(False)
+    shard(model, nodes.shards)
+    hook = fsdp_hook(Dense(), nodes.across, model)
+    train(model, sgd(model), range(2))
+    assert len(hook.buckets) == 2
+    mine = nodes.nodes.node in on_nodes
+    if mine:
+        model.blocks[block].requires_grad_(True)
+    start = time.perf_counter()
+    with pytest.raises(ValueError if mine else CollectiveMismatch, match=CHANGED):
+        loss_of(model, 0, 0).backward()
+    assert time.perf_counter() - start < TIMEOUT_S / 2
+    if len(on_nodes) == 2:
+        hook.remove()
+        hook = fsdp_hook(Dense(), nodes.across, model)
+        train(model, sgd(model), range(2, 4))
+        assert len(hook.buckets) == 3
+        of_nodes = nodes.across.allgather_object(parameters_of(model))
+        assert torch.equal(*of_nodes)
+
+
+def test_a_module_that_is_unfrozen_while_all_others_are_frozen_is_an_error(nodes: Cluster) -> None:
+    model = Transformer()
+    model.blocks[0].requires_grad_(False)
+    shard(model, nodes.shards)
+    fsdp_hook(Dense(), nodes.across, model)
+    model.requires_grad_(False)
+    model.blocks[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=CHANGED):
+        loss_of(model, 0, 0).backward()
+
+
+def test_modules_may_be_frozen_in_turns(nodes: Cluster) -> None:
+    """As the two halves of an adversarial model are."""
+    model = shard(Transformer(), nodes.shards)
+    fsdp_hook(Dense(), nodes.across, model)
+    optimizer = sgd(model)
+    for step in range(4):
+        model.blocks[0].requires_grad_(step % 2 == 0)  # type: ignore[index]
+        train(model, optimizer, range(step, step + 1))
+    assert torch.equal(*nodes.across.allgather_object(parameters_of(model)))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("forwards", [0, 1])
+def test_a_part_of_a_model_is_refused_by_name(forwards: int, frozen: bool, nodes: Cluster) -> None:
+    model = Transformer()
+    model.blocks[0].requires_grad_(not frozen)
+    shard(model, nodes.shards)
+    for _ in range(forwards):
+        loss_of(model, 0, 0)
+
+    def hook_and_train() -> None:
+        fsdp_hook(Dense(), nodes.across, model.blocks[1])
+        loss_of(model, 0, 0).backward()
+
+    with pytest.raises(ValueError, match=r"a part of the model: its outermost module has none.*pass the whole model"):
+        hook_and_train()
+
+
+def test_two_hooks_may_cover_the_halves_of_a_model(nodes: Cluster) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for half in model:
+        shard(half, nodes.shards)
+        fsdp_hook(Dense(), nodes.across, half)
+    fully_shard(model, mesh=nodes.shards)
+    model(torch.full((2, 4), 0.1 * nodes.world.rank)).square().sum().backward()
+    gradients = torch.cat([one.grad.to_local().flatten() for one in model.parameters()])
+    assert torch.equal(*nodes.across.allgather_object(gradients))
+
+
+def test_frozen_modules_may_be_sharded_otherwise(nodes: Cluster) -> None:
+    model = Transformer()
+    model.blocks[0].requires_grad_(False)
+    fully_shard(model.blocks[0], mesh=nodes.mesh)
+    fully_shard(model, mesh=nodes.shards)
+    fsdp_hook(Dense(), nodes.across, model)
+    train(model, sgd(model), range(2))
+    assert torch.equal(*nodes.across.allgather_object(parameters_of(model)))
+
+
+def test_shards_that_are_cut_otherwise_on_a_node_are_an_error(nodes: Cluster) -> None:
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=nodes.shards, shard_placement_fn=lambda one: Shard(nodes.nodes.node * (one.ndim - 1)))
+    with pytest.raises(CollectiveMismatch, match=r"ranks 0 and 2 differ in their arguments"):
+        fsdp_hook(Dense(), nodes.across, model)
 
 
 @pytest.mark.parametrize("form", [Dense(), EFSignSGD()], ids=str)
