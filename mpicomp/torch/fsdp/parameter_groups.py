@@ -29,10 +29,7 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # of activation checkpoints, and of torch.compile
-_CHANGED = (
-    "its parameters were frozen, unfrozen or converted since fsdp_hook was called; call hook.remove(), then fsdp_hook "
-    "again"
-)
+_CHANGED = "its parameters were frozen, unfrozen or converted since: call hook.remove(), then fsdp_hook again"
 _HALVED = (torch.float32, torch.bfloat16)  # types whose gradients FSDP divides before the hook
 
 
@@ -81,11 +78,6 @@ class ParameterGroup:
     def title(self) -> str:
         """Name of the module, for messages."""
         return f"module {self.name!r}" if self.name else "the model itself"
-
-    @property
-    def layout(self) -> tuple[object, ...]:
-        """Names, shapes and cuts of the parameters, which ranks compare."""
-        return (self.name, *((one.name, *one.shape, one.dim) for one in self.members))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -138,10 +130,8 @@ class ParameterGroup:
         """Raise ValueError unless the members alone are trained, or the module is frozen."""
         trained = _trained(self._group)
         if trained and trained != self._trained:
-            raise ValueError(
-                f"FSDP brings gradients of {len(trained)} parameters of {self.title} where {len(self.members)} were "
-                f"due: {_CHANGED}"
-            )
+            had = len(self.members)
+            raise ValueError(f"{self.title} has {len(trained)} parameters to train, and had {had}; {_CHANGED}")
 
     def shards_of(self, output: Tensor) -> list[Tensor]:
         """Return each member's part of the reduce-scatter's output, in the shape of its shard; no copy.
@@ -154,7 +144,7 @@ class ParameterGroup:
         if output.numel() != self.n or output.dtype != self.dtype:
             raise ValueError(
                 f"FSDP brought {output.numel()} gradients of {output.dtype} of {self.title} where {self.n} of "
-                f"{self.dtype} were due: {_CHANGED}"
+                f"{self.dtype} were due; {_CHANGED}"
             )
         starts = accumulate((member.slot for member in self.members), initial=0)
         pairs = zip(starts, self.members, strict=False)
@@ -213,14 +203,13 @@ def require_whole_model(groups: Sequence[ParameterGroup]) -> None:
     """Raise ValueError if FSDP trains these groups together with one that has no hook; unknown before a forward."""
     own = {group._group for group in groups}
     contexts = dict.fromkeys(group.module._get_fsdp_state()._state_ctx for group in groups)
-    for state in (one for context in contexts for one in context.all_states):
-        for group in state._fsdp_param_groups:
-            if group not in own and group._all_reduce_hook is None:
-                name = f"module {group._module_fqn!r}" if group._module_fqn else "its outermost module"
-                raise ValueError(
-                    f"the hook is for a part of the model: {name} has none, so that its gradients would not be "
-                    "averaged between nodes; pass the whole model to fsdp_hook, with its frozen modules"
-                )
+    for group in (one for context in contexts for state in context.all_states for one in state._fsdp_param_groups):
+        if group not in own and group._all_reduce_hook is None:
+            name = f"module {group._module_fqn!r}" if group._module_fqn else "its outermost module"
+            raise ValueError(
+                f"the hook is for a part of the model: {name} has none, so that its gradients would not be averaged "
+                "between nodes; pass the whole model to fsdp_hook, with its frozen modules"
+            )
 
 
 def _groups_of(name: str, module: nn.Module, prefixes: dict[nn.Module, str]) -> Iterator[ParameterGroup]:
@@ -229,16 +218,15 @@ def _groups_of(name: str, module: nn.Module, prefixes: dict[nn.Module, str]) -> 
     groups = module._get_fsdp_state()._fsdp_param_groups
     for group in groups:
         # modules that fully_shard was given as a list share their group
-        if group.modules[0] is not module:
-            continue
         if _trained(group) and len(groups) > 1:
             raise ValueError(
                 f"the parameters of module {name!r} are sharded over several meshes, by shard_placement_fn, and "
                 "PyTorch sets no hook there; shard them over one mesh"
             )
-        if _trained(group) and group.mesh_info.shard_mesh_dim is None:
-            raise ValueError(f"the parameters of module {name!r} are replicated, not sharded; use ddp_hook")
-        yield ParameterGroup(_unwrapped(name), module, group, prefixes)
+        if group.modules[0] is module:
+            if _trained(group) and group.mesh_info.shard_mesh_dim is None:
+                raise ValueError(f"the parameters of module {name!r} are replicated, not sharded; use ddp_hook")
+            yield ParameterGroup(_unwrapped(name), module, group, prefixes)
 
 
 def _trained(group: FSDPParamGroup) -> list[FSDPParam]:

@@ -234,10 +234,7 @@ class FSDPHook(NonCopyable):
             for group in groups:
                 group.require_members()
         except ValueError as error:
-            found = reword(error, f"{self.comm.here}: {error}")
-            if not self._states.vectors:  # this communicator has no calls
-                raise found from None
-            self.comm.reject(found, "the gradients of FSDP")
+            self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "the gradients of FSDP")
         if not self._compared:
             self._compare_shards()
 
@@ -342,7 +339,7 @@ def _described(algorithm: AlgorithmChoice, groups: list[ParameterGroup]) -> str:
     """Return algorithms and parameters as text, which the ranks compare."""
     chosen = [algorithms_by_name(algorithm, group.placeholders) for group in groups]
     whole = [
-        (group.layout, [str(by[one.name]) for one in group.members], str(group.dtype))
+        (group.name, [(one.name, *one.shape, one.dim, str(by[one.name])) for one in group.members], str(group.dtype))
         for group, by in zip(groups, chosen, strict=True)
     ]
     per_node = next((one for by in chosen for one in by.values() if isinstance(one, PerNode)), None)

@@ -227,31 +227,25 @@ def _meeting_point(comm: Communicator) -> tuple[str, int, socket.socket | None]:
 
     Raises ConnectionError on all ranks if there is none.
     """
-    sockets = {} if comm.rank else _listening_sockets(comm.one_node)
-    ports: dict[str, int] = comm.broadcast_object({host: one.getsockname()[1] for host, one in sockets.items()})
-    for host, port in ports.items():
+    hosts: list[str] = comm.broadcast_object(["127.0.0.1"] if comm.one_node else _own_addresses())
+    for host in hosts:
+        listening = None if comm.rank else _listening_socket(host)
+        port: int = comm.broadcast_object(listening.getsockname()[1] if listening else 0)
         if comm.allgather(np.array([_is_reachable(host, port)])).all():
-            listening = sockets.pop(host, None)
-            break
-    else:
-        raise ConnectionError(
-            f"{comm.here}: not all ranks reach the store of rank 0 at one of {', '.join(ports)}: set MASTER_ADDR on "
-            "rank 0 to an address of its own that all machines reach"
-        )
-    for other in sockets.values():
-        other.close()
-    return host, port, listening
+            return host, port, listening
+        if listening:
+            listening.close()
+    raise ConnectionError(
+        f"{comm.here}: not all ranks reach the store of rank 0 at one of {', '.join(hosts)}: set MASTER_ADDR on rank 0 "
+        "to an address of its own that all machines reach"
+    )
 
 
-def _listening_sockets(one_node: bool) -> dict[str, socket.socket]:
-    """Return sockets that listen on addresses of this machine, the likeliest first; of loopback if none is needed."""
-    found = {}
-    for host in ["127.0.0.1"] if one_node else _own_addresses():
-        with suppress(OSError):  # of a name that others have for this machine
-            family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            if one_node or not str(address[0]).startswith("127."):
-                found[host] = socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
-    return found
+def _listening_socket(host: str) -> socket.socket | None:
+    with suppress(OSError):  # of a name that others have for this machine
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
+    return None
 
 
 def _own_addresses() -> list[str]:
@@ -271,5 +265,5 @@ def _own_addresses() -> list[str]:
 def _is_reachable(host: str, port: int) -> bool:
     with suppress(OSError):
         socket.create_connection((host, port), CONNECT_SECONDS).close()
-        return True
+        return port > 0
     return False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -22,21 +24,14 @@ def require_usable(written: Sequence[Tensor], read: Sequence[Tensor], writes: bo
 def _require_plain(tensor: Tensor) -> None:
     """Raise TypeError or ValueError unless the tensor has memory of its own, with its values."""
     kind = type(tensor)
-    on_host = tensor.device.type == "cpu"
-    if is_traceable_wrapper_subclass(tensor) or (on_host and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__):
+    computes = tensor.is_cpu and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    if kind is not Tensor and (computes or is_traceable_wrapper_subclass(tensor)):
         cure = _UNWRAPPED.get(kind.__name__, "a plain tensor")
         raise TypeError(f"the tensor is of type {kind.__name__}, which wraps others: pass {cure}")
     if tensor.is_nested:
         raise ValueError("the tensor is nested: pass its parts, tensor.unbind(), one by one")
-    if tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel():
-        end = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if tensor._is_zerotensor() or tensor.untyped_storage().nbytes() < (
-            (tensor.storage_offset() + end) * tensor.element_size()
-        ):
-            raise ValueError(
-                f"the memory of the tensor of shape {list(tensor.shape)} was freed or never allocated: pass one that "
-                "has values, such as tensor.clone() before its storage is resized"
-            )
+    if tensor.layout == torch.strided and tensor.numel() and not (tensor.is_meta or tensor.untyped_storage().nbytes()):
+        raise ValueError(f"the memory of the tensor of shape {list(tensor.shape)} was freed: pass one that has values")
 
 
 def _require_writable(tensor: Tensor) -> None:
@@ -49,18 +44,15 @@ def _require_writable(tensor: Tensor) -> None:
 
 
 def _shares_elements(tensor: Tensor) -> bool:
-    dimensions = sorted(one for one in zip(tensor.stride(), tensor.shape, strict=True) if one[1] > 1)
-    if not dimensions[0][0]:
-        return True
     end, nested = 1, True  # elements from the first one to the last one of the dimensions up to here
-    for stride, size in dimensions:
-        nested &= stride >= end
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        nested &= size == 1 or stride >= end
         end += (size - 1) * stride
     if nested:
         return False
-    marks = torch.zeros(end, dtype=torch.bool, device="cpu")
-    marks.as_strided(tensor.shape, tensor.stride()).fill_(True)
-    return int(marks.sum()) < tensor.numel()
+    marks = np.zeros(end, np.bool_)
+    as_strided(marks, tensor.shape, tensor.stride())[...] = True
+    return bool(marks.sum() < tensor.numel())
 
 
 def require_dense(tensors: Sequence[Tensor], mixed_dtypes: bool = False) -> None:

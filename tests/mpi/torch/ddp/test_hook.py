@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
-from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, PowerSGD, ScaleCom
+from mpicomp import Algorithm, Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, ScaleCom
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
 from tests.mpi.lanes import few_ranks, three_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
@@ -265,6 +265,33 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_with_a_gradscaler(
         assert torch.equal(parameters_of(model), before) == bad
         assert same_on_all_ranks(model, comm)
     assert set(comm.mpi_comm.allgather(scaler.get_scale())) == {256.0}
+
+
+@pytest.mark.parametrize("method", [EFSignSGD(), DoubleSqueeze(), PowerSGD(), Marsit(global_step=0.01)], ids=str)
+def test_gradients_that_are_unscaled_in_the_hook_give_the_bits_of_training_without_a_scale(
+    method: Algorithm, comm: Communicator
+) -> None:
+    """Otherwise residuals would be of another scale than the gradients, once a GradScaler changes its own."""
+    found = []
+    for scales in ([1.0] * 6, [65536.0, 65536.0, 65536.0, 16.0, 32.0, 16.0]):
+        model = DistributedDataParallel(make_model())
+        state, hook = ddp_hook(method, comm, model)
+
+        def unscaled(state: Any, bucket: Any) -> Any:
+            bucket.buffer().div_(scale)  # noqa: B023 - of the step
+            return hook(state, bucket).then(lambda future: future.value().mul_(scale))  # noqa: B023
+
+        model.register_comm_hook(state, unscaled)
+        optimizer = sgd(model)
+        for step, scale in enumerate(scales):
+            inputs, labels = batch(1000 * comm.rank + step)
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(model(inputs), labels) * scale).backward()
+            for parameter in model.parameters():
+                parameter.grad /= scale
+            optimizer.step()
+        found.append(parameters_of(model))
+    assert torch.equal(*found)
 
 
 def test_ranks_that_have_joined_contribute_zeros(comm: Communicator) -> None:

@@ -135,6 +135,15 @@ def test_weights_of_backward_are_those_of_forward(mesh: DeviceMesh) -> None:
     assert torch.equal(*seen)
 
 
+def test_frozen_modules_are_gathered_in_the_same_form(mesh: DeviceMesh) -> None:
+    model = Transformer()
+    model.blocks[0].requires_grad_(False)
+    shard(model, mesh)
+    fsdp_wire(model, weights="bfloat16")
+    assert {type(one._group._all_gather_comm) for one in parameter_groups(model)} == {RoundedAllGather}
+    train(model, sgd(model), range(1))
+
+
 def test_mixed_precision_sends_its_own_type(mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     native, model = (shard(Transformer(), mesh, mp_policy=policy) for _ in range(2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
+from collectives.errors import CollectiveMismatch
 from mpicomp import Dense
 from mpicomp.torch import ddp_hook
 
@@ -185,6 +188,25 @@ def test_a_sharded_model_is_saved_in_the_background(folder: Path) -> None:
         loaded[0].weight.zero_()
     dcp.load({"model": loaded.state_dict()}, checkpoint_id=folder / "checkpoint")
     assert all(map(torch.equal, parameters(loaded), parameters(saved)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_checkpoint_in_the_background_that_meets_a_call_of_the_program_is_a_mismatch_with_the_cure() -> None:
+    rank, errors = dist.get_rank(), []
+
+    def synchronize() -> None:
+        try:
+            dist.barrier()
+        except CollectiveMismatch as error:
+            errors.append(str(error))
+
+    with ThreadPoolExecutor(1, "AsyncCheckpointExecutor" if rank else "main") as pool:
+        pool.submit(synchronize).result()
+    found = (
+        r"rank 0: barrier; ranks? 1.*: barrier, by async_save in the background: pass it process_group=torch\.distrib"
+    )
+    assert re.search(found, errors[0])
+    dist.barrier()
 
 
 def test_a_sharded_model_takes_the_whole_state_of_rank_0() -> None:
