@@ -117,8 +117,8 @@ class MissingRanks:
 
     def _send(self, kind: int, ranks: Iterable[int], cause: BaseException | None = None) -> None:
         known = isinstance(cause, CollectiveMismatch | DamagedMessage)
-        text = f": {type(cause).__name__} of rank {self.comm.rank}: {cause}" if kind == _GIVING_UP_ALONE else ""
-        text = (str(cause) if known else text).encode()[:LONGEST_TEXT]
+        alone = f": {type(cause).__name__} of rank {self.comm.rank}: {cause}" if kind == _GIVING_UP_ALONE else ""
+        text = (str(cause) if known else alone).encode()[:LONGEST_TEXT]
         with self._sending:
             self._requests = [request for request in self._requests if not request.Test()]
             message = np.frombuffer(np.array([kind, self.calls], _HEAD).tobytes() + text, np.uint8)

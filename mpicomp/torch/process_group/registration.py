@@ -225,7 +225,7 @@ def _store(rank: int, timeout: timedelta) -> Store:
 def _meeting_point(comm: Communicator) -> tuple[str, int, socket.socket | None]:
     """Return an address and port of rank 0 that all ranks reach, and on rank 0 the socket that listens there.
 
-    Raises ConnectionError on all ranks if there is none.
+    Raises ConnectionError on all ranks if no address is reached by all.
     """
     hosts: list[str] = comm.broadcast_object(["127.0.0.1"] if comm.one_node else _own_addresses())
     for host in hosts:

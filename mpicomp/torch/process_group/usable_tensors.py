@@ -1,4 +1,4 @@
-"""Checks of the tensors of a call, which raise before anything is sent: what failed later would end the group."""
+"""Checks of the tensors of a call, before anything is sent: an error in the progress thread would end the group."""
 
 from __future__ import annotations
 

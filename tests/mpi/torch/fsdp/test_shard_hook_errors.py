@@ -204,7 +204,7 @@ def test_a_module_that_is_unfrozen_while_all_others_are_frozen_is_an_error(nodes
 
 
 def test_modules_may_be_frozen_in_turns(nodes: Cluster) -> None:
-    """As the two halves of an adversarial model are."""
+    """Train as an adversarial model, of which one half is frozen in each step."""
     model = shard(Transformer(), nodes.shards)
     fsdp_hook(Dense(), nodes.across, model)
     optimizer = sgd(model)
