@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
-from mpicomp import Algorithm, Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, ScaleCom
+from mpicomp import Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, ScaleCom
+from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
 from tests.mpi.lanes import few_ranks, three_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
@@ -277,7 +278,7 @@ def test_gradients_that_are_unscaled_in_the_hook_give_the_bits_of_training_witho
         model = DistributedDataParallel(make_model())
         state, hook = ddp_hook(method, comm, model)
 
-        def unscaled(state: Any, bucket: Any) -> Any:
+        def unscaled(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses postponed annotations
             bucket.buffer().div_(scale)  # noqa: B023 - of the step
             return hook(state, bucket).then(lambda future: future.value().mul_(scale))  # noqa: B023
 
