@@ -231,7 +231,7 @@ def _meeting_point(comm: Communicator) -> tuple[str, int, socket.socket | None]:
     for host in hosts:
         listening = None if comm.rank else _listening_socket(host)
         port: int = comm.broadcast_object(listening.getsockname()[1] if listening else 0)
-        if comm.allgather(np.array([_is_reachable(host, port)])).all():
+        if comm.allgather(np.array([port > 0 and _is_reachable(host, port)])).all():
             return host, port, listening
         if listening:
             listening.close()
@@ -265,5 +265,5 @@ def _own_addresses() -> list[str]:
 def _is_reachable(host: str, port: int) -> bool:
     with suppress(OSError):
         socket.create_connection((host, port), CONNECT_SECONDS).close()
-        return port > 0
+        return True
     return False

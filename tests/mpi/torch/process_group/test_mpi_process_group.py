@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from datetime import timedelta
 from functools import partial
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import HashStore
 
+from collectives import Communicator
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed
 from mpicomp.torch import register_backend
 from mpicomp.torch.process_group import MPIProcessGroup, registration
@@ -36,6 +38,33 @@ def test_ranks_and_store_come_from_mpi(group: dist.ProcessGroup) -> None:
     dist.barrier()
     assert store.check([f"said {rank}" for rank in range(dist.get_world_size())])
     dist.barrier()  # rank 0 serves the store
+
+
+@pytest.mark.usefixtures("group")
+def test_the_store_listens_on_loopback_alone_if_all_ranks_are_on_one_machine() -> None:
+    store: Any = registration._served
+    socket.create_connection(("127.0.0.1", store.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port))  # is reached where a store listens on all interfaces
+    dist.barrier()
+
+
+def test_the_store_listens_on_the_first_address_that_all_ranks_reach(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comm, "one_node", False)
+    monkeypatch.setattr(registration, "_own_addresses", lambda: ["240.0.0.1", "127.0.0.2", "127.0.0.1"])
+    host, port, listening = registration._meeting_point(comm)
+    assert host == "127.0.0.2"
+    assert (listening is not None) == (comm.rank == 0)
+    if listening is not None:
+        assert listening.getsockname() == (host, port)
+        listening.close()
+    monkeypatch.setattr(registration, "_own_addresses", lambda: ["240.0.0.1"])
+    with pytest.raises(
+        ConnectionError, match=r"not all ranks reach the store of rank 0 at one of 240.0.0.1: set MASTER"
+    ):
+        registration._meeting_point(comm)
 
 
 @pytest.mark.usefixtures("group")
