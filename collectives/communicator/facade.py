@@ -45,7 +45,14 @@ from collectives.process_end import (
 from collectives.progress.polling import keep_alive, wait
 from collectives.recovery import newcomers
 from collectives.recovery.answers import watch
-from collectives.recovery.fault_tolerance import ADVICE, describe_failed, is_tolerant, reporting_deaths
+from collectives.recovery.fault_tolerance import (
+    ADVICE,
+    describe_failed,
+    is_tolerant,
+    is_tolerant_job,
+    reporting_deaths,
+)
+from collectives.recovery.half_made import guard_half_made
 from collectives.recovery.newcomers import Newcomers
 from collectives.recovery.regroup import Regroup
 from collectives.recovery.witness import call_witness
@@ -251,6 +258,8 @@ class Communicator(metaclass=_Listed):
         self.timeout, self.arrival_timeout = given.timeout, given.arrival_timeout
         self.ranks_per_node, self.checksums = given.ranks_per_node, given.checksums
         self.copy_residuals_every = given.copy_residuals_every
+        if is_tolerant_job():
+            guard_half_made()
         with reporting_deaths(given.parent, "while the ranks made a communicator"):
             mpi_comm, layout, hosts, self._key = arguments.duplicate(
                 given.parent,
