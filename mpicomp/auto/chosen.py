@@ -64,6 +64,7 @@ class Pending:
         """Reset the method: forget pending errors and all other state."""
         self._crossed = None
         nothing = {key: np.zeros_like(array) for key, array in self._feedback.like().items()}
+        # with the step the plan of `Auto` is checked
         self._feedback.load({"step": np.zeros((), np.int64)} | nothing | self._fresh)
 
 

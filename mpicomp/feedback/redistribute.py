@@ -97,7 +97,8 @@ def among_survivors(
         As in `redistribute`.
     stand_in : callable or None
         Called as ``stand_in(state, elements)`` with a survivor's state, for each shard whose owners have all died;
-        returns a state of this shard without pending errors.
+        returns a state of this shard without pending errors. With the state of an empty shard, where no survivor has
+        another one, it returns this rank's state of its new shard.
     of_dead : sequence of dict
         Copies of dead ranks' states, of which only the errors of elements that they owned are taken.
 
@@ -114,9 +115,10 @@ def among_survivors(
         groups.setdefault(tuple(np.asarray(state[shard]).tolist()), []).append(state)
     full = sorted(bounds for bounds in groups if bounds[0] < bounds[-1])
     everyones = [one for bounds in full for one in _with_owners(groups[bounds], kinds, bounds[-1] - bounds[0])]
-    like = everyones[0] if everyones else states[0]
     assert stand_in is not None
-    everyones += [stand_in(like, range(*gap)) for gap in _gaps([(bounds[0], bounds[-1]) for bounds in full], n)]
+    if not full and n:
+        return stand_in(states[0], range(n))
+    everyones += [stand_in(everyones[0], range(*gap)) for gap in _gaps([(one[0], one[-1]) for one in full], n)]
     return redistribute(everyones or states, 1, kinds)[0]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from collectives.annotations import AnyArray, Array
 from collectives.quoting import shown
 from mpicomp.aggregator.parts import Feedback, State, StateKind, VectorSpec
+from mpicomp.auto.chosen import KEY as PLAN
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.shards import tensor_parts
@@ -84,20 +85,28 @@ class ShardFeedback:
     def stand_in(self, state: State, elements: range) -> State:
         """Return a state of another shard, whose owners have died: like this one, but without pending errors.
 
-        Numbers of tensors are those of the same tensors where both shards have parts of them, else the mean.
+        Numbers of tensors are those of the same tensors where both shards have parts of them, else the mean. Vectors
+        that depend on the shard otherwise begin from scratch, as all do if the state is that of an empty shard: this
+        rank's own one then begins, with the settings that all survivors have.
         """
         start, stop = np.asarray(state[SHARD]).tolist()[:: len(state[SHARD]) - 1]
+        fresh, kinds = self._inner.state(), self._inner.state_kinds
+        if start == stop:
+            return {**state, **{key: one for key, one in self.state().items() if np.ndim(one) and key != PLAN}}
         parts, others = self._parts_of(range(start, stop)), self._parts_of(elements)
-        kinds = self._inner.state_kinds
         made: State = {**state, SHARD: np.array([elements.start, elements.stop], np.int64)}
         for key, value in state.items():
-            shape = getattr(value, "shape", ())
-            if kinds.get(key) in BY_ELEMENT and shape == (stop - start,):
+            shape, kind = np.shape(value), kinds.get(key)
+            if kind == "owned" and shape == (2,):
+                made[key] = np.array([0, len(elements)])
+            elif kind in BY_ELEMENT and shape == (stop - start,):
                 made[key] = np.zeros(len(elements), value.dtype)
-            elif kinds.get(key) != "owned" and shape == (len(parts),) and value.dtype.kind == "f":
+            elif kind == "shared" and shape == (len(parts),) and value.dtype.kind == "f" and key != PLAN:
                 numbers = {tensor: one for (tensor, _), one in zip(parts, value, strict=True)}
                 mean = value.mean() if value.size else 0
                 made[key] = np.array([numbers.get(tensor, mean) for tensor, _ in others], value.dtype)
+            elif kind == "shared" and shape and key != PLAN:
+                made[key] = fresh[key]
         return made
 
     def localize(self, state: Any, where: str) -> Any:
