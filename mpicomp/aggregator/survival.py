@@ -37,7 +37,8 @@ def make_copies(comm: Communicator, method: object, driver: Driver, feedback: Fe
     if every is None or comm.regroup is None or comm.size == 1:
         return None
     # residuals without elements are those of options that keep none
-    pending = [key for key, one in feedback.like().items() if key in feedback.pending_keys and np.size(one)]
+    state = feedback.state()  # which may have fewer entries than there are with a kind
+    pending = [key for key, one in state.items() if key in feedback.pending_keys and np.size(one)]
     if not pending:
         return None
     if not driver.undoes:
@@ -45,7 +46,7 @@ def make_copies(comm: Communicator, method: object, driver: Driver, feedback: Fe
             f"{comm.here}: residuals of {type(method).__name__} cannot be copied every {every} steps: "
             "leave out copy_residuals_every, or take the method that it contains"
         )
-    owned = [key for key, kind in feedback.state_kinds.items() if kind == "owned"]
+    owned = [key for key in state if feedback.state_kinds.get(key) == "owned"]
     return ResidualCopies(comm, every, [*pending, *owned])
 
 

@@ -120,6 +120,11 @@ def test_a_survivor_adds_the_copy_of_a_dead_ranks_residual_to_its_own_to_the_bit
         assert re.search(text, job.output, re.MULTILINE), job.output
 
 
+def test_methods_whose_owners_keep_no_errors_go_on_with_copies(jobs: Jobs) -> None:
+    job, _ = run(jobs, "mem-sgd", {}, 1, {1: 2}, None)
+    assert re.search("with the residual of rank 1$", job.output, re.MULTILINE), job.output
+
+
 @pytest.mark.parametrize("polls", [1, 12])
 def test_no_error_is_lost_or_counted_twice_if_a_rank_dies_within_a_step(jobs: Jobs, polls: int) -> None:
     job, alive = run(jobs, "local-top-k", {"rate": 10}, 1, {2: 4}, polls)
