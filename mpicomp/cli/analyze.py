@@ -232,7 +232,8 @@ class Finding:
     Attributes
     ----------
     kind : str
-        "differs", "late" (has not begun the call), "silent" (within the call), "no file" or "ahead".
+        "differs", "late" (has not begun the call), "silent" (within the call), "no file", "ahead", or "differed" in a
+        call after which the ranks went on.
     ranks : list of int
     communicator : list of int
         Ranks of the communicator.
@@ -284,12 +285,14 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     # Ranks that wait to take the place of a dead one have the members' key, each with a communicator of its own.
     groups = dict.fromkeys((key, tuple(members)) for one in files for key, members in one.members.items())
     differing: list[Finding] = []
+    differed: list[Finding] = []
     late: list[Finding] = []
     silent: list[Finding] = []
     ahead: list[Finding] = []
     for key, members in groups:
         group = _Group(key, members, [one for one in files if one.members.get(key) == list(members)])
-        differing += group.differing()
+        for one in group.differing():
+            (differing if one.kind == "differs" else differed).append(one)
         late += group.late()
         silent += group.silent()
         ahead += group.ahead()
@@ -302,7 +305,7 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     consequences = [*late, *silent]
     if set(named) - late_ranks or idle:
         consequences = [one for one in consequences if set(one.ranks) & set(named)]
-    findings = [*differing, *consequences, *ahead]
+    findings = [*differing, *consequences, *ahead, *differed]
     for one in findings:
         one.stacks = {rank: _stack(by_rank[rank]) for rank in one.ranks if rank in by_rank}
     reasons: dict[str, list[int]] = {}
@@ -324,7 +327,8 @@ class _Group:
         self.tolerance_s = 0.0 if any(one.has_failed for one in files) else LATE_S
 
     def differing(self) -> list[Finding]:
-        """Return the first call in which the ranks differ."""
+        """Return the first call in which the ranks differ, and the first one after which they went on."""
+        first: dict[str, Finding] = {}
         for number in sorted({number for one in self.files for number in one.calls.get(self.key, {})}):
             ranks_of: dict[str, list[int]] = {}
             for one in self.files:
@@ -340,9 +344,18 @@ class _Group:
                     else sorted(rank for some in ranks_of.values() for rank in some)
                 )
                 listed = "; ".join(f"{list_ranks(some)}: {_short(name)}" for name, some in ranks_of.items())
-                sentence = f"call {number} of {self._name()} differs: {listed}"
-                return [Finding("differs", ranks, self.members, number, common, [], sentence)]
-        return []
+                kind, then = ("differed", ", and the ranks went on") if self._has_passed(number) else ("differs", "")
+                sentence = f"call {number} of {self._name()} {kind}{then}: {listed}"
+                first.setdefault(kind, Finding(kind, ranks, self.members, number, common, [], sentence))
+        return [*first.values()]
+
+    def _has_passed(self, number: int) -> bool:
+        """Return True if this call has ended on all ranks, and one waits in a call that it began afterwards."""
+        calls = [(one, one.calls.get(self.key, {}).get(number)) for one in self.files]
+        ended = [(one, call.ended) for one, call in calls if call is not None]
+        return all(end for _, end in ended) and any(
+            call.begun > end for one, end in ended for key in one.calls for call in one.waiting(key)
+        )
 
     def late(self) -> list[Finding]:
         """Return the ranks that had not begun a call in which others were waiting when they wrote their files."""

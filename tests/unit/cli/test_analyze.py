@@ -62,6 +62,21 @@ def test_a_deviating_call_is_named_before_its_consequences(tmp_path: Path, capsy
     assert found["findings"][0]["sentence"].endswith("differs: ranks 0-1: barrier(); rank 2: allreduce(sum) of int8[3]")
 
 
+@pytest.mark.parametrize("communicator", [0, 1])
+def test_a_hang_comes_before_a_mismatch_that_the_program_has_caught(
+    communicator: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang = 4 if communicator == 0 else 1
+    for rank in ALL:
+        calls = [call(1), call(2, int(rank == 2), "failed"), call(3, begun=2.0)]
+        waits = rank != 1 and (communicator == 0 or rank == 0)
+        write(tmp_path, rank, [*calls, *([call(hang, 1, "begun", 3.0, communicator)] if waits else [])])
+    found = analyze(tmp_path, capsys)
+    assert found["named"] == [1]
+    assert [one["kind"] for one in found["findings"]] == ["late", "differed"]
+    assert "differed, and the ranks went on: ranks 0-1: barrier()" in found["findings"][1]["sentence"]
+
+
 def test_ranks_that_wait_for_another_communicator_are_not_blamed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
