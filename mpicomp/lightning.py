@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import torch
 
 from collectives import Communicator
 from collectives.annotations import override
+from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters, ddp_hook, register_backend
 from mpicomp.torch.ddp.hook import with_seed
 from mpicomp.torch.front_ends import AlgorithmChoice
@@ -202,7 +204,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     def configure_ddp(self) -> None:
         assert self.comm is not None
         if self.average == "optimizer":
-            broadcast_parameters(self.model, self.comm)
+            repeat_after_deaths(partial(broadcast_parameters, self.model, self.comm))
             return
         if self.algorithm is not None and getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(

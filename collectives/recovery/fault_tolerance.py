@@ -12,7 +12,7 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from collectives.arrays.peer_memory import UnreadableMemory
-from collectives.errors import PeerFailure
+from collectives.errors import PeerFailure, RanksLost
 from collectives.progress.polling import SLEEP_S, Backoff, Limits
 from collectives.quoting import list_ranks
 
@@ -144,6 +144,16 @@ def agree(comm: MPI.Comm, flag: bool) -> bool:
         return bool(comm.Agree(int(flag)))
     except MPI.Exception:  # on all survivors alike: a rank has died
         return False
+
+
+def repeat_after_deaths(make: Callable[[], _Made]) -> _Made:
+    """Return the result of `make`, which the survivors call again where a rank dies in it; collective.
+
+    For calls of the library that raise `RanksLost`, where the survivors need nothing of the dead rank.
+    """
+    while True:
+        with suppress(RanksLost):
+            return make()
 
 
 def with_survivors(make: Callable[[], _Made], timeout_s: float, describe: Callable[[], str]) -> _Made:

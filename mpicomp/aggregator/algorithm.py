@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from functools import update_wrapper, wraps
+from functools import partial, update_wrapper, wraps
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
@@ -16,6 +16,7 @@ from collectives import Communicator
 from collectives.errors import explains_itself, reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import suggestion
+from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.parts import Driver, MessageModel, Parts, Reducer, StateKind, Synchronize, VectorSpec
@@ -225,7 +226,7 @@ class Algorithm(ABC):
         """
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
-        self.connect(comm)
+        repeat_after_deaths(partial(self.connect, comm))
         on_host = spec.device == "cpu"
         (compile_kernels if on_host else compile_on_device)(self, comm, spec)
         # PyTorch reports a lack of memory by a RuntimeError

@@ -23,6 +23,7 @@ from collectives import Communicator, Handle
 from collectives.annotations import AnyArray
 from collectives.arrays.elements import aligned_empty
 from collectives.errors import NonFiniteGradient
+from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback import nonfinite
@@ -255,7 +256,7 @@ class BucketReducers(list[BucketReducer]):
             return
         seen = set(arrived)
         order = [*arrived, *(i for i in reversed(range(len(self.members))) if i not in seen)]
-        common = self.comm.broadcast(np.array(order, np.int64))
+        common = repeat_after_deaths(lambda: self.comm.broadcast(np.array(order, np.int64)))
         ordered = [self.members[i] for i in common]
         self._open(self._grouped(ordered, self._algorithms))
 
@@ -335,7 +336,7 @@ class BucketReducers(list[BucketReducer]):
 
     def _connect(self, algorithms: Mapping[str, Algorithm]) -> None:
         for algorithm in dict.fromkeys(algorithms.values()):
-            algorithm.connect(self.comm)  # now, as a state may be tried on a single rank
+            repeat_after_deaths(partial(algorithm.connect, self.comm))  # now, as a state may be tried on a single rank
 
     def _take_in(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         self.members += tuple(members)

@@ -16,6 +16,7 @@ which `BufferBroadcast` copies in its place.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, shown
+from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
@@ -385,7 +387,7 @@ def ddp_hook(
     ranks = dist.get_process_group_ranks(group)
     comm.agree(fingerprint(f"ddp_hook {ranks}"), lambda: f"ddp_hook for a process group of ranks {shown(ranks)}")
     for one in dict.fromkeys(one for one in algorithms if isinstance(one, Algorithm)):
-        one.connect(comm)
+        repeat_after_deaths(partial(one.connect, comm))
     own_iterations = 0
     if comm.regroup is not None and model is not None:
         own_iterations = 2 if model.static_graph else 1

@@ -16,6 +16,7 @@ import torch
 
 from collectives import Communicator
 from collectives.atomic_file import replacing
+from collectives.recovery.fault_tolerance import repeat_after_deaths
 from collectives.regular_file import open_regular
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
@@ -24,7 +25,7 @@ from mpicomp.torch.state.step_folder import Stateful, on_all_ranks
 
 def save_beside(path: Path, owners: Sequence[Stateful], comm: Communicator) -> None:
     """Write this rank's file ``PATH.rankR-of-N``, and remove those of other numbers of ranks; collective."""
-    save = comm.broadcast_object(secrets.token_hex(8))  # which files belong together
+    save = repeat_after_deaths(lambda: comm.broadcast_object(secrets.token_hex(8)))  # which files belong together
     file = path.with_name(f"{path.name}.rank{comm.rank}-of-{comm.size}")
 
     def write() -> None:
