@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from apps.chaos import churn, loops, soak
-from apps.chaos.case import METHODS, Case, case_of_faults, case_of_kills
+from apps.chaos.case import METHODS, Case, case_of_bursts, case_of_faults, case_of_kills
 from apps.chaos.job import Launcher
 from apps.chaos.judge import Verdict
 from apps.chaos.kills import campaign, table
@@ -95,6 +95,10 @@ def _faults(options: argparse.Namespace) -> int:
     return _kills(options, case_of_faults)
 
 
+def _bursts(options: argparse.Namespace) -> int:
+    return _kills(options, case_of_bursts)
+
+
 def _churn(options: argparse.Namespace) -> int:
     training = churn.Training(
         options.ranks, options.spares, options.batch, options.checkpoint_every, options.dataset, options.model,
@@ -159,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     modes = parser.add_subparsers(dest="mode", required=True)
     for name, text in (
         ("kills", "many short jobs, whose steps are compared with those of threads"),
+        ("bursts", "the same with several kills within 60 ms"),
         ("faults", "the same with kills, stopped and slow ranks, full disks and damaged messages"),
     ):
         kills = modes.add_parser(name, help=text)
@@ -220,6 +225,7 @@ def _parser() -> argparse.ArgumentParser:
 
 MODES: dict[str, Callable[[argparse.Namespace], int]] = {
     "kills": _kills,
+    "bursts": _bursts,
     "faults": _faults,
     "loops": _loops,
     "churn": _churn,

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from apps.faults import Fault, Kind, Phase, parse_schedule, random_faults, write_schedule
+from apps.faults import Fault, Kind, Phase, fail_at, parse_schedule, random_faults, write_schedule
+from apps.faults.fault import KILLS
 from apps.faults.schedule import drawn
 from apps.records import Record
 from collectives.schedules.registry import TopologyName
@@ -40,6 +41,7 @@ MOST_AUTO = 20_000  # elements; "auto" leaves longer exact sums to MPI, which ad
 SIMULTANEOUS = 0.3  # part of the cases whose ranks may die in one step
 CALM_STEPS = 3  # behind the last fault
 DAMAGED = 0.3  # part of the cases with faults of all kinds in which a message is damaged
+BURST_S, BURST_STEPS = 0.06, 60  # a recovery takes 26 ms; as many steps go on behind the last death
 FAULTY_STEPS, STEPS_BETWEEN = 10, 1.5  # mean number of steps between two faults
 
 
@@ -79,7 +81,7 @@ class Case:
     @property
     def killed(self) -> tuple[int, ...]:
         """Ranks that die."""
-        return tuple(sorted(fault.rank for fault in self.faults if fault.kind is Kind.KILL))
+        return tuple(sorted(fault.rank for fault in self.faults if fault.kind in KILLS))
 
     def record(self) -> Record:
         """Return the case as JSON."""
@@ -124,6 +126,20 @@ def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple
         seed, ranks, last + 1 + CALM_STEPS, n, method, METHODS[method],
         TOPOLOGY_OF.get(method, topology), faults, draw.choice((0, 0, 1, 3)),
     )  # fmt: skip
+
+
+def case_of_bursts(seed: int, most_ranks: int = 8) -> Case:
+    """Return a case whose ranks die in quick succession, most of them while the others regroup; the same for a seed.
+
+    One rank dies in a step, and up to four others within `BURST_S` of it.
+    """
+    draw = random.Random(f"bursts of {seed}")
+    ranks = draw.randint(min(4, most_ranks), most_ranks)
+    first, *others = draw.sample(range(ranks), min(ranks - 1, draw.randint(3, 5)))
+    late = (Fault(Kind.LATE_KILL, rank, 1, Phase.BEFORE_CALL, seconds=draw.uniform(0.001, BURST_S)) for rank in others)
+    method = draw.choice(list(METHODS))
+    faults = (fail_at(first, 1), *late)
+    return Case(seed, ranks, BURST_STEPS, 1000, method, METHODS[method], TOPOLOGY_OF.get(method, "ring"), faults)
 
 
 def case_of_faults(seed: int, most_ranks: int = 8) -> Case:

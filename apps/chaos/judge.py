@@ -11,6 +11,7 @@ from apps.chaos.case import Case
 from apps.chaos.job import Ended
 from apps.chaos.reference import Group, Reference, Step, groups_between
 from apps.faults import Fault, Kind
+from apps.faults.fault import KILLS
 
 LOSS_BAND, LEAST_LENGTH = 0.1, 1000  # of the loss at the beginning, which is 1; that of a few elements is noise
 # not EFSignSGD: it subtracts its signs from the residual at the beginning of the next step
@@ -230,9 +231,7 @@ def _by_step(steps: Rows) -> Iterator[tuple[int, dict[int, dict[str, Any]]]]:
 
 def _kills(case: Case, ended: Ended, steps: Rows, survivors: list[int], groups: list[Group]) -> Iterator[Kill]:
     for rank in case.killed:
-        rows = [
-            row for row in ended.rows[rank] if row["kind"] == "fault" and Fault.parse(row["fault"]).kind is Kind.KILL
-        ]
+        rows = [row for row in ended.rows[rank] if row["kind"] == "fault" and Fault.parse(row["fault"]).kind in KILLS]
         if not rows:
             continue  # its job ended before
         row = rows[-1]

@@ -36,14 +36,16 @@ class Kind(StrEnum):
     """Kind of failure."""
 
     KILL = "kill"
+    LATE_KILL = "late-kill"  # SIGKILL some seconds later, wherever the rank is then
     STOP = "stop"  # SIGSTOP, and SIGCONT after some seconds
     SLOW = "slow"  # the rank sleeps
     CORRUPT = "corrupt"  # a bit of the next message is flipped
     DISK_FULL = "disk-full"  # the next file of a state cannot be written: ENOSPC
 
 
-TIMED = (Kind.STOP, Kind.SLOW)
-_FORM = "KIND:RANK:STEP:PHASE, with :SECONDS behind that of a stop or slow and :BIT behind that of a corrupt"
+KILLS = (Kind.KILL, Kind.LATE_KILL)
+TIMED = (Kind.LATE_KILL, Kind.STOP, Kind.SLOW)
+_FORM = "KIND:RANK:STEP:PHASE, with :SECONDS behind that of a late-kill, stop or slow and :BIT behind that of a corrupt"
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class Fault:
         From 0 on.
     phase : Phase
     seconds : float
-        Duration of a stop or of slowness.
+        Duration of a stop or of slowness, or time until a late kill.
     bit : int
         Number of the bit of a message that is flipped, modulo the message's length.
 
     Raises
     ------
     ValueError
-        A number is negative, or a stop or slowness takes no time.
+        A number is negative, or a late kill, stop or slowness takes no time.
 
     Examples
     --------

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Timer
 from typing import Any, BinaryIO
 
 from mpi4py import MPI
@@ -134,8 +135,11 @@ class Injector:
                 self._n_before_barrier = self._n_sent
             self._phase = phase
         for fault in [fault for fault in self._due if fault.phase.place <= phase.place]:
-            if fault.kind in _ACTIONS:
+            if fault.kind in _ACTIONS or fault.kind is Kind.LATE_KILL:
                 self._due.remove(fault)
+                if fault.kind is Kind.LATE_KILL:
+                    _kill_later(fault, self._on_fault)
+                    continue
                 self._on_fault(fault)
                 _ACTIONS[fault.kind](fault)
 
@@ -162,6 +166,16 @@ class Injector:
 
 def _kill(fault: Fault) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_later(fault: Fault, on_fault: Callable[[Fault], None]) -> None:
+    def die() -> None:
+        on_fault(fault)
+        _kill(fault)
+
+    timer = Timer(fault.seconds, die)
+    timer.daemon = True
+    timer.start()
 
 
 def _stop(fault: Fault) -> None:
