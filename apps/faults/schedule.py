@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from apps.faults.fault import Fault, Kind, Phase
+from apps.faults.fault import KILLS, Fault, Kind, Phase
 
-STOP_S, SLOW_S = (0.05, 0.5), (0.01, 0.2)
+STOP_S, SLOW_S, LATE_S = (0.05, 0.5), (0.01, 0.2), (0.001, 0.06)
 _IN_A_STEP = tuple(phase for phase in Phase if phase is not Phase.CHECKPOINT)
 
 
@@ -58,18 +58,20 @@ def random_faults(
             if step >= steps:
                 return tuple(faults)
         kind = Kind(draw.choice(list(kinds)))
-        if kind is Kind.KILL and len(living) == 1:
-            if all(Kind(one) is Kind.KILL for one in kinds):
+        if kind in KILLS and len(living) == 1:
+            if all(Kind(one) in KILLS for one in kinds):
                 return tuple(faults)
             continue
         rank, phase = draw.choice(living), Phase(draw.choice(list(phases)))
-        if kind is Kind.KILL:
+        if kind in KILLS:
             living.remove(rank)
         faults.append(drawn(draw, kind, rank, step, phase))
 
 
 def drawn(draw: random.Random, kind: Kind, rank: int, step: int, phase: Phase) -> Fault:
     """Return a fault whose duration or bit is drawn."""
+    if kind is Kind.LATE_KILL:
+        return Fault(kind, rank, step, phase, seconds=round(draw.uniform(*LATE_S), 4))
     if kind is Kind.STOP:
         return Fault(kind, rank, step, phase, seconds=round(draw.uniform(*STOP_S), 3))
     if kind is Kind.SLOW:

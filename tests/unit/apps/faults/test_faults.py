@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from apps.faults import (
     Fault,
     Injector,
     Kind,
+    Phase,
     corrupt_at,
     disk_full_at,
     fail_at,
+    injector,
     parse_schedule,
     random_faults,
     slow_at,
@@ -67,6 +70,17 @@ def test_faults_happen_to_their_rank_in_their_step_and_phase() -> None:
             top_k.aggregate(np.ones(10, np.float32))
             faults.end()
     assert happened == [(1, "residual"), (2, "before-call")]
+
+
+def test_a_late_kill_is_recorded_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened, died = list[str](), Event()
+    monkeypatch.setattr(injector, "_kill", lambda fault: died.set())
+    late = Fault(Kind.LATE_KILL, 0, 1, Phase.BEFORE_CALL, seconds=0.2)
+    faults = Injector([late], 0, lambda fault: happened.append(str(fault)))
+    faults.begin(1)
+    assert not happened
+    assert died.wait(30)
+    assert happened == ["late-kill:0:1:before-call:0.2"]
 
 
 def test_one_bit_of_one_message_is_flipped() -> None:
