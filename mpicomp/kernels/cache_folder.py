@@ -29,6 +29,7 @@ from numba import config
 
 from collectives.atomic_file import replacing
 from collectives.caller_warning import warn_caller
+from collectives.trusted_file import open_folder, open_trusted
 
 KEPT_FOLDERS = 8  # of other states of the sources, in one place: about 15 MB each
 LONGEST_WAIT_S = 120.0  # for another process that compiles the same kernel; the longest takes 3 s of an idle processor
@@ -71,7 +72,8 @@ class CacheFolder:
     """Place of this process's compiled kernels, which is looked for when the first one is needed.
 
     Kernels are read from every place that has them, so that an image with warm kernels that nobody may write to is of
-    use. They are written to the first place that takes them.
+    use. They are written to the first place that takes them. A kernel is a pickle, which runs code when it is read: see
+    `collectives.trusted_file` for the places and files that are left out.
     """
 
     def __init__(self) -> None:
@@ -99,18 +101,18 @@ class CacheFolder:
 
     def count(self) -> int:
         """Return how many compiled kernels there are."""
-        return len({file.name for place in self.places for file in place.glob("*.nbc")})
+        return len({file.name for place in self.places for file in place.glob("*.nbc") if self.has(file.name)})
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, or None where no place has it."""
         for place in self.places:
-            with suppress(OSError):
-                return (place / name).read_bytes()
+            with suppress(OSError), open_trusted(place, name) as file:
+                return file.read()
         return None
 
     def has(self, name: str) -> bool:
         """Return whether a place has a file."""
-        return any((place / name).exists() for place in self.places)
+        return self.read(name) is not None
 
     def write(self, name: str, content: bytes) -> None:
         """Keep a file for other processes and later runs, or warn once that this is not possible."""
@@ -120,7 +122,7 @@ class CacheFolder:
             except FileNotFoundError:  # another process has cleared the folder
                 self._to_write = None
                 with suppress(OSError):
-                    place.mkdir(parents=True, exist_ok=True)
+                    _create(place)
                     _write(place / name, content)
                     return
                 self._refuse(place, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
@@ -213,10 +215,12 @@ def _preferred() -> Iterator[Path]:
 
 
 def _create(place: Path) -> None:
-    """Make a folder, and be sure that files can be written to it."""
+    """Make a folder, and be sure that files can be written to it, but not by other users."""
     if not place.exists():
-        place.mkdir(parents=True, exist_ok=True)
+        # and not 0o775, which a umask of 002 allows: such a folder is not read
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
         _clear(place.parent)
+    os.close(open_folder(place))
     tempfile.TemporaryFile(dir=place).close()
 
 
@@ -255,7 +259,7 @@ def _open_lock(file: Path) -> int | None:
     """Open a file to lock it; None where that cannot be done."""
     for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # another user's file may be open to readers alone
         with suppress(OSError):
-            return os.open(file, flags | os.O_CLOEXEC, 0o666)
+            return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -274,3 +275,50 @@ def test_where_a_file_system_has_no_locks_everyone_compiles(
         pass
     assert cache.to_write() is not None
     assert cache.places[0].name == NAME
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("given", ["", "*", "*/*.nbc"])
+def test_pickles_of_another_user_are_not_executed(copy: Path, given: str) -> None:
+    env = {"NUMBA_CACHE_DIR": str(copy / "cache"), "TMPDIR": str(copy)}
+    call(copy, **env)
+    (kernel,) = (copy / "cache").glob("*/*.nbc")
+    attack = subprocess.list2cmdline(["touch", str(copy / "executed")])
+    kernel.write_bytes(pickle.dumps(Attack(attack)))
+    assert call(copy, **env)[1] == 0
+    assert (copy / "executed").exists(), "files of this user are"
+    (copy / "executed").unlink()
+    kernel.write_bytes(pickle.dumps(Attack(attack)))
+    for path in [copy / "cache"] if not given else (copy / "cache").glob(given):
+        os.chown(path, 65534, 65534)
+    if not given:  # the owner of the folder above can exchange the one with the kernels
+        shutil.copytree(kernel.parent, copy / "other")
+        shutil.rmtree(kernel.parent)
+        shutil.move(copy / "other", kernel.parent)
+        for path in (kernel.parent, *kernel.parent.iterdir()):
+            os.chown(path, 65534, 65534)
+    assert call(copy, **env)[:2] == (2, 0)
+    assert not (copy / "executed").exists()
+    assert call(copy, **env)[:2] == (2, 1), "kept elsewhere, or in place of the other's file"
+    assert not (copy / "executed").exists()
+
+
+def test_folders_of_kernels_are_not_writable_by_others_under_any_umask(copy: Path) -> None:
+    before = os.umask(0)
+    try:
+        call(copy, NUMBA_CACHE_DIR=str(copy / "cache"))
+        assert call(copy, NUMBA_CACHE_DIR=str(copy / "cache")) == (2, 1, "")
+    finally:
+        os.umask(before)
+    (folder,) = (copy / "cache").glob("*")
+    assert not folder.stat().st_mode & 0o022
+
+
+class Attack:
+    """Object whose pickle runs a command where it is read."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self._command,)
