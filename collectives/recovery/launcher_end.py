@@ -7,10 +7,10 @@ very file, without any package.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +23,7 @@ TERM_S = 5.0  # between SIGTERM and SIGKILL
 # Launchers of one job and their daemons, of at most 15 letters, which Linux keeps. Slurm's daemon has other jobs too.
 _LAUNCHERS = ("mpirun", "prterun", "orterun", "mpiexec", "mpiexec.hydra")
 _DAEMONS = ("prted", "orted", "hydra_pmi_proxy")
-_PARENT, _STARTED = 1, 19  # fields of /proc/PID/stat behind the name
+_PARENT = 1  # field of /proc/PID/stat behind the name
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _OF_MANY_JOBS = "prte-"  # beginning of the name of a job whose daemons outlive it
 
@@ -39,8 +39,9 @@ def watch_launcher(n_ranks: int) -> None:
     if not patience or not launchers or here in ("", str(n_ranks)) or not hasattr(os, "pidfd_open"):
         return
     # OSError: another rank of this node has come first. No other error may keep the job from ending.
-    with suppress(Exception), socket.socket(socket.AF_UNIX) as claim:
-        claim.bind(f"\0mpicomp-launcher-{_name(launchers[0])}")
+    with suppress(Exception), Path(f"/proc/{launchers[0]}/environ").open("rb") as claim:
+        # no other user can open this file, and so none can hold its lock to keep the process away
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         ends = [os.pidfd_open(pid) for pid in launchers]
         given = [f"{pid}:{end}" for pid, end in zip(launchers, ends, strict=True)]
         # The launcher reads the streams of its ranks to their end, so this process must not have them.
@@ -79,11 +80,6 @@ def _launchers() -> Iterator[int]:
 
 def _status(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _name(pid: int) -> str:
-    """Return a name of a process that no other one has, in no container that shares this network."""
-    return f"{Path('/proc/self/ns/pid').stat().st_ino}-{pid}-{_status(pid)[_STARTED]}"
 
 
 # The process that is left behind --------------------------------------------------------------------------------------

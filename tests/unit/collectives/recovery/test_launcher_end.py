@@ -91,6 +91,38 @@ def test_other_launchers_go_on(launchers: Launchers, name: str, env: dict[str, s
     assert found.poll() is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_cannot_keep_the_process_away(launchers: Launchers, tmp_path: Path) -> None:
+    # it takes the names and locks of the launcher that it can, before the ranks come
+    other = tmp_path / "other.py"
+    other.write_text(
+        """
+import fcntl, os, socket, sys, time
+from pathlib import Path
+pid = int(sys.argv[1])
+started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+space = Path("/proc/self/ns/pid").stat().st_ino
+os.setuid(65534)
+name = socket.socket(socket.AF_UNIX)
+name.bind(f"\\0mpicomp-launcher-{space}-{pid}-{started}")
+files = []
+for file in ("environ", "stat", "cmdline"):
+    try:
+        files.append(open(f"/proc/{pid}/{file}"))
+        fcntl.flock(files[-1], fcntl.LOCK_EX)
+    except OSError:
+        pass
+print("taken", file=sys.stderr, flush=True)
+os.close(1)
+os.close(2)
+time.sleep(1000)
+"""
+    )
+    taken = f"{sys.executable} {other} $$ 2> {tmp_path}/taken & disown; "
+    taken += f"until [ -s {tmp_path}/taken ]; do sleep 0.02; done; "
+    assert launchers.start("prterun", env={}, program=taken + LAUNCHER).wait(LATEST_S) == -signal.SIGTERM
+
+
 def test_one_rank_of_a_node_leaves_a_process_which_ends_with_the_launcher(launchers: Launchers) -> None:
     found = launchers.start("prterun", env={"MPICOMP_END_LAUNCHER_AFTER": "1000"})
     assert len(launchers.watchers()) == 1
