@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from collectives.communicator import Communicator
 from collectives.cost.link import LinkModel
+from collectives.errors import DamagedMessage
 
 IN_FLIGHT = 8
 STREAMS = 3  # the middle one of them counts
@@ -137,10 +138,13 @@ def _latency(comm: Communicator, peers: tuple[int, int]) -> float:
 
 
 def _wait(comm: Communicator, request: MPI.Request, peers: tuple[int, int]) -> None:
-    for _ in range(64):
-        if request.Test():
-            return
-        os.sched_yield()
+    try:
+        for _ in range(64):
+            if request.Test():
+                return
+            os.sched_yield()
+    except DamagedMessage as error:
+        raise comm.ending.abort(error) from None
     comm.wait(
         request, lambda: f"rank {comm.rank} of {comm.size}: no answer from ranks {peers} while links are measured"
     )

@@ -80,6 +80,10 @@ class DamagedComm:
         """Return a duplicate, with the same damage."""
         return DamagedComm(self._comm.Dup(), self._damager)
 
+    def Split(self, color: int = 0, key: int = 0) -> DamagedComm:  # noqa: N802
+        """Return the part of this rank, with the same damage."""
+        return DamagedComm(self._comm.Split(color, key), self._damager)
+
     def Irecv(self, buffer: Any, source: int, tag: int) -> Any:  # noqa: N802
         """Receive a message."""
         request = self.Recv_init(buffer, source, tag)
@@ -103,6 +107,10 @@ class DamagedComm:
     def Iallgatherv(self, source: Any, landing: Any) -> Any:  # noqa: N802
         """Receive buffers of different lengths."""
         return _Received(self._comm.Iallgatherv(source, landing), memory_of(landing), self._damager, True)
+
+    def Ialltoallv(self, source: Any, landing: Any) -> Any:  # noqa: N802
+        """Receive a part of the buffer of each rank."""
+        return _Received(self._comm.Ialltoallv(source, landing), memory_of(landing), self._damager, True)
 
     def Iallreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> Any:  # noqa: N802
         """Receive the sum, which stands for MPI's own messages."""

@@ -20,7 +20,7 @@ from collectives.arrays import gpu_mpi
 from collectives.communicator.checked_messages import validate_checksums
 from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layouts, validate_ranks_per_node
 from collectives.communicator.slow_link import link_of, linked_node, validate_link
-from collectives.consistency.descriptions import gather_texts
+from collectives.consistency.descriptions import gather_objects, gather_texts
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.errors import CollectiveMismatch, CollectiveTimeout, LauncherMismatch, NotARank, marked, reword
@@ -35,7 +35,8 @@ from collectives.schedules.registry import topology as topology_of
 from collectives.trace.recorder import Trace, compare_clocks
 
 REFUSING_S = 0.5  # how long a rank that refuses waits for ranks that come at the same time
-_TAKES_PART, _REFUSES = 1, 2
+# So many bits differ that a damaged byte is still known: no rank knows yet whether messages have checksums.
+_TAKES_PART, _REFUSES = 1, 255
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 SILENCE_S = 60.0  # default within a collective, where all ranks are at work
 ARRIVAL_S = 1800.0  # default for a rank that evaluates or saves while the others wait in their next call
@@ -219,12 +220,16 @@ def _error(kind: type[Exception], source: str, value: object) -> Exception:
 
 
 class Duplicate(NamedTuple):
-    """Duplicate of a communicator, the nodes and hosts of its ranks, and a name that is equal on all ranks."""
+    """Duplicate of a communicator, the nodes and hosts of its ranks, and a name that is equal on all ranks.
+
+    `damage` is the text of a damaged message that this rank has received, else empty.
+    """
 
     mpi_comm: MPI.Comm
     layout: NodeLayout
     hosts: NodeLayout
     key: str
+    damage: str
 
 
 def duplicate(
@@ -282,7 +287,7 @@ def assemble(parent: MPI.Comm, timeout_s: float) -> None:
         return f"{here}: not all ranks make a communicator{nothing if missing else ''}"
 
     wait(request, timeout_s, waiting)
-    refusing = np.flatnonzero(came == _REFUSES).tolist()
+    refusing = np.flatnonzero(np.bitwise_count(came) > 4).tolist()
     if refusing:
         raise CollectiveMismatch(
             f"{here}: {list_ranks(refusing)} made no communicator, because of an argument; the error there names it"
@@ -314,10 +319,7 @@ def eager_piece_bytes(comm: MPI.Comm, timeout_s: float) -> int:
     """
     limit = os.environ.get(EAGER_LIMIT, "")
     mine = int(limit) - HEADROOM if limit.isdecimal() else USUAL_EAGER_BYTES - HEADROOM
-    least = np.empty(1, np.int64)
-    request = comm.Iallreduce(np.array([min(MOST_EAGER_BYTES, max(LEAST_EAGER_BYTES, mine))]), least, MPI.MIN)
-    wait(request, timeout_s, lambda: f"rank {comm.rank} of {comm.size}: not all ranks make a communicator")
-    return int(least[0])
+    return int(min(gather_objects(comm, min(MOST_EAGER_BYTES, max(LEAST_EAGER_BYTES, mine)), timeout_s)))
 
 
 def agree_on_network(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: float) -> LinkModel | None:

@@ -7,9 +7,10 @@ once both messages are there and agree. The other ways cost more: a checksum wit
 or a derived datatype, for which Open MPI leaves its fastest path; a checksum of all messages of a call, compared at its
 end, finds the damage after sums and residuals have used it, and needs one more exchange of all ranks.
 
-The messages that compare calls have room for a checksum of their own, see `collectives.consistency.call_check`. Not
-checked: sums that MPI makes itself, whose messages are out of reach, barriers, the few messages about missing ranks,
-and memory of a GPU that MPI reads itself.
+The messages that compare calls have room for a checksum of their own, see `collectives.consistency.call_check`, and so
+have the arguments by which ranks make a communicator (`collectives.communicator.nodes`). Ranks that regroup or admit
+others exchange all they do through a `CheckedComm`: see `Communicator.checked`. docs/checksums.md lists the messages
+that are not checked.
 """
 
 # ruff: noqa: N802 - named as in mpi4py, and doing the same

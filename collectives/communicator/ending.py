@@ -56,7 +56,8 @@ class Ending:
     """End of all calls of a communicator, here and on the other ranks.
 
     `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the
-    ends of this communicator, of those split from it, and of those it was split from: a death ends them together.
+    ends of this communicator, of those split from it, and of those it was split from: a death or a damaged message ends
+    them together.
     `newcomers` has the ranks that wait for a death; None: no rank waits.
     """
 
@@ -120,6 +121,8 @@ class Ending:
             The error to raise: MPI's own as PeerFailure, and a timeout with the missing ranks.
         """
         calls = self._calls
+        if self._missing.damage and isinstance(error, CollectiveTimeout | MPI.Exception | PeerFailure):
+            error = DamagedMessage(self._missing.damage)
         first, calls.broken = not calls.broken, calls.broken or f"an earlier call failed: {error!r}"
         keep_alive(self, *alive)
         # A file, before the others know of the error: one of them may end the job.
@@ -131,8 +134,10 @@ class Ending:
             if missing:
                 folder = self._record_flight(error, missing)
         elif isinstance(error, DamagedMessage) and first:
+            # Ranks that have ended the call may wait for this one in a part of the communicator.
+            for one in (self, *(one for one in self.family if not one._calls.broken)):
+                one._missing.announce(error)
             # Until all know: the program may end with this error, and others would take that for a death.
-            self._missing.announce(error)
             self._missing.find()
         elif isinstance(error, MPI.Exception | PeerFailure):
             cause, error = error, self._peer_failure(error)
@@ -303,7 +308,8 @@ def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Call
     is_over = comm.regroup is not None and comm.regroup.is_over
     if trace is not None and not is_over:
         try:
-            trace.readings.append(compare_clocks(comm.mpi_comm, trace.clock, comm.timeout))
+            with comm.exchange():
+                trace.readings.append(compare_clocks(comm.mpi_comm, trace.clock, comm.timeout))
         except PeerFailure:
             if comm.regroup is None:
                 raise
@@ -347,12 +353,13 @@ def _agree_on_closing(call: Call, call_check: CallCheck | None) -> Steps:
 
 def _receive_messages(call: Call, missing: MissingRanks) -> Steps:
     sent, received = missing.stop_sending()
-    n_ranks = missing.comm.size
-    to_receive, ones = np.zeros(n_ranks, np.int64), np.ones(n_ranks, np.int32)
-    request = missing.comm.Ialltoallv([sent, ones, MPI.INT64_T], [to_receive, ones, MPI.INT64_T])
+    # Twice: a rank would wait for ever for as many messages as a damaged number has.
+    counts, twos = np.zeros((missing.comm.size, 2), np.int64), np.full(missing.comm.size, 2, np.int32)
+    leaving = np.repeat(sent, 2)
+    request = missing.comm.Ialltoallv([leaving, twos, MPI.INT64_T], [counts, twos, MPI.INT64_T])
     problem = f"{call.group.here}: not all ranks close the communicator"
-    call.describe, call.owners = lambda: problem, (*call.owners, request, to_receive)
+    call.describe, call.owners = lambda: problem, (*call.owners, request, leaving, counts)
     yield from until(request, call)
-    while (received < to_receive).any():
+    while (received < counts.min(axis=1)).any():
         missing.receive_messages()
         yield False

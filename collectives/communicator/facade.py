@@ -28,7 +28,15 @@ from collectives.consistency.missing_ranks import MissingRanks
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, PeerFailure, marked, reword
+from collectives.errors import (
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DamagedMessage,
+    PeerFailure,
+    marked,
+    reword,
+)
 from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
@@ -42,7 +50,7 @@ from collectives.process_end import (
     meet_at_end,
     say_farewell,
 )
-from collectives.progress.polling import keep_alive, wait
+from collectives.progress.polling import giving_up_by, keep_alive, wait
 from collectives.recovery import newcomers
 from collectives.recovery.answers import watch
 from collectives.recovery.fault_tolerance import (
@@ -51,6 +59,7 @@ from collectives.recovery.fault_tolerance import (
     is_tolerant,
     is_tolerant_job,
     reporting_deaths,
+    revoke,
 )
 from collectives.recovery.half_made import guard_half_made
 from collectives.recovery.newcomers import Newcomers
@@ -261,7 +270,7 @@ class Communicator(metaclass=_Listed):
         if is_tolerant_job():
             guard_half_made()
         with reporting_deaths(given.parent, "while the ranks made a communicator"):
-            mpi_comm, layout, hosts, self._key = arguments.duplicate(
+            mpi_comm, layout, hosts, self._key, damage = arguments.duplicate(
                 given.parent,
                 self.arrival_timeout,
                 self.ranks_per_node,
@@ -302,9 +311,11 @@ class Communicator(metaclass=_Listed):
         if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
             meet_at_end(self.newcomers)
         if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
-            with reporting_deaths(pool, "while the ranks made a communicator"):
-                call_witness(pool, self.arrival_timeout)
-        with reporting_deaths(self.mpi_comm, "while the ranks made a communicator"):
+            with reporting_deaths(pool, "while the ranks made a communicator"), self.exchange(pool):
+                call_witness(self.checked(pool), self.arrival_timeout)
+        with reporting_deaths(self.missing.comm, "while the ranks made a communicator"), self.exchange():
+            if damage:
+                raise DamagedMessage(damage)
             try:
                 self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
             except ValueError:
@@ -316,7 +327,8 @@ class Communicator(metaclass=_Listed):
         self._set_routes()
         self.traffic = Traffic()
         if trace is not None:
-            self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
+            with self.exchange():
+                self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
             self.trace.link = "" if self.link is None else str(self.link)
             self.ending.trace = self.trace
         if self.regroup is not None:
@@ -325,14 +337,14 @@ class Communicator(metaclass=_Listed):
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""
         self.checks_messages = self.checksums and mpi_comm.size > 1
-        self.mpi_comm: Any = CheckedComm(mpi_comm) if self.checks_messages else mpi_comm
+        self.mpi_comm: Any = self.checked(mpi_comm)
         self.layout, self.hosts = layout, hosts
         self.rank, self.size, self.here = layout.rank, mpi_comm.size, f"rank {layout.rank} of {mpi_comm.size}"
         self.local_rank, self.local_size = hosts.local_rank, hosts.sizes[hosts.node]
         self.one_node = len(layout.sizes) == 1 and self.link is None
         self.swapped_bytes = most_bytes(self.size, self.one_node)
         self.missing = MissingRanks(mpi_comm, self.timeout)
-        self._call_check = CallCheck(mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
+        self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
         self.dense_buffers: list[Bytes] = []
         members = members_of(mpi_comm)
         flight = RecordedGroup(recorder_here(), self._key_of_group(), self.rank, members, self.calls)
@@ -342,6 +354,27 @@ class Communicator(metaclass=_Listed):
         )
         self.ending.trace = self.trace
         end_with_process(self.ending)
+
+    def checked(self, mpi_comm: MPI.Comm) -> Any:
+        """Return a communicator of MPI whose messages have checksums, if those of this communicator have them."""
+        return CheckedComm(mpi_comm) if self.checksums and mpi_comm.size > 1 else mpi_comm
+
+    @contextmanager
+    def exchange(self, *others: MPI.Comm) -> Iterator[None]:
+        """Exchange messages in this block that are no calls: damage ends the communicator, on the other ranks too.
+
+        `others` are communicators with ranks that this one lacks, which their requests fail on.
+        """
+        try:
+            with giving_up_by(self.given_up):
+                yield
+        except CollectiveError as error:
+            if not isinstance(error, DamagedMessage) and not self.missing.damage_elsewhere():
+                raise
+            ended = self.ending.abort(error)
+            for other in others[: self.newcomers is not None]:
+                revoke(other)
+            raise ended from error.__cause__
 
     def _key_of_group(self) -> str:
         """Return the name of the group of ranks in the flight recorder: equal on all, also if survivors try twice."""
@@ -867,18 +900,19 @@ class Communicator(metaclass=_Listed):
             return None
         chosen = self.topology if topology is None else topology
         try:
-            made = Communicator(
-                part,
-                chosen,
-                self.timeout,
-                self.verifies,
-                self.piece_bytes,
-                arrival_timeout=self.arrival_timeout,
-                threads=self.threads,
-                abort_hook=False,  # this one has installed it, or must not
-                ranks_per_node=None if self.ranks_per_node is None else NodeLabel(self.layout.node),
-                checksums=self.checksums,
-            )
+            with self.exchange():  # ranks of this one may not come to the part, or wait for this rank elsewhere
+                made = Communicator(
+                    part,
+                    chosen,
+                    self.timeout,
+                    self.verifies,
+                    self.piece_bytes,
+                    arrival_timeout=self.arrival_timeout,
+                    threads=self.threads,
+                    abort_hook=False,  # this one has installed it, or must not
+                    ranks_per_node=None if self.ranks_per_node is None else NodeLabel(self.layout.node),
+                    checksums=self.checksums,
+                )
         except TopologyError as error:
             part.Free()
             raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error

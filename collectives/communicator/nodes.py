@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from collectives.annotations import Indices
+from collectives.checksum import digest
+from collectives.consistency.part_ranks import ranks_in
+from collectives.errors import DamagedMessage
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
+
+
+# Arguments that must be equal on all ranks: their columns in the rows that ranks exchange, and the value in a message.
+_COMPARED: tuple[tuple[str, int, Callable[[int], object]], ...] = (
+    ("ranks_per_node", 2, lambda given: given or None), ("checksums", 3, bool), ("spares", 5, int),
+    ("on_failure", 6, ("raise", "regroup").__getitem__),
+)  # fmt: skip
 
 
 class NodeLabel(int):
@@ -122,10 +133,12 @@ def find_layouts(
     checksums: bool = False,
     spares: int = 0,
     regroups: bool = False,
-) -> tuple[NodeLayout, NodeLayout, str]:
+) -> tuple[NodeLayout, NodeLayout, str, str]:
     """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
 
-    The last value is a name of the communicator that no other one has, in this job or another, equal on all ranks.
+    The third value is a name of the communicator that no other one has, in this job or another, equal on all ranks. The
+    last one is the text of a damaged message that this rank has received, else empty: the other ranks go on, so that
+    this one has to raise the error where they can learn of it.
 
     All ranks are there.
 
@@ -134,44 +147,38 @@ def find_layouts(
     ValueError
         The ranks pass different `ranks_per_node`, `checksums`, `spares` or `on_failure`; on every rank.
     """
-    first = np.array([host.rank == 0 and mpi_comm.rank], np.int64)
-    waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks of this node make a communicator"
-    wait(host.Ibcast(first, 0), timeout_s, lambda: waiting)
     if isinstance(ranks_per_node, NodeLabel):
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
-    mine = np.array([first[0], part, given, checksums, secrets.randbits(62), spares, regroups], np.int64)
+    first = ranks_in(mpi_comm, host)[0]
+    mine = np.array([first, part, given, checksums, secrets.randbits(62), spares, regroups, 0], np.int64)
+    mine[-1] = _seal_of(mine)
     everyones = np.empty((mpi_comm.size, mine.size), np.int64)
-    waiting = f"rank {mpi_comm.rank} of {mpi_comm.size}: not all ranks make a communicator"
-    wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: waiting)
-    others = np.flatnonzero(everyones[:, 2] != everyones[0, 2]).tolist()
-    if others:
-        here, there = (int(everyones[rank, 2]) or None for rank in (0, others[0]))
-        raise ValueError(
-            f"ranks_per_node is {here} on rank 0 and {there} on {list_ranks(others)}: pass the same on all ranks"
-        )
-    others = np.flatnonzero(everyones[:, 3] != everyones[0, 3]).tolist()
-    if others:
-        first_one, other = (bool(everyones[rank, 3]) for rank in (0, others[0]))
-        raise ValueError(
-            f"checksums is {first_one} on rank 0 and {other} on {list_ranks(others)}: pass the same on all ranks"
-        )
-    others = np.flatnonzero(everyones[:, 5] != everyones[0, 5]).tolist()
-    if others:
-        first_count, count = (int(everyones[rank, 5]) for rank in (0, others[0]))
-        raise ValueError(
-            f"spares is {first_count} on rank 0 and {count} on {list_ranks(others)}: pass the same on all ranks"
-        )
-    others = np.flatnonzero(everyones[:, 6] != everyones[0, 6]).tolist()
-    if others:
-        first_kind, kind = (("raise", "regroup")[everyones[rank, 6]] for rank in (0, others[0]))
-        raise ValueError(
-            f"on_failure is {first_kind!r} on rank 0 and {kind!r} on {list_ranks(others)}: pass the same on all ranks"
-        )
+    here = f"rank {mpi_comm.rank} of {mpi_comm.size}"
+    wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: f"{here}: not all ranks make a communicator")
+    damaged = [rank for rank, row in enumerate(everyones) if row[-1] != _seal_of(row)]
+    damage = str(DamagedMessage.of(here, damaged[0], mine.nbytes)) if damaged else ""
+    if not damage:
+        _require_same(everyones)
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
     key = f"{everyones[0, 4]:016x}"
-    return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank), key
+    return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank), key, damage
+
+
+def _seal_of(row: Indices) -> int:
+    """Return a checksum of a rank's arguments, which has its place behind them: no rank knows those of others yet."""
+    return digest(row[:-1].view(np.uint8)) >> 1
+
+
+def _require_same(everyones: Indices) -> None:
+    for name, column, show in _COMPARED:
+        others = np.flatnonzero(everyones[:, column] != everyones[0, column]).tolist()
+        if others:
+            here, there = (show(int(everyones[rank, column])) for rank in (0, others[0]))
+            raise ValueError(
+                f"{name} is {here!r} on rank 0 and {there!r} on {list_ranks(others)}: pass the same on all ranks"
+            )
 
 
 def members_of(mpi_comm: MPI.Comm) -> tuple[int, ...]:
@@ -179,11 +186,7 @@ def members_of(mpi_comm: MPI.Comm) -> tuple[int, ...]:
     native: Any = getattr(mpi_comm, "native", mpi_comm)
     if not isinstance(native, MPI.Comm):  # of threads
         return tuple(native.members)
-    group, everyone = native.Get_group(), MPI.COMM_WORLD.Get_group()
-    found = MPI.Group.Translate_ranks(group, None, everyone)
-    group.Free()
-    everyone.Free()
-    return tuple(one if one >= 0 else rank for rank, one in enumerate(found))
+    return tuple(one if one >= 0 else rank for rank, one in enumerate(ranks_in(MPI.COMM_WORLD, native)))
 
 
 def validate_ranks_per_node(given: int | None) -> int | None:

@@ -24,9 +24,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Testable, override
-from collectives.communicator.link_clock import IN, OUT, SHARING_S, LinkClock, share_clock
+from collectives.communicator.link_clock import IN, OUT, LinkClock, share_clock
 from collectives.communicator.nodes import NodeLabel
-from collectives.consistency.descriptions import gather_texts
+from collectives.consistency.part_ranks import ranks_in
 from collectives.cost.rate import EmulatedLink
 
 SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP over Ethernet: 14 of Ethernet, 20 of IP, 32 of TCP
@@ -239,7 +239,7 @@ class SlowComm:
         part = self._comm.Split(color, key)
         if color == MPI.UNDEFINED:
             return part
-        return SlowComm(part, self._link, [int(node) for node in gather_texts(part, str(self._link.node), SHARING_S)])
+        return SlowComm(part, self._link, [self._node_of[rank] for rank in ranks_in(self._comm, part)])
 
     # Messages --------------------------------------------------------------------------------------------------------
 

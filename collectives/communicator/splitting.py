@@ -8,10 +8,14 @@ from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 from mpi4py import MPI
 
+from collectives.annotations import Indices
 from collectives.consistency.descriptions import fingerprint
+from collectives.consistency.part_ranks import require_ranks
 from collectives.execution.handle import Call, Steps
+from collectives.progress.polling import wait
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -25,22 +29,35 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     with comm.refusing(name, TypeError, ValueError):
         chosen = MPI.UNDEFINED if color is None else _validate_integer("color", color, 0)
         place = _validate_integer("key", key, -_MOST)
+    mine, everyones = np.array([chosen, place]), np.empty((comm.size, 2), np.int64)
     if comm.regroup is not None and comm.regroup.is_active:  # all survivors are here, and can make no call
-        made: MPI.Comm = comm.regroup.with_survivors(lambda: comm.mpi_comm.Split(chosen, place))
-        return made
+        wait(comm.mpi_comm.Iallgather(mine, everyones), comm.timeout, lambda: f"{comm.here}: not all ranks {name}")
+        return comm.regroup.with_survivors(lambda: _part(comm, mine, everyones))
     call = Call(comm, lambda: name)
     with comm.span("split"):
-        part: MPI.Comm = comm.run(call, _steps(comm, call, chosen, place))
+        part: MPI.Comm = comm.run(call, _steps(comm, call, mine, everyones))
     return None if color is None else part
 
 
-def _steps(comm: Communicator, call: Call, color: int, key: int) -> Steps:
+def _steps(comm: Communicator, call: Call, mine: Indices, everyones: Indices) -> Steps:
     yield from comm.check(call, fingerprint(call.name()))  # made here, as the ranks may regroup before this step
     yield from comm.turn_of(call)
-    # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come
     missing = f"{comm.here}: not all ranks come to split the communicator"
+    yield from comm.await_request(call, comm.mpi_comm.Iallgather(mine, everyones), lambda: missing)
+    # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come, such as one that
+    # has received damaged colours.
     yield from comm.await_request(call, comm.mpi_comm.Ibarrier(), lambda: missing)
-    call.result = comm.mpi_comm.Split(color, key)
+    call.result = _part(comm, mine, everyones)
+
+
+def _part(comm: Communicator, mine: Indices, everyones: Indices) -> MPI.Comm:
+    """Return the communicator of the ranks with this rank's colour."""
+    color, key = mine.tolist()
+    part: MPI.Comm = comm.mpi_comm.Split(color, key)
+    if color != MPI.UNDEFINED:
+        of_color = np.flatnonzero(everyones[:, 0] == color)
+        require_ranks(comm.mpi_comm, part, of_color[np.argsort(everyones[of_color, 1], kind="stable")].tolist())
+    return part
 
 
 def _validate_integer(name: str, value: int, least: int) -> int:

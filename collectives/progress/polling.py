@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
@@ -51,9 +52,10 @@ def keep_alive(*objects: object) -> None:
 class _Thread:
     """State of one thread."""
 
-    __slots__ = ("in_flight", "mismatch", "rest")
+    __slots__ = ("given_up", "in_flight", "mismatch", "rest")
 
     def __init__(self) -> None:
+        self.given_up: Callable[[], bool] | None = None  # see `giving_up_by`
         self.rest: Callable[[], None] | None = None  # see `rest_by`
         self.in_flight: list[Call] = []  # on any communicator
         self.mismatch: Call | None = None  # the last of the calls in the background in which the ranks differed
@@ -95,6 +97,16 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
     """
     before, _threads.own.rest = _threads.own.rest, rest
     return before
+
+
+@contextmanager
+def giving_up_by(given_up: Callable[[], bool]) -> Iterator[None]:
+    """Let each `wait` of this thread in the block end once another rank has given up."""
+    before, _threads.own.given_up = _threads.own.given_up, given_up
+    try:
+        yield
+    finally:
+        _threads.own.given_up = before
 
 
 # Set where communicators can regroup, to `collectives.recovery.answers.answer_others`.
@@ -348,7 +360,7 @@ def wait(
     CollectiveTimeout, PeerFailure
     """
     try:
-        backoff = Backoff(Limits(timeout_s, given_up), describe)
+        backoff = Backoff(Limits(timeout_s, given_up or _threads.own.given_up), describe)
         while not request.Test():
             backoff.idle()
     except BaseException as error:

@@ -12,15 +12,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveError, PeerFailure
+from collectives.errors import CollectiveError, DamagedMessage, PeerFailure
 from collectives.progress.polling import SLEEP_S, keep_alive
-from collectives.recovery.fault_tolerance import CHECK_S, agree, is_revoked, look, revoke
+from collectives.recovery.fault_tolerance import CHECK_S, agree, is_revoked, look, may_repeat, revoke
 
 _log = logging.getLogger("collectives")
 
@@ -42,7 +43,8 @@ class Farewell(Thread):
 
     Parameters
     ----------
-    comm : MPI.Comm
+    comm : MPI.Comm or CheckedComm
+        Of the second kind if messages have checksums.
     tag : int
         Tag that no other message of the communicator has.
     report : object
@@ -62,7 +64,8 @@ class Farewell(Thread):
 
     def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float, unused: Sequence[MPI.Comm]) -> None:
         super().__init__(name="mpicomp: farewell", daemon=True)
-        self._comm, self._tag, self._report, self._timeout_s = comm, tag, report, timeout_s
+        self._comm, self._tag, self._report, self._timeout_s = getattr(comm, "native", comm), tag, report, timeout_s
+        self._kind: Any = type(comm) if hasattr(comm, "unchecked") else lambda plain: plain
         self._unused = unused
         self.is_disturbed = self.keeps = False
 
@@ -102,15 +105,17 @@ class Farewell(Thread):
             time.sleep(CHECK_S)
 
     def _answer(self) -> None:
-        old, has_answered = self._comm, False
+        old, has_answered, damages = self._comm, False, list[str]()
         while not has_answered:
             revoke(old)
             new = old.Shrink()
             new.Set_errhandler(MPI.ERRORS_RETURN)
             try:
-                gather_objects(new, self._report, self._timeout_s)
+                gather_objects(self._kind(new), self._report, self._timeout_s)
                 is_complete = True
-            except (MPI.Exception, PeerFailure):
+            except (MPI.Exception, PeerFailure, DamagedMessage) as error:
                 is_complete = False
+                if isinstance(error, DamagedMessage) and not may_repeat(error, new, damages):
+                    raise
                 revoke(new)
             old, has_answered = new, agree(new, is_complete)

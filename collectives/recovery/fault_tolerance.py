@@ -12,7 +12,7 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from collectives.arrays.peer_memory import UnreadableMemory
-from collectives.errors import PeerFailure, RanksLost
+from collectives.errors import DamagedMessage, PeerFailure, RanksLost
 from collectives.progress.polling import SLEEP_S, Backoff, Limits
 from collectives.quoting import list_ranks
 
@@ -97,7 +97,7 @@ def reports_death(error: BaseException | None, comm: MPI.Comm) -> bool:
     while error is not None and not isinstance(error, MPI.Exception):
         if isinstance(error, UnreadableMemory):
             return await_death(comm)
-        error = error.__cause__
+        error = None if error.__cause__ is error else error.__cause__
     if error is None:
         return False
     if error.Get_error_class() in _DEATH:
@@ -118,6 +118,18 @@ def is_revoked(comm: MPI.Comm) -> bool:
 def look(comm: MPI.Comm) -> None:
     """Raise the error of MPI if a rank is known to have died, or the communicator is revoked; makes MPI progress."""
     comm.Iprobe(MPI.ANY_SOURCE)
+
+
+def may_repeat(error: BaseException, comm: MPI.Comm, damages: list[str]) -> bool:
+    """Return True for an error behind which the ranks exchange their reports again: a death, or a damaged message.
+
+    The text of the latter is added to `damages`, which belong into this rank's next report. A rank has one such try:
+    its memory may damage every message.
+    """
+    if isinstance(error, DamagedMessage):
+        damages.append(str(error))
+        return len(damages) == 1
+    return reports_death(error, comm)
 
 
 def await_death(comm: MPI.Comm, meanwhile: Callable[[], object] = lambda: None) -> bool:

@@ -26,10 +26,11 @@ from mpi4py import MPI
 
 from collectives.annotations import Bytes
 from collectives.consistency.descriptions import gather_objects, gather_texts
-from collectives.errors import PeerFailure
+from collectives.consistency.part_ranks import require_ranks
+from collectives.errors import DamagedMessage, PeerFailure
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
-from collectives.recovery.fault_tolerance import agree, failed_ranks, reports_death, revoke
+from collectives.recovery.fault_tolerance import agree, failed_ranks, may_repeat, revoke
 from collectives.recovery.regroup import SavedUser, names_in_all
 from collectives.recovery.state_transfer import pack, transfer, unpack
 
@@ -73,6 +74,7 @@ class _View(NamedTuple):
     place: int  # rank among the members; -1: a spare
     users: list[str]  # names of a member's long-lived ones
     n_joined: int  # of those that it has made
+    damage: str = ""  # text of a damaged message in an earlier try
 
 
 class Newcomers:
@@ -220,6 +222,8 @@ class Newcomers:
             admission = _Admission(comm, regroup, transfer, _View(self._number, place, names, regroup.n_joined), saved)
             revoke(self._pool)
             self._pool = self._agreed(admission)
+        if admission.damage:
+            raise comm.ending.abort(DamagedMessage(f"admit(), with the ranks that wait: {admission.damage}"))
         self._members, self._spares = admission.members + admission.taken, admission.left
         self._look_s = self._look_interval([admission.views[rank].number for rank in admission.left])
         self._n_admitted = len(admission.taken)
@@ -245,8 +249,8 @@ class Newcomers:
             try:
                 admission.try_in(pool, self.n_wanted, self._layouts)
                 has_ended = not any(admission.problems)
-            except (MPI.Exception, PeerFailure) as error:
-                if not reports_death(error, pool):
+            except (MPI.Exception, PeerFailure, DamagedMessage) as error:
+                if not may_repeat(error, pool, admission.damages):
                     raise
                 revoke(pool)
                 if admission.new != MPI.COMM_NULL:
@@ -280,6 +284,10 @@ class _Admission:
         Of members and newcomers.
     problems : list of str
         Of all ranks of the pool, once they are exchanged: the reason for which a newcomer cannot join, or "".
+    damages : list of str
+        Texts of the damaged messages that this rank has received.
+    damage : str
+        Text of the one that a rank has received in an earlier try, for which nobody joins; or "".
     """
 
     def __init__(
@@ -287,6 +295,7 @@ class _Admission:
     ) -> None:
         self._comm, self._regroup, self._transfer = comm, regroup, transfer
         self._mine, self._saved = mine, saved
+        self.damages: list[str] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -296,6 +305,7 @@ class _Admission:
         self.left: list[int] = []
         self.new: MPI.Comm = MPI.COMM_NULL
         self.problems: list[str] = []
+        self.damage = ""
 
     def try_in(self, pool: MPI.Comm, n_wanted: int, layouts: Sequence[NodeLayout]) -> None:
         """Try it with all ranks of this pool.
@@ -306,9 +316,15 @@ class _Admission:
             No member is left.
         MPI.Exception, PeerFailure
             A rank has died.
+        DamagedMessage
         """
         self._forget()
-        self.views = gather_objects(pool, self._mine, self._comm.timeout)
+        checked = self._comm.checked(pool)
+        mine = self._mine._replace(damage="".join(self.damages[:1]))
+        self.views = gather_objects(checked, mine, self._comm.timeout)
+        self.damage = next((one.damage for one in self.views if one.damage), "")
+        if self.damage:
+            return
         ranks = range(pool.size)
         self.members = sorted(
             (rank for rank in ranks if self.views[rank].place >= 0), key=lambda rank: self.views[rank].place
@@ -324,14 +340,15 @@ class _Admission:
         self.new = self._regroup.with_survivors(partial(pool.Split, color, key))
         if takes_part:
             self.new.Set_errhandler(MPI.ERRORS_RETURN)
+            require_ranks(pool, self.new, chosen)
         problem = ""
         if self.taken:
             frames = pack(self._content(is_first=pool.rank == self.members[0])) if pool.rank in self.members else []
-            states = transfer(pool, self.members, self.taken, frames, self._comm.timeout, self._comm.arrival_timeout)
+            states = transfer(checked, self.members, self.taken, frames, self._comm.timeout, self._comm.arrival_timeout)
             if states:
                 problem = self._take(states)
                 del states  # the memory of all that the newcomer has copied
-        self.problems = gather_texts(pool, problem, self._comm.arrival_timeout)  # `load` may take long
+        self.problems = gather_texts(checked, problem, self._comm.arrival_timeout)  # `load` may take long
         if takes_part and not any(self.problems):
             assert self._saved is not None
             numbers = tuple(self.views[rank].number for rank in chosen)

@@ -49,6 +49,7 @@ from collectives.recovery.fault_tolerance import (
     await_death,
     is_revoked,
     look,
+    may_repeat,
     reports_death,
     revoke,
     with_survivors,
@@ -142,6 +143,7 @@ class Regroup:
         self._joined = self._begun = 0  # users; calls in the order of all ranks
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
+        self._damages: list[str] = []  # texts of damaged messages that this rank has received while it regroups
         self.is_active = self.is_over = False
         self.thread = 0
 
@@ -253,7 +255,8 @@ class Regroup:
         CollectiveTimeout
             A survivor does not come.
         DamagedMessage
-            The dead rank has received a damaged message, which ends the calls of all.
+            The dead rank has received a damaged message, or a survivor while they regrouped, which ends the calls of
+            all.
         """
         comm = self.comm
         if self.is_over:
@@ -328,7 +331,7 @@ class Regroup:
         saved: list[SavedUser] | None = None
         again: list[Call] = []
         ages: list[Mapping[int, int | None]] = []
-        unrepeated = self._unrepeated
+        unrepeated, self._damages, damage = self._unrepeated, [], ""
         while True:
             for one in (old, *(part.mpi_comm for part in comm.parts)):
                 revoke(one)
@@ -340,18 +343,19 @@ class Regroup:
                     users = self._named_users()
                 reports = self._settle(new, has_failure, unrepeated, [name for name, _ in users])
                 has_failure = any(one.has_failure for one in reports)
+                damage = next((one.damage for one in reports if one.damage), "")
                 if saved is None:
                     again = self._drop()
                     saved = self._saved(users)
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
                 self.is_over = any(one.is_closed for one in reports)
-                if not self.is_over:
+                if not (self.is_over or damage):
                     comm.renew(new, survivors, layouts)
                     ages = self._renew_users(saved, reports, node_layouts, survivors)
                 is_renewed = True
-            except (MPI.Exception, PeerFailure) as error:
-                if not reports_death(error, new):
+            except (MPI.Exception, PeerFailure, DamagedMessage) as error:
+                if not may_repeat(error, new, self._damages):
                     raise
                 revoke(new)  # ranks may wait for messages of this one
             except TopologyError as error:
@@ -362,6 +366,8 @@ class Regroup:
             old = new
         if has_failure:
             self._on_error()
+        if damage:
+            raise comm.ending.abort(DamagedMessage(f"while the survivors regrouped: {damage}"))
         lost = self._lost(before)
         if self.is_over:
             _log.warning("%s: %s while the ranks closed the communicator", here, lost)
@@ -419,7 +425,7 @@ class Regroup:
             return None
         report = _Report(self._begun, [], [], False, False, [], self._joined, is_closed=True)
         unused = [_native(one) for one in (*comm.parts, comm) if not one.ending.keeps_requests]
-        farewell = Farewell(_native(comm), comm.calls.next_tag(), report, comm.timeout, unused)
+        farewell = Farewell(comm.mpi_comm, comm.calls.next_tag(), report, comm.timeout, unused)
         farewell.start()
         return farewell
 
@@ -491,9 +497,10 @@ class Regroup:
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
         mine = _Report(
-            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self._joined
-        )
-        reports: list[_Report] = gather_objects(new, mine, self.comm.timeout)
+            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self._joined,
+            damage="".join(self._damages[:1]),
+        )  # fmt: skip
+        reports: list[_Report] = gather_objects(self.comm.checked(new), mine, self.comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
             if any(call.sequence <= one.begun and call.sequence not in one.unsettled for one in reports):
@@ -572,6 +579,7 @@ class _Report(NamedTuple):
     users: list[str]  # names of the long-lived ones
     joined: int  # number of long-lived users that the rank has made
     is_closed: bool = False  # the rank has left close()
+    damage: str = ""  # text of a damaged message in an earlier try
 
 
 class _Again(Exception):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Bytes, Tensor
+from collectives.annotations import Bytes, Tensor, Testable
 from collectives.consistency.descriptions import gather_objects
 from collectives.progress.polling import keep_alive, wait
 
@@ -97,7 +97,7 @@ def transfer(
 
     Raises
     ------
-    CollectiveTimeout, PeerFailure
+    CollectiveTimeout, DamagedMessage, PeerFailure
         All ranks then have to leave the pool: messages may be in flight.
     """
 
@@ -110,12 +110,13 @@ def transfer(
         arriving = {pool.rank: list(frames)} if pool.rank in senders else {}
     pieces = {sender: _pieces(lengths[sender]) for sender in senders}
     for number in range(max(map(len, pieces.values()))):
-        requests: list[MPI.Request] = []
+        requests: list[Testable] = []
         try:
             for sender, parts in arriving.items():
                 if number < len(pieces[sender]):
                     frame, span = pieces[sender][number]
-                    piece = [parts[frame][span], MPI.BYTE]
+                    part = parts[frame][span]
+                    piece = [part, part.nbytes, MPI.BYTE]
                     if pool.rank == sender:
                         requests += [pool.Isend(piece, receiver, _PIECE) for receiver in receivers]
                     else:

@@ -25,14 +25,16 @@ import torch
 from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_objects
-from collectives.errors import CollectiveError, CollectiveTimeout, PeerFailure
+from collectives.errors import CollectiveError, CollectiveTimeout, DamagedMessage, PeerFailure
 from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import (
     LONGEST_NOTICE_S,
     agree,
     describe_failed,
     failed_ranks,
+    is_revoked,
     is_tolerant,
+    may_repeat,
     reports_death,
     revoke,
     with_survivors,
@@ -430,7 +432,7 @@ class StageCheckpoints:
         comm = self._comm.missing.comm
         if not isinstance(error, CollectiveError) or not is_tolerant(comm):
             return False
-        if not (reports_death(error, comm) or _is_revoked(comm) or failed_ranks(comm)):
+        if not (reports_death(error, comm) or is_revoked(comm) or failed_ranks(comm)):
             return False
         # A rank that ends by an uncaught exception revokes communicators too. MPI does not report it as dead, and would
         # wait for it in Shrink.
@@ -441,6 +443,7 @@ class StageCheckpoints:
         comm, here = self._comm, self._comm.here
         old, group = comm.missing.comm, comm.missing.comm.Get_group()
         text = f"{here}: a rank has died, and not all survivors come to write a checkpoint"
+        damages: list[str] = []
         while True:
             revoke(old)
             new = with_survivors(old.Shrink, comm.arrival_timeout, lambda: text)
@@ -448,9 +451,11 @@ class StageCheckpoints:
             found: StageLost | None = None
             try:
                 alive = MPI.Group.Translate_ranks(new.Get_group(), None, group)
-                found = self._write_rest(partial(_gather, new, comm.arrival_timeout), alive)
-            except (MPI.Exception, PeerFailure) as error:
-                if not reports_death(error, new):
+                found = self._write_rest(
+                    partial(gather_objects, comm.checked(new), timeout_s=comm.arrival_timeout), alive
+                )
+            except (MPI.Exception, PeerFailure, DamagedMessage) as error:
+                if not may_repeat(error, new, damages):
                     raise
                 revoke(new)  # ranks may wait for messages of this one
             if with_survivors(partial(agree, new, found is not None), comm.arrival_timeout, lambda: text):
@@ -494,14 +499,3 @@ class StageCheckpoints:
         path = self._folder / f"step-{newest:08d}"
         cure = f"the newest checkpoint of all stages is {path}: start the same job again, which loads it"
         return StageLost(f"{text}; {cure}", dead, places, newest, path)
-
-
-def _gather(comm: MPI.Comm, timeout_s: float, one: object) -> list[Any]:
-    return gather_objects(comm, one, timeout_s)
-
-
-def _is_revoked(comm: MPI.Comm) -> bool:
-    try:
-        return bool(comm.Is_revoked())
-    except (MPI.Exception, NotImplementedError):
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 import mpicomp
 from apps.performance.damaged_messages import CALLS, Case, Damage, DamagedComm, Damager, run, undamaged
-from collectives import Communicator, DamagedMessage
+from collectives import CollectiveMismatch, Communicator, DamagedMessage
 from collectives.threads.run_local import run_local
+from collectives.threads.thread_comm import LocalComm
 
 
 @pytest.mark.parametrize("call", sorted(CALLS))
@@ -75,6 +77,75 @@ def test_groups_have_the_option_of_their_communicator() -> None:
     assert run_local(4, checks) == [(False, False)] * 4
     assert run_local(4, checks, link="100mbit", checksums=True) == [(True, True)] * 4
     assert run_local(1, lambda comm: comm.checks_messages, checksums=True) == [False]
+
+
+def life(victim: int, damage: Damage | None, folder: Path) -> list[tuple[str, Any, int]]:
+    """Make, split and close a communicator; return error, result and number of messages of each rank."""
+
+    def on_rank(outer: Communicator) -> tuple[str, Any, int]:
+        damager = Damager(damage if outer.rank == victim else None)
+        result, error = list[Any](), ""
+        try:
+            comm = Communicator(
+                cast(Any, DamagedComm(outer.mpi_comm, damager)), "ring", 20, arrival_timeout=20, abort_hook=False,
+                checksums=True, ranks_per_node=2, trace=folder,
+            )  # fmt: skip
+            part = comm.split(comm.rank % 2, -comm.rank)
+            result += [part.allreduce(10**comm.rank), comm.nodes.sizes, comm.nodes.local.allreduce(comm.rank)]
+            part.close()
+            comm.barrier()
+            comm.barrier()
+            result.append(comm.rank)
+            comm.close()
+        except mpicomp.CollectiveError as failure:
+            error = type(failure).__name__
+        outer.mpi_comm.Ibarrier()
+        return error, result, damager.received
+
+    return mpicomp.run_local(3, on_rank)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_damage_while_communicators_are_made_and_split_and_closed_never_changes_a_result(
+    victim: int, tmp_path: Path
+) -> None:
+    right = life(victim, None, tmp_path / "right")
+    assert [(one[0], one[1][3]) for one in right] == [("", rank) for rank in range(3)]
+    received, found = right[victim][2], 0
+    for message in range(0, received, received // 15):
+        outcomes = life(victim, Damage(message, (12_345 + message,)), tmp_path / str(message))
+        errors = {one[0] for one in outcomes}
+        # in close() the others may have ended, and a byte by which the ranks meet stays known
+        assert errors <= {"", "DamagedMessage"}, (message, outcomes)
+        for (_, result, _), (_, expected, _) in zip(outcomes, right, strict=True):
+            assert result == expected[: len(result)], message
+        found += errors == {"DamagedMessage"}
+    assert found >= 8
+
+
+def test_groups_of_other_ranks_than_their_colours_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # as if MPI's own messages were damaged, which carry colours and keys
+    split = LocalComm.Split
+    monkeypatch.setattr(LocalComm, "Split", lambda self, color, key: split(self, color, 0))
+
+    def divide(comm: Communicator) -> None:
+        with pytest.raises(DamagedMessage, match="MPI has made a group of ranks 0-2 and not of ranks 2, 1, 0"):
+            comm.split(0, -comm.rank)
+
+    run_local(3, divide, checksums=True)
+
+
+def test_descriptions_of_calls_that_differ_are_checked() -> None:
+    def on_rank(outer: Communicator) -> str:
+        damager = Damager(None)
+        comm = Communicator(cast(Any, DamagedComm(outer.mpi_comm, damager)), abort_hook=False, checksums=True)
+        damager.__init__(Damage(1, (99,)) if comm.rank == 0 else None)  # type: ignore[misc]
+        with pytest.raises((CollectiveMismatch, DamagedMessage)) as caught:
+            comm.allreduce(np.ones(3 + comm.rank))
+        return type(caught.value).__name__
+
+    assert run_local(2, on_rank) == ["DamagedMessage", "CollectiveMismatch"]
 
 
 def test_ranks_with_different_checksums_are_refused() -> None:
