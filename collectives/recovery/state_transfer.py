@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Bytes, Tensor, Testable
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import gather_objects
 from collectives.progress.polling import keep_alive, wait
 
@@ -61,8 +62,7 @@ def _reduce_tensor(tensor: Tensor) -> Any:
     is_plain = is_plain and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad)
     if not is_plain or tensor.numel() * tensor.element_size() < LONG_BYTES:
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    memory = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return _tensor_of, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape))
+    return _tensor_of, (pickle.PickleBuffer(tensor_bytes(tensor).numpy()), tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor_of(memory: Bytes, dtype: Any, shape: tuple[int, ...]) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import AnyArray, Bytes
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.json_file import fields as require_fields
 from collectives.json_file import parse_json
 from collectives.quoting import one_line, shown
@@ -327,8 +328,7 @@ def as_rows(tensor: Tensor) -> Rows:
 
 def as_bytes(tensor: Tensor) -> Bytes:
     """Return the bytes of a tensor; of the tensor's own memory where it is contiguous."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    found: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
+    found: Bytes = tensor_bytes(tensor).numpy()
     return found
 
 

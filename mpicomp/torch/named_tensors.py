@@ -60,6 +60,6 @@ def checked_tensors(
                 kind = "quantized" if tensor.is_quantized else str(tensor.layout)
                 raise ValueError(f"{name!r} is a {kind} tensor; make it dense, or leave it out")
             shape = zip(tensor.stride(), tensor.shape, strict=True)
-            if overwritten and any(not stride and size > 1 for stride, size in shape):
+            if overwritten and tensor.numel() and any(not stride and size > 1 for stride, size in shape):
                 raise ValueError(f"{name!r} is expanded, so that elements share memory; pass tensor.contiguous()")
     return kept

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import Description, fingerprint
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
@@ -142,7 +143,8 @@ def average_buffers(module: torch.nn.Module, comm: Communicator, *, exclude: Exc
     parts = torch.split(comm.allreduce(flat, op="mean"), [one.numel() for one in numbers])
     for buffer, one, part in zip(buffers, numbers, parts, strict=True):
         mean = part.view(one.shape)
-        buffer.copy_(torch.view_as_complex(mean) if buffer.is_complex() else mean)
+        # clone: a part may start at an odd number, and complex numbers begin at even ones
+        buffer.copy_(torch.view_as_complex(mean.clone()) if buffer.is_complex() else mean)
 
 
 def _as_real(tensor: Tensor) -> Tensor:
@@ -258,7 +260,7 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return the tensor's memory, or a copy in the host's."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)
+    return tensor_bytes(tensor).cpu()
 
 
 # States of optimizers -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.execution.handle import keep_uncompiled
 
 _WORD_BYTES = 4
@@ -32,7 +33,7 @@ class BufferBroadcast:
         sizes = [-(-buffer.nbytes // _WORD_BYTES) * _WORD_BYTES for buffer in buffers]
         own = torch.zeros(sum(sizes) + _WORD_BYTES, dtype=torch.uint8, device="cpu")
         for part, buffer in zip(torch.split(own, [*sizes, _WORD_BYTES]), buffers, strict=False):
-            part[: buffer.nbytes] = buffer.contiguous().view(-1).view(torch.uint8).cpu()
+            part[: buffer.nbytes] = tensor_bytes(buffer).cpu()
         words = own.view(torch.int32)
         words[-1] = 1
         found = self._sum_of_root(words)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import list_ranks, one_line, shown
@@ -247,7 +248,7 @@ class StepAgreement:
             values = values.select(0, turn % values.shape[0])  # all of it would be copied
         start = turn * SAMPLE_ELEMENTS % values.numel()
         part = values.reshape(-1)[start : start + SAMPLE_ELEMENTS]
-        return member.name, zlib.crc32(part.cpu().view(torch.uint8).numpy().data)
+        return member.name, zlib.crc32(tensor_bytes(part.cpu()).numpy().data)
 
     def _raise(self, intent: StepIntent) -> NoReturn:
         name, crc = self._sample()

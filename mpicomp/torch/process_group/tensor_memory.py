@@ -17,6 +17,7 @@ from torch import Tensor
 
 from collectives.annotations import AnyArray, Bytes, Testable
 from collectives.arrays import Device, named
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.execution.handle import Call, Steps
 from collectives.execution.staged import await_operation, run_before_arrival, use_in_background
 
@@ -80,7 +81,7 @@ class PackedTensors(Segment):
         """Copy the tensors' values to the block, if it is a copy."""
         if self.is_copy:
             for tensor, part in zip(self._tensors, self._parts(), strict=True):
-                source = tensor if part.dtype == tensor.dtype else tensor.contiguous().view(-1).view(torch.uint8)
+                source = tensor if part.dtype == tensor.dtype else tensor_bytes(tensor)
                 part.copy_(source.reshape(-1))
 
     def copy_out(self) -> None:
@@ -223,7 +224,7 @@ class _StagingTensor:
         else:
             self._plain = torch.empty_like(own, memory_format=torch.contiguous_format)
         self._is_copy = self._plain is not own
-        self._vector = device.take(self._plain.view(-1).view(torch.uint8)).vector
+        self._vector = device.take(tensor_bytes(self._plain)).vector
         self._host = memory.view(torch.uint8).numpy()
 
     def copy_to_host(self) -> Testable | None:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import StateKind
 from mpicomp.feedback.redistribute import CURE, redistribute, require_same_keys
@@ -223,7 +224,7 @@ def _same(one: Any, other: Any) -> bool:
     try:
         if one.layout != torch.strided:
             return torch.equal(one, other)
-        return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
+        return torch.equal(tensor_bytes(one), tensor_bytes(other))
     except (RuntimeError, TypeError):  # of a layout or a subclass that lacks such operations
         return False
 

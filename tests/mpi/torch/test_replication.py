@@ -55,8 +55,11 @@ def test_broadcast_copies_buffers_that_are_not_in_the_state_and_leaves_other_sta
 @pytest.mark.mpi(min_size=2)
 def test_broadcast_takes_a_state_dict_and_any_strides(comm: Communicator) -> None:
     tensor = torch.full((3, 2), float(comm.rank)).t()
-    broadcast_parameters({"a": tensor, "nothing": torch.zeros(0), "flag": torch.tensor(True)}, comm, root=1)
+    nothing, alone = torch.zeros(4, 0).t(), torch.full((7,), float(comm.rank))[::7]
+    named = {"a": tensor, "nothing": nothing, "alone": alone, "flag": torch.tensor(True)}
+    broadcast_parameters(named, comm, root=1)
     assert torch.equal(tensor, torch.ones(2, 3))
+    assert alone.tolist() == [1]
 
 
 @pytest.mark.mpi(min_size=2)
@@ -149,6 +152,14 @@ def test_buffers_that_are_complex_conjugated_or_negated_are_averaged(comm: Commu
     for name, want in model.expected((comm.size - 1) / 2).items():
         torch.testing.assert_close(getattr(model, name).resolve_conj().resolve_neg(), want)
     assert model.count == comm.rank
+
+
+def test_complex_buffers_behind_an_odd_number_of_floats_are_averaged(comm: Communicator) -> None:
+    model = nn.Module()
+    model.register_buffer("floats", torch.full((3,), float(comm.rank)))
+    model.register_buffer("complex", torch.full((2,), 1j * comm.rank))
+    average_buffers(model, comm)
+    assert model.complex.tolist() == [0.5j * (comm.size - 1)] * 2
 
 
 @pytest.mark.mpi(min_size=2)

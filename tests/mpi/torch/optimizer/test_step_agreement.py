@@ -274,3 +274,35 @@ def test_a_parameter_changed_before_a_local_step_is_refused_by_all_in_one_step(
     train(model, optimizer, comm, range(4, 6))
     assert same_on_all_ranks(model, comm)
     assert not torch.equal(parameters_of(model), common)
+
+
+def strided_parameters(contiguous: bool) -> dict[str, nn.Parameter]:
+    torch.manual_seed(0)
+    layouts = {
+        "transposed": torch.randn(7, 5).t(),
+        "permuted": torch.randn(4, 6, 5).permute(2, 0, 1),
+        "every second": torch.randn(9)[::2],
+        "one element": torch.randn(7)[::7],
+        "longer than a sample": torch.randn(60, 50, dtype=torch.float64).t(),
+    }
+    return {
+        name: nn.Parameter(tensor.clone(memory_format=torch.contiguous_format) if contiguous else tensor)
+        for name, tensor in layouts.items()
+    }
+
+
+@modes
+def test_parameters_that_are_not_contiguous_train_as_contiguous_ones(
+    options: dict[str, Any], comm: Communicator
+) -> None:
+    both = [strided_parameters(contiguous) for contiguous in (True, False)]
+    for named in both:
+        sgd = torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(sgd, Dense(), comm, named.items(), bucket_mb=0.001, **options)
+        for step in range(2 * len(named)):  # a sample of each, and another one
+            optimizer.zero_grad()
+            torch.stack([(one - comm.rank - step).square().sum().float() for one in named.values()]).sum().backward()
+            optimizer.step()
+        require_same(named, comm)
+    for name, parameter in both[0].items():
+        assert torch.equal(both[1][name], parameter)

@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 
 from mpicomp.torch.process_group import collective
 from mpicomp.torch.process_group.collective import Collective, Operands, bind_operands
-from mpicomp.torch.process_group.tensor_memory import StagingTensors
+from mpicomp.torch.process_group.tensor_memory import PackedTensors, StagingTensors
 from mpicomp.torch.process_group.transfers import BoundCollective
 
 SIZE, ROOT = 3, 1
@@ -144,3 +144,14 @@ def test_tensors_of_one_call_have_one_dtype_unless_they_are_only_moved() -> None
     call = bound(collective.ALL_GATHER_SEVERAL, 0, [mixed] * SIZE, mixed)
     assert call.sent is not None
     assert (call.sent.flat.dtype, call.sent.nbytes) == (torch.uint8, 16)
+
+
+def test_tensors_of_several_dtypes_and_strides_are_packed_and_unpacked() -> None:
+    tensors = [ones(3, 2).t(), (torch.arange(7.0) + 5)[::7], torch.tensor([1, 2, 3, 4])[::2]]
+    wanted = [tensor.clone() for tensor in tensors]
+    packed = PackedTensors(tensors)
+    packed.copy_in()
+    for tensor in tensors:
+        tensor.zero_()
+    packed.copy_out()
+    assert all(map(torch.equal, tensors, wanted))
