@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import NoReturn, TypedDict
@@ -223,8 +224,9 @@ class StepAgreement:
 
     def _options_mark(self) -> int:
         raw = [[*group.values()] for one in self._compared for group in one.optimizer.param_groups]
-        if not self._has_tensors and raw == self._raw:  # objects are mostly the same: 0.3 us a group
-            return self._options
+        with suppress(RuntimeError, ValueError):  # `==` of other tensors or arrays, as in a new list of parameters
+            if not self._has_tensors and raw == self._raw:  # objects are mostly the same: 0.3 us a group
+                return self._options
         self._raw, self._has_tensors = raw, any(isinstance(one, Tensor) for values in raw for one in values)
         # sorted, since a group that was loaded from a state may have its options in another order
         snapshot = [

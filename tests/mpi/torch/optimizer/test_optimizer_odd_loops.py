@@ -34,6 +34,11 @@ def replace(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     optimizer.param_groups[0]["params"][2] = model[2].weight = nn.Parameter(torch.zeros(3, 37))
 
 
+def replace_list(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    model[2].weight = nn.Parameter(torch.zeros(3, 37))
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
 def reshape(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     model[0].weight.data, model[0].bias.data, model[2].weight.data = (
         torch.ones(36, 10),
@@ -51,6 +56,7 @@ def widen(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     ("change", "told"),
     [
         (replace, r"the torch optimizer no longer holds parameter '2\.weight', .*; make both optimizers again"),
+        (replace_list, r"the torch optimizer no longer holds parameter '2\.weight', .*; make both optimizers again"),
         (
             reshape,
             r"parameter '0\.weight' was torch\.float32\[37, 10\] on cpu when .* is torch\.float32\[36, 10\] on cpu",

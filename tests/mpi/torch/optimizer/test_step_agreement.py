@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -274,6 +275,16 @@ def test_a_parameter_changed_before_a_local_step_is_refused_by_all_in_one_step(
     train(model, optimizer, comm, range(4, 6))
     assert same_on_all_ranks(model, comm)
     assert not torch.equal(parameters_of(model), common)
+
+
+@modes
+def test_lists_and_arrays_in_groups_may_be_replaced_by_equal_ones(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    for step in range(4):
+        group = optimizer.param_groups[0]
+        group |= {"params": [*group["params"]], "rows": np.arange(3), "tensors": [torch.ones(2)]}
+        train(model, optimizer, comm, range(step, step + 1))
+    assert same_on_all_ranks(model, comm)
 
 
 def strided_parameters(contiguous: bool) -> dict[str, nn.Parameter]:
