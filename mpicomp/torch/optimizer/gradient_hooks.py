@@ -127,7 +127,7 @@ class GradientCounts:
                 "drop an optimizer that is not to step any more; gradients that model.zero_grad() has dropped still "
                 "count, so call optimizer.zero_grad() in its place"
             )
-        complete = self._counts[position] == self._passes
+        complete = self._counts[position] >= self._passes
         self.any_complete |= complete
         return complete
 
@@ -156,7 +156,7 @@ class _Window(NamedTuple):
 
 
 class SentGradients:
-    """The gradients of one step that have been sent.
+    """The gradients of one step that have been sent, or wait for the step in a bucket that is sent last.
 
     PyTorch counts changes that are made through a tensor, and ``p.grad = ...`` makes another one. Changes through
     ``.data``, NumPy or DLPack leave no trace but the values. So sums of the gradients' bits are compared: of all
@@ -165,35 +165,42 @@ class SentGradients:
     """
 
     def __init__(self) -> None:
-        self._sent: list[_Sent] = []
-        self._windows: list[_Window] = []
+        self._sent: dict[str, _Sent] = {}
+        self._windows: dict[str, _Window] = {}
         self._step = 1
         self._n_buckets, self._buckets_before = 0, 1
 
+    def note(self, member: NamedParameter) -> None:
+        """Note a gradient that is complete: the loop must leave it alone until the step."""
+        gradient = member.parameter.grad
+        if gradient is not None:
+            self._sent[member.name] = _Sent(member, gradient, gradient._version, _address_of(gradient))
+            if self._step & (self._step - 1) == 0:
+                self._watch(member, gradient, whole=True)
+
     def add(self, members: Sequence[NamedParameter], mean: Tensor) -> None:
-        """Note the gradients of a bucket's parameters, which are sent now.
+        """Watch the noted gradients of a bucket's parameters, which are sent now.
 
         Their `mean` is going to be written where gradients may lie that a loop has kept.
         """
-        there = [(member, gradient) for member in members if (gradient := member.parameter.grad) is not None]
-        self._sent += [_Sent(member, one, one._version, _address_of(one)) for member, one in there]
         first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
-        there = [pair for pair in there if not first <= _address_of(pair[1]) < end]
-        if self._step & (self._step - 1) == 0:
-            self._watch(there, whole=True)
-        elif self._n_buckets == self._step % self._buckets_before:
-            turn = self._step // self._buckets_before
-            self._watch(there[turn % len(there) :][:1] if there else [], whole=False)
+        there = [one for member in members if (one := self._sent.get(member.name)) is not None]
+        for kept in [one for one in there if first <= one.address < end]:
+            there.remove(kept)
+            self._windows.pop(kept.member.name, None)
+        if there and self._step & (self._step - 1) and self._n_buckets == self._step % self._buckets_before:
+            one = there[self._step // self._buckets_before % len(there)]
+            self._watch(one.member, one.gradient, whole=False)
         self._n_buckets += 1
 
     def find_change(self) -> str:
         """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
-        for member, gradient, version, address in self._sent:
+        for member, gradient, version, address in self._sent.values():
             now = member.parameter.grad
             if now is not gradient or gradient._version != version or _address_of(gradient) != address:
                 return member.name
         by_device: dict[torch.device, list[_Window]] = {}
-        for window in self._windows:
+        for window in self._windows.values():
             by_device.setdefault(window.values.device, []).append(window)
         for windows in by_device.values():  # the host waits once for each device
             before = torch.stack([window.bits for window in windows])
@@ -206,21 +213,20 @@ class SentGradients:
         """Begin another step."""
         if self._sent:
             self._step += 1
-            self._buckets_before = self._n_buckets
+            self._buckets_before = max(1, self._n_buckets)
         self._n_buckets = 0
         self._sent.clear()
         self._windows.clear()
 
-    def _watch(self, gradients: Sequence[tuple[NamedParameter, Tensor]], whole: bool) -> None:
-        for member, gradient in gradients:
-            values = _values_of(gradient)
-            if not whole:
-                if values.device.type != "cpu" or not values.is_contiguous():
-                    continue  # the host would wait for the device in every step, or copy the whole gradient
-                values = values.view(-1)
-                start = self._step * WINDOW_ELEMENTS % values.numel()
-                values = values[start : start + WINDOW_ELEMENTS]
-            self._windows.append(_Window(member.name, values, _sum_of_bits(values)))
+    def _watch(self, member: NamedParameter, gradient: Tensor, whole: bool) -> None:
+        values = _values_of(gradient)
+        if not whole:
+            if values.device.type != "cpu" or not values.is_contiguous():
+                return  # the host would wait for the device in every step, or copy the whole gradient
+            values = values.view(-1)
+            start = self._step * WINDOW_ELEMENTS % values.numel()
+            values = values[start : start + WINDOW_ELEMENTS]
+        self._windows[member.name] = _Window(member.name, values, _sum_of_bits(values))
 
 
 def _values_of(gradient: Tensor) -> Tensor:

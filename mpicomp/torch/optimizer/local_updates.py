@@ -215,6 +215,7 @@ class LocalUpdates(Synchronizer):
     @override
     def _take_gradients(self) -> None:
         """Hand the gradients, which are there now, to the masters; drop them all if the step is to be skipped."""
+        self._refusal = self._refusal or self._find_refusal()  # before the optimizer, which may write to gradients
         if not self._scaled:
             self._take_own_gradients()
         elif self._masters.gradients_changed:
@@ -305,24 +306,27 @@ class LocalUpdates(Synchronizer):
         """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
         for flight in [one for one in self._fragments.in_flight if one.number == number]:
             self._apply(flight)
-        refusal, self._refusal = self._refusal, None
         if self._plan.is_whole:
-            self._average(StepIntent(refusal or self._find_refusal()))
+            self._average(StepIntent(self._pop_refusal()))
             self.synchronizations += 1
             return
         moved = [one for one in self._fragments.of(number, self.reducers) if self._common.has_moved(one)]
         if not moved:
             return
         if not self._plan.keeps_local:
-            self._average(StepIntent(refusal), self._fragments.of(number, self.reducers))
+            self._average(StepIntent(self._pop_refusal()), self._fragments.of(number, self.reducers))
             self.synchronizations += 1
             return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), refusal)
+        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), self._pop_refusal())
         self._fragments.in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
             self._apply(flight)
+
+    def _pop_refusal(self) -> Exception | None:
+        refusal, self._refusal = self._refusal, None
+        return refusal
 
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""
@@ -379,6 +383,8 @@ class LocalUpdates(Synchronizer):
                 self._common.step_aside(reducer, self.reducers)
             with only(self._optimizer, reducer.parameters):
                 self._optimizer.step()
+            for member in reducer.bucket.members:
+                self._sent.note(member)  # again, since optimizers may write to gradients
         if self._plan.keeps_local:
             for parameter, view in zip(reducer.parameters, reducer.vector_views, strict=True):
                 torch.sub(self._common.values[parameter], parameter.data, out=view)

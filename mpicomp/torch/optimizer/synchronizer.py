@@ -266,10 +266,14 @@ class Synchronizer(StateOwner):
     # Events between steps ---------------------------------------------------------------------------------------------
 
     @property
+    def _takes_early(self) -> bool:
+        """Flag: a gradient counts as sent once backward has brought it, though its bucket may wait for the step."""
+        return self._overlap and not self.gradient_counts.overtaken and self.can_refuse
+
+    @property
     def _starts_early(self) -> bool:
         """Flag: buckets start during backward. The last one, which may be the only one, waits for the step."""
-        early = self._overlap and self.models_compared and not self.gradient_counts.overtaken
-        return early and len(self.reducers) > 1 and self.can_refuse
+        return self._takes_early and self.models_compared and len(self.reducers) > 1
 
     def gradient_came(self, position: int) -> None:
         """Start the buckets that this gradient completes; called by hooks during backward."""
@@ -277,6 +281,8 @@ class Synchronizer(StateOwner):
         complete = self.gradient_counts.complete(position, averaged or early)
         if averaged:
             raise self.gradient_counts.late(position)
+        if complete and self._takes_early:
+            self._sent.note(self.reducers.members[position])
         if complete and early:
             self.phase = Phase.SENT
             self._push(position)
@@ -286,6 +292,7 @@ class Synchronizer(StateOwner):
     def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
         self.phase = phase
         self.gradient_counts.restart()
+        self._sent.clear()
 
     def _find_refusal(self) -> Exception | None:
         """Return the error if gradients were changed after they had been sent."""
