@@ -7,13 +7,12 @@ until they require a gradient, and those that are added to the optimizer until a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_not
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
@@ -45,8 +44,7 @@ class Parameters:
         self.trained: list[NamedParameter] = []
         self.waiting: list[NamedParameter] = []
         self._optimizer = optimizer
-        self._names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()  # also of parameters that may be added
-        self._names.update(names)
+        self._names = dict(names)  # also of parameters that may be added; weak references would forbid to swap tensors
         self._masters: Mapping[Tensor, Tensor] = {}
         for member in self._named(()):
             (self.trained if member.parameter.requires_grad else self.waiting).append(member)

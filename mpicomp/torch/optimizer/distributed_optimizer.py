@@ -42,6 +42,7 @@ from mpicomp.torch.front_ends import (
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
+from mpicomp.torch.optimizer.inner_steps import InnerSteps
 from mpicomp.torch.optimizer.islands import IslandGradients, between_islands, require_islands
 from mpicomp.torch.optimizer.local_updates import LocalUpdates
 from mpicomp.torch.optimizer.outer_step import Outer, OuterStep, outer_optimizer, outer_text
@@ -236,6 +237,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         self._synchronizer = self._open_synchronizer(
             parameters, algorithms, options, algorithms_of, fragment_of, islands
         )
+        self._synchronizer.inner_steps = InnerSteps.of(optimizer, self._synchronizer)
 
     def _open_synchronizer(
         self,
@@ -329,7 +331,8 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         # Optimizer.__init__ is not run on the wrapper: hooks and the like live in the wrapped optimizer only.
         if name == "optimizer":
             raise AttributeError(name)
-        return getattr(self.optimizer, name)
+        attribute = getattr(self.optimizer, name)
+        return self._synchronizer.inner_steps.guard(name, attribute) if name.endswith("_step") else attribute
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r}, {self.mode}, ranks={self.comm.size})"
@@ -517,6 +520,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 self.comm.allreduce(True)  # one more that has a batch
                 yield batch
             while self.comm.allreduce(False):
+                self._synchronizer.silent_steps = 0  # is due here
                 self.zero_grad()
                 self.step()
                 if after_step is not None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.torch.buckets import NamedParameter
 
 WINDOW_ELEMENTS = 4096
+_LISTENER = "_mpicomp_listener"  # attribute of hooks: a weak reference
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -29,9 +29,6 @@ class GradientListener(Protocol):
         ...
 
 
-_latest: MutableMapping[Tensor, weakref.ref[GradientListener]] = WeakTensorKeyDictionary()  # latest listener of each
-
-
 def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], first: int = 0) -> None:
     """Report every gradient from now on to `listener`, as long as it lives; it is referred to weakly.
 
@@ -41,12 +38,6 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], firs
     listener that is already registered for one of the parameters is overtaken.
     """
     latest = weakref.ref(listener)
-    for parameter in parameters:
-        earlier = _latest.get(parameter, latest)()
-        if earlier is not None and earlier is not listener:
-            earlier.gradient_counts.overtaken = True
-        _latest[parameter] = latest
-
     one_by_one = listener.gradient_counts.lock
 
     def register(position: int, parameter: Tensor) -> RemovableHandle:
@@ -57,11 +48,24 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], firs
                 with one_by_one:
                     alive.gradient_came(position)
 
+        vars(hook)[_LISTENER] = latest
         attach: Callable[[Callable[[Tensor], None]], RemovableHandle] = parameter.register_post_accumulate_grad_hook
         return attach(hook)
 
+    for parameter in parameters:
+        # a registry with weak references to parameters would forbid to swap tensors
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            earlier = getattr(hook, _LISTENER, latest)()
+            if earlier is not None and earlier is not listener:
+                earlier.gradient_counts.overtaken = True
     handles = [register(position, parameter) for position, parameter in enumerate(parameters, first)]
     weakref.finalize(listener, _remove, handles)
+
+
+def reconnect_hooks(parameters: Iterable[Tensor]) -> None:
+    """Have hooks called that PyTorch leaves behind where a module swaps its tensors, as `load_state_dict` may."""
+    for parameter in parameters:
+        parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:
@@ -76,8 +80,8 @@ class GradientCounts:
     ----------
     paused : bool
         Gradients that come do not count: later ones are added to them.
-    any_complete : bool
-        A gradient of this step is complete.
+    any_came, any_complete : bool
+        A gradient of this step has come, maybe the first of several that are added up; one is complete.
     dropped : bool
         Gradients of this step were dropped, and no others have come since.
     overtaken : bool
@@ -110,11 +114,16 @@ class GradientCounts:
     def restart(self) -> None:
         """Begin another step, without gradients."""
         self._counts = [0] * len(self._names)
-        self.any_complete = False
+        self.any_came = self.any_complete = False
+
+    def lacks(self, position: int) -> bool:
+        """Return True if a gradient of this step has not come."""
+        return not self._counts[position]
 
     def complete(self, position: int, sent: bool) -> bool:
         """Count a gradient, and return True if it is complete; RuntimeError if it was, and is or may be `sent`."""
         self._order.setdefault(position)
+        self.any_came = True
         if self.paused:
             return False
         self._counts[position] += 1
@@ -185,9 +194,10 @@ class SentGradients:
         """
         first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
         there = [one for member in members if (one := self._sent.get(member.name)) is not None]
-        for kept in [one for one in there if first <= one.address < end]:
-            there.remove(kept)
-            self._windows.pop(kept.member.name, None)
+        for one in there:
+            if first <= one.address < end:
+                self._windows.pop(one.member.name, None)
+        there = [one for one in there if not first <= one.address < end]
         if there and self._step & (self._step - 1) and self._n_buckets == self._step % self._buckets_before:
             one = there[self._step // self._buckets_before % len(there)]
             self._watch(one.member, one.gradient, whole=False)

@@ -381,7 +381,7 @@ class LocalUpdates(Synchronizer):
         if early:
             if self.steps == 0:
                 self._common.step_aside(reducer, self.reducers)
-            with only(self._optimizer, reducer.parameters):
+            with only(self._optimizer, reducer.parameters), self.inner_steps:
                 self._optimizer.step()
             for member in reducer.bucket.members:
                 self._sent.note(member)  # again, since optimizers may write to gradients

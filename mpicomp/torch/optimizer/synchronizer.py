@@ -23,6 +23,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.annotations import override
+from collectives.caller_warning import warn_caller
 from collectives.errors import explains_itself, reword
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
@@ -33,14 +34,18 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import current_stream
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients, install_hooks
+from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients, install_hooks, reconnect_hooks
+from mpicomp.torch.optimizer.inner_steps import InnerSteps
 from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
+from mpicomp.torch.optimizer.replaced_parameters import ReplacedParameters
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.parameters import Parameters
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, WRAPPER, State
 
+SILENT_STEPS = 10
+"""Steps without any gradient, on end, after which a rank warns."""
 COMPARE_EVERY = 1000
 """Synchronizations after which the ranks compare their whole models again; samples are compared in each step."""
 
@@ -83,6 +88,10 @@ class Synchronizer(StateOwner):
         Progress of the current step.
     synchronizations
         Number of averages taken.
+    inner_steps
+        Context manager for steps of the optimizer, if it is a wrapped one.
+    silent_steps
+        Steps on end in which this rank had no gradient at all.
     models_compared
         Flag: the ranks have compared their whole models. Buckets start during backward only from then on.
     """
@@ -103,8 +112,10 @@ class Synchronizer(StateOwner):
         self.models_compared = False
         self.gradient_counts = GradientCounts([member.name for member in parts.reducers.members], parts.passes)
         self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
-        self._changes = parts.changes
+        self._changes, self._replacements = parts.changes, ReplacedParameters(parts.parameters.trained)
         self.agreement.changes = parts.changes
+        self.silent_steps = 0
+        self.inner_steps = InnerSteps()
         self._compared_at = 0  # synchronizations, when the whole models were compared last
         self._queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._sent = SentGradients()
@@ -138,9 +149,27 @@ class Synchronizer(StateOwner):
         self.check_before_step()
         with self._reporting(), self._stepping():
             loss = self._step_optimizer(closure)
+        self._compare_from_time_to_time()
+        return loss
+
+    def admit_inner_step(self, call: str) -> None:
+        """Give averaged gradients to a step of the optimizer that its owner makes; refuse one with this rank's own."""
+        if self.phase is Phase.AVERAGED:
+            self._take_gradients()
+            self._compare_from_time_to_time()
+        elif self.gradient_counts.any_came:
+            error = RuntimeError(
+                f"{self.comm.here}: {call} outside of DistributedOptimizer.step(), with gradients of this rank alone: "
+                "call step() of the DistributedOptimizer and not of the optimizer in it; for first_step() and "
+                'second_step() of SAM pass synchronize="gradients", and call synchronize() before each'
+            )
+            if self.can_refuse:
+                self.refuse(error)
+            raise error
+
+    def _compare_from_time_to_time(self) -> None:
         if self.synchronizations - self._compared_at >= COMPARE_EVERY:
             self.compare_next()
-        return loss
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -166,7 +195,7 @@ class Synchronizer(StateOwner):
             return  # the other ranks make this step without another call, in which a refusal could reach them
         try:
             self._changes.find()
-            problem = self._parameters.find_change() if self.can_refuse else ""
+            problem = self._parameters.find_change() or self._find_replaced() if self.can_refuse else ""
         except (TypeError, ValueError) as error:
             problem = str(error) if self.can_refuse else ""
         if problem:
@@ -174,6 +203,24 @@ class Synchronizer(StateOwner):
         if not self.models_compared:
             self._compare_models()
             self.models_compared = True
+
+    def _find_replaced(self) -> str:
+        """Return, with its cure, a parameter that its module has replaced and that has no gradient; or nothing."""
+        if not self.gradient_counts.any_came:
+            reconnect_hooks(member.parameter for member in self._parameters.trained)
+        for position, member in enumerate(self._parameters.trained if self._replacements.found else ()):
+            parameter = member.parameter
+            if (
+                parameter in self._replacements.found
+                and parameter.requires_grad
+                and self.gradient_counts.lacks(position)
+            ):
+                return (
+                    f"parameter {member.name!r} was replaced in its module after the optimizer was made, which still "
+                    "holds the old one: make both optimizers again after load_state_dict(assign=True) and assignments "
+                    "of parameters, or freeze the old one by requires_grad_(False)"
+                )
+        return ""
 
     def _compare_models(self) -> None:
         """Raise CollectiveMismatch if the ranks' models differ; on all ranks."""
@@ -186,7 +233,7 @@ class Synchronizer(StateOwner):
     def _step_optimizer(self, closure: Closure | None) -> float | None:
         if closure is None:
             self._take_gradients()
-            with self._without_moved():
+            with self._without_moved(), self.inner_steps:
                 return self._optimizer.step()
 
         def evaluate() -> float:
@@ -194,7 +241,8 @@ class Synchronizer(StateOwner):
             self._take_gradients()
             return value
 
-        return self._optimizer.step(evaluate)
+        with self.inner_steps:
+            return self._optimizer.step(evaluate)
 
     def _stepping(self) -> AbstractContextManager[None]:
         """Prepare the model for a step, count the step in the end, and restore the model after an error."""
@@ -290,9 +338,22 @@ class Synchronizer(StateOwner):
             self.phase = Phase.COLLECTING
 
     def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
+        if phase is Phase.STEPPED:
+            self._count_silent_step()
         self.phase = phase
         self.gradient_counts.restart()
         self._sent.clear()
+
+    def _count_silent_step(self) -> None:
+        """Warn once this rank has made many steps on end without any gradient, after others with some."""
+        counts = self.gradient_counts
+        self.silent_steps = 0 if counts.any_came or not counts.order else self.silent_steps + 1
+        if self.silent_steps == SILENT_STEPS:
+            warn_caller(
+                f"{self.comm.here}: no parameter had a gradient in the last {SILENT_STEPS} steps, and this rank counts "
+                "as zeros in the means: was the model replaced after the optimizer was made? Then make both optimizers "
+                "again; ranks with fewer batches iterate over optimizer.join(batches)"
+            )
 
     def _find_refusal(self) -> Exception | None:
         """Return the error if gradients were changed after they had been sent."""

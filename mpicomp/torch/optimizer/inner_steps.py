@@ -1,0 +1,90 @@
+"""Steps of a wrapped optimizer that its wrapper does not make: they take averaged gradients, or are refused."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from collectives.execution.handle import keep_uncompiled
+
+
+class StepJudge(Protocol):
+    """Object that decides about steps which are not its own."""
+
+    def admit_inner_step(self, call: str) -> None:
+        """Take note of a step that the call of this name makes; raise an error if it must not be made."""
+        ...
+
+
+class InnerSteps:
+    """Hook before each step of an optimizer, and context manager for the steps that its wrapper makes.
+
+    The wrappers of one optimizer share it, and the latest one judges, as long as it lives. A copy, or a pickle, of an
+    optimizer has a hook that does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._judge: Callable[[], StepJudge | None] = _nobody
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+
+    def __reduce__(self) -> tuple[type[InnerSteps], tuple[()]]:
+        return InnerSteps, ()
+
+    @keep_uncompiled
+    def __call__(self, optimizer: object, *_: object) -> None:
+        """Have the step admitted that the optimizer is about to make."""
+        self._admit(f"{type(optimizer).__name__}.step()")
+
+    def guard(self, name: str, attribute: Any) -> Any:
+        """Return an attribute of the optimizer, each call of which counts as a step if it is a method."""
+        if not callable(attribute):
+            return attribute
+
+        @functools.wraps(attribute)
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._admit(f"{name}()")
+            with self:
+                return attribute(*arguments, **options)
+
+        return call
+
+    def _admit(self, call: str) -> None:
+        if not self._depth and (judge := self._judge()) is not None:
+            judge.admit_inner_step(call)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, judge: StepJudge) -> InnerSteps:
+        """Return the hook of an optimizer, and of those over its parameters to which it delegates, as SAM does."""
+        held = _parameters_of(optimizer)
+        inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+        hooks = [
+            one._optimizer_step_pre_hooks
+            for one in (optimizer, *inner)
+            # optimizers that do not run torch's __init__ have no hooks
+            if hasattr(one, "_optimizer_step_pre_hooks") and held & _parameters_of(one)
+        ]
+        steps = next((hook for of_one in hooks for hook in of_one.values() if isinstance(hook, cls)), None) or cls()
+        steps._judge = weakref.ref(judge)
+        for of_one in hooks:
+            if steps not in of_one.values():
+                of_one[RemovableHandle(of_one).id] = steps
+        return steps
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _nobody() -> None:
+    return None

@@ -1,0 +1,48 @@
+"""Parameters that a module has replaced since an optimizer was made of them: they would stand still on this rank.
+
+``model.weight = nn.Parameter(...)`` and ``load_state_dict(assign=True)`` register the new parameter in the module, and
+PyTorch calls a hook before.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from mpicomp.torch.buckets import NamedParameter
+
+_watches: tuple[weakref.ref[ReplacedParameters], ...] = ()
+_changing = threading.Lock()
+
+
+class ReplacedParameters:
+    """Those of the `members`, a list that may grow, that a module has replaced and not taken back."""
+
+    def __init__(self, members: Sequence[NamedParameter]) -> None:
+        global _watches
+        self._members = members
+        self.found: set[Tensor] = set()
+        with _changing:
+            _watches = (*(one for one in _watches if one() is not None), weakref.ref(self))
+
+    def note(self, before: Tensor | None, after: Tensor | None) -> None:
+        """Take note of a parameter that takes the place of another one."""
+        self.found.discard(after)
+        if before is not None and any(member.parameter is before for member in self._members):
+            self.found.add(before)
+
+
+def _note(module: torch.nn.Module, name: str, after: torch.nn.Parameter | None) -> None:
+    before = module._parameters.get(name)
+    for one in _watches:
+        watch = one()
+        if watch is not None and before is not after:
+            watch.note(before, after)
+
+
+register_module_parameter_registration_hook(_note)
