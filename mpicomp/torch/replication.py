@@ -260,7 +260,8 @@ def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> 
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return the tensor's memory, or a copy in the host's."""
-    return tensor_bytes(tensor).cpu()
+    found: Tensor = tensor_bytes(tensor).cpu()
+    return found
 
 
 # States of optimizers -------------------------------------------------------------------------------------------------

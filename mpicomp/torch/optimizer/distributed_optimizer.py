@@ -237,7 +237,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         self._synchronizer = self._open_synchronizer(
             parameters, algorithms, options, algorithms_of, fragment_of, islands
         )
-        self._synchronizer.inner_steps = InnerSteps.of(optimizer, self._synchronizer)
+        self._synchronizer.inner_steps = InnerSteps.of(optimizer, self._synchronizer.admit_inner_step)
 
     def _open_synchronizer(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -60,12 +60,6 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], firs
                 earlier.gradient_counts.overtaken = True
     handles = [register(position, parameter) for position, parameter in enumerate(parameters, first)]
     weakref.finalize(listener, _remove, handles)
-
-
-def reconnect_hooks(parameters: Iterable[Tensor]) -> None:
-    """Have hooks called that PyTorch leaves behind where a module swaps its tensors, as `load_state_dict` may."""
-    for parameter in parameters:
-        parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:

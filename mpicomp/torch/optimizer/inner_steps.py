@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -13,24 +13,16 @@ from torch.utils.hooks import RemovableHandle
 from collectives.execution.handle import keep_uncompiled
 
 
-class StepJudge(Protocol):
-    """Object that decides about steps which are not its own."""
-
-    def admit_inner_step(self, call: str) -> None:
-        """Take note of a step that the call of this name makes; raise an error if it must not be made."""
-        ...
-
-
 class InnerSteps:
     """Hook before each step of an optimizer, and context manager for the steps that its wrapper makes.
 
-    The wrappers of one optimizer share it, and the latest one judges, as long as it lives. A copy, or a pickle, of an
-    optimizer has a hook that does nothing.
+    The wrappers of one optimizer share it, and the latest one decides about other steps, as long as it lives. A copy,
+    or a pickle, of an optimizer has a hook that does nothing.
     """
 
     def __init__(self) -> None:
         self._depth = 0
-        self._judge: Callable[[], StepJudge | None] = _nobody
+        self._latest: WeakMethod[Callable[[str], None]] | None = None
 
     def __enter__(self) -> None:
         self._depth += 1
@@ -60,22 +52,21 @@ class InnerSteps:
         return call
 
     def _admit(self, call: str) -> None:
-        if not self._depth and (judge := self._judge()) is not None:
-            judge.admit_inner_step(call)
+        if not self._depth and self._latest is not None and (admit := self._latest()) is not None:
+            admit(call)
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, judge: StepJudge) -> InnerSteps:
-        """Return the hook of an optimizer, and of those over its parameters to which it delegates, as SAM does."""
+    def of(cls, optimizer: torch.optim.Optimizer, admit: Callable[[str], None]) -> InnerSteps:
+        """Return the hook of an optimizer, and of those over its parameters to which it delegates, as SAM does.
+
+        The method `admit`, referred to weakly, raises an error for a call that must not step.
+        """
         held = _parameters_of(optimizer)
-        inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
-        hooks = [
-            one._optimizer_step_pre_hooks
-            for one in (optimizer, *inner)
-            # optimizers that do not run torch's __init__ have no hooks
-            if hasattr(one, "_optimizer_step_pre_hooks") and held & _parameters_of(one)
-        ]
+        # optimizers that do not run torch's __init__ have no hooks
+        hooked = [one for one in (optimizer, *vars(optimizer).values()) if hasattr(one, "_optimizer_step_pre_hooks")]
+        hooks = [one._optimizer_step_pre_hooks for one in hooked if held & _parameters_of(one)]
         steps = next((hook for of_one in hooks for hook in of_one.values() if isinstance(hook, cls)), None) or cls()
-        steps._judge = weakref.ref(judge)
+        steps._latest = WeakMethod(admit)
         for of_one in hooks:
             if steps not in of_one.values():
                 of_one[RemovableHandle(of_one).id] = steps
@@ -84,7 +75,3 @@ class InnerSteps:
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _nobody() -> None:
-    return None

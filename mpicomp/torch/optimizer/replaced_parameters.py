@@ -6,7 +6,6 @@ PyTorch calls a hook before.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 
@@ -16,19 +15,16 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mpicomp.torch.buckets import NamedParameter
 
-_watches: tuple[weakref.ref[ReplacedParameters], ...] = ()
-_changing = threading.Lock()
+_watches: list[weakref.ref[ReplacedParameters]] = []
 
 
 class ReplacedParameters:
     """Those of the `members`, a list that may grow, that a module has replaced and not taken back."""
 
     def __init__(self, members: Sequence[NamedParameter]) -> None:
-        global _watches
         self._members = members
         self.found: set[Tensor] = set()
-        with _changing:
-            _watches = (*(one for one in _watches if one() is not None), weakref.ref(self))
+        _watches.append(weakref.ref(self, _watches.remove))
 
     def note(self, before: Tensor | None, after: Tensor | None) -> None:
         """Take note of a parameter that takes the place of another one."""
@@ -39,9 +35,8 @@ class ReplacedParameters:
 
 def _note(module: torch.nn.Module, name: str, after: torch.nn.Parameter | None) -> None:
     before = module._parameters.get(name)
-    for one in _watches:
-        watch = one()
-        if watch is not None and before is not after:
+    for one in () if before is after else [*_watches]:
+        if (watch := one()) is not None:
             watch.note(before, after)
 
 

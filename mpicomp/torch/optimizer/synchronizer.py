@@ -34,7 +34,7 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import current_stream
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients, install_hooks, reconnect_hooks
+from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients, install_hooks
 from mpicomp.torch.optimizer.inner_steps import InnerSteps
 from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.replaced_parameters import ReplacedParameters
@@ -160,8 +160,7 @@ class Synchronizer(StateOwner):
         elif self.gradient_counts.any_came:
             error = RuntimeError(
                 f"{self.comm.here}: {call} outside of DistributedOptimizer.step(), with gradients of this rank alone: "
-                "call step() of the DistributedOptimizer and not of the optimizer in it; for first_step() and "
-                'second_step() of SAM pass synchronize="gradients", and call synchronize() before each'
+                'step the DistributedOptimizer, or average by synchronize() before, under "gradients", as for SAM'
             )
             if self.can_refuse:
                 self.refuse(error)
@@ -206,20 +205,16 @@ class Synchronizer(StateOwner):
 
     def _find_replaced(self) -> str:
         """Return, with its cure, a parameter that its module has replaced and that has no gradient; or nothing."""
-        if not self.gradient_counts.any_came:
-            reconnect_hooks(member.parameter for member in self._parameters.trained)
-        for position, member in enumerate(self._parameters.trained if self._replacements.found else ()):
+        replaced, counts = self._replacements.found, self.gradient_counts
+        for position, member in enumerate(self._parameters.trained if replaced or not counts.any_came else ()):
             parameter = member.parameter
-            if (
-                parameter in self._replacements.found
-                and parameter.requires_grad
-                and self.gradient_counts.lacks(position)
-            ):
+            if parameter in replaced and parameter.requires_grad and counts.lacks(position):
                 return (
-                    f"parameter {member.name!r} was replaced in its module after the optimizer was made, which still "
-                    "holds the old one: make both optimizers again after load_state_dict(assign=True) and assignments "
-                    "of parameters, or freeze the old one by requires_grad_(False)"
+                    f"parameter {member.name!r} was replaced in its module after the optimizer was made: make both "
+                    "optimizers again, or freeze the old one, which this one holds, by requires_grad_(False)"
                 )
+            # has the hooks called again that PyTorch leaves behind where a module swaps its tensors
+            parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
         return ""
 
     def _compare_models(self) -> None:
@@ -350,9 +345,8 @@ class Synchronizer(StateOwner):
         self.silent_steps = 0 if counts.any_came or not counts.order else self.silent_steps + 1
         if self.silent_steps == SILENT_STEPS:
             warn_caller(
-                f"{self.comm.here}: no parameter had a gradient in the last {SILENT_STEPS} steps, and this rank counts "
-                "as zeros in the means: was the model replaced after the optimizer was made? Then make both optimizers "
-                "again; ranks with fewer batches iterate over optimizer.join(batches)"
+                f"{self.comm.here}: no parameter had a gradient in the last {SILENT_STEPS} steps, which counts as "
+                "zeros: was the model replaced after the optimizer was made? Or iterate over optimizer.join(batches)"
             )
 
     def _find_refusal(self) -> Exception | None:
