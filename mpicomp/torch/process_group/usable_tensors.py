@@ -24,8 +24,8 @@ def require_usable(written: Sequence[Tensor], read: Sequence[Tensor], writes: bo
 def _require_plain(tensor: Tensor) -> None:
     """Raise TypeError or ValueError unless the tensor has memory of its own, with its values."""
     kind = type(tensor)
-    computes = tensor.is_cpu and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-    if kind is not Tensor and (computes or is_traceable_wrapper_subclass(tensor)):
+    plain = kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    if not plain and (tensor.is_cpu or is_traceable_wrapper_subclass(tensor)):
         cure = _UNWRAPPED.get(kind.__name__, "a plain tensor")
         raise TypeError(f"the tensor is of type {kind.__name__}, which wraps others: pass {cure}")
     if tensor.is_nested:
