@@ -41,7 +41,7 @@ MOST_AUTO = 20_000  # elements; "auto" leaves longer exact sums to MPI, which ad
 SIMULTANEOUS = 0.3  # part of the cases whose ranks may die in one step
 CALM_STEPS = 3  # behind the last fault
 DAMAGED = 0.3  # part of the cases with faults of all kinds in which a message is damaged
-BURST_STEPS = 60  # of which some follow the last death; in so many an undisturbed training diverges with random-k
+BURST_STEPS = 60  # of which some follow the last death; in so many random-k diverges undisturbed, by its rate
 FAULTY_STEPS, STEPS_BETWEEN = 10, 1.5  # mean number of steps between two faults
 
 

@@ -58,6 +58,7 @@ from collectives.recovery.fault_tolerance import (
     describe_failed,
     is_tolerant,
     is_tolerant_job,
+    repeat_after_deaths,
     reporting_deaths,
     revoke,
 )
@@ -945,7 +946,7 @@ class Communicator(metaclass=_Listed):
         >>> mpicomp.run_local(4, number, ranks_per_node=2)
         [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
         """
-        return self.nodes_of(self.layout)
+        return repeat_after_deaths(lambda: self.nodes_of(self.layout))
 
     def nodes_of(self, layout: NodeLayout) -> Nodes:
         """Like `nodes`, for any layout of this communicator's ranks; collective where first called for it."""

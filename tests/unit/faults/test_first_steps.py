@@ -24,6 +24,8 @@ def die_in_call(call, *args, **options):
         os.kill(os.getpid(), signal.SIGKILL)
 handle.Call.__init__ = die_in_call
 TOP_K = mpicomp.LocalTopK(rate=10)
+if NODES == "read":
+    assert comm.nodes.local.size <= 2
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
 optimizer = DistributedOptimizer(
@@ -45,9 +47,10 @@ comm.close()
         (False, (0, "broadcast", 1)),  # of the order in which parameters fill the buckets, which is rank 0's
         (True, (1, "split", 1)),
         (True, (2, "split", 2)),
+        ("read", (1, "split", 1)),  # by `comm.nodes`
     ],
 )
-def test_survivors_repeat_calls_of_the_first_steps(jobs: Jobs, nodes: bool, where: tuple[int, str, int]) -> None:
+def test_survivors_repeat_calls_of_the_first_steps(jobs: Jobs, nodes: bool | str, where: tuple[int, str, int]) -> None:
     job = jobs.run_tolerant(4, TRAINING, NODES=nodes, WHERE=where)
     status, output = job.finish()
     assert status == 0, output
