@@ -16,7 +16,7 @@ from mpicomp.feedback.redistribute import among_survivors
 
 Group = tuple[int, ...]
 Place = tuple[Any, dict[int, dict[str, Any]], Group]
-MOST_ORDERED = 4  # ranks that die between two steps, of which all orders are tried
+MOST_ORDERED = 5  # ranks that die between two steps, of which all orders are tried
 
 
 class Step(NamedTuple):
