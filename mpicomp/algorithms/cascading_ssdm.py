@@ -9,6 +9,7 @@ grows like D^((M-1)/2) and the signs of the result match those of the mean no be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -61,10 +62,8 @@ class CascadingSSDM(Algorithm):
         flag(self, "normalise")
         integer(self, "seed")
 
-    @property
-    def estimates_mean(self) -> bool:
-        """False: the noise grows from hop to hop."""
-        return False
+    estimates_mean: ClassVar[bool] = False
+    """False: the noise grows from hop to hop."""
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:

@@ -15,6 +15,7 @@ compression is still a contraction, as error feedback requires.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -62,10 +63,8 @@ class EFSignSGD(Algorithm):
     def __post_init__(self) -> None:
         integer(self, "bucket", 1, also=(None,))
 
-    @property
-    def uses_tensor_lengths(self) -> bool:
-        """True: each tensor has scales of its own."""
-        return True
+    uses_tensor_lengths: ClassVar[bool] = True
+    """True: each tensor has scales of its own."""
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:

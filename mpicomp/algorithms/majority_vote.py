@@ -10,6 +10,7 @@ gradient is always zero would drift for ever.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -57,15 +58,11 @@ class MajorityVote(Algorithm):
     def __post_init__(self) -> None:
         integer(self, "seed")
 
-    @property
-    def estimates_mean(self) -> bool:
-        """False: results are signs."""
-        return False
+    estimates_mean: ClassVar[bool] = False
+    """False: results are signs."""
 
-    @property
-    def keeps_scale(self) -> bool:
-        """False: results are -1 and +1."""
-        return False
+    keeps_scale: ClassVar[bool] = False
+    """False: results are -1 and +1."""
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:

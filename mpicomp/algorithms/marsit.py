@@ -133,10 +133,8 @@ class Marsit(Algorithm):
             raise ValueError(f"winners must be None with residual='paper', not {self.winners!r}")
         flag(self, "transactional")
 
-    @property
-    def uses_tensor_lengths(self) -> bool:
-        """True: each tensor has a global step of its own."""
-        return True
+    uses_tensor_lengths: ClassVar[bool] = True
+    """True: each tensor has a global step of its own."""
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -85,10 +86,7 @@ class PowerSGD(Algorithm):
         integer(self, "start_step", 0)
         integer(self, "seed")
 
-    @property
-    @override
-    def uses_tensor_lengths(self) -> bool:
-        return True
+    uses_tensor_lengths: ClassVar[bool] = True
 
     @override
     def shard_alignment(self, n: int, dtype: str) -> None:

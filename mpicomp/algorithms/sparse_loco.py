@@ -77,10 +77,8 @@ class SparseLoCo(GatheringMethod):
         number(self, "alpha", "a positive number that float32 represents", represents)
         adopt(self, SparseLevels(self.rate, self.chunk, self.bits, None, self.alpha))
 
-    @property
-    def uses_tensor_lengths(self) -> bool:
-        """True: each tensor has chunks and levels of its own."""
-        return True
+    uses_tensor_lengths: ClassVar[bool] = True
+    """True: each tensor has chunks and levels of its own."""
 
     @property
     def estimates_mean(self) -> bool:

@@ -14,7 +14,7 @@ of the unbiased result is about D N^2 / M.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from collectives import Communicator
 from collectives.annotations import override
@@ -76,10 +76,8 @@ class SSDM(Algorithm):
         choice(self, "coding", ("fixed", "elias"))
         integer(self, "seed")
 
-    @property
-    def uses_tensor_lengths(self) -> bool:
-        """True: each tensor has a norm of its own."""
-        return True
+    uses_tensor_lengths: ClassVar[bool] = True
+    """True: each tensor has a norm of its own."""
 
     @property
     def estimates_mean(self) -> bool:
