@@ -232,16 +232,8 @@ class Duplicate(NamedTuple):
     damage: str
 
 
-def duplicate(
-    parent: MPI.Comm,
-    arrival_timeout: float,
-    ranks_per_node: int | None,
-    timeout: float,
-    checksums: bool,
-    spares: int = 0,
-    regroups: bool = False,
-) -> Duplicate:
-    """Return a duplicate of a communicator, with the layouts of its nodes and hosts.
+def duplicate(given: CommunicatorArguments, spares: int, regroups: bool) -> Duplicate:
+    """Return a duplicate of the parent in checked arguments, with the layouts of its nodes and hosts.
 
     Raises
     ------
@@ -250,12 +242,13 @@ def duplicate(
     ValueError
         The ranks pass different `ranks_per_node`, `checksums`, `spares` or `on_failure`; on every rank.
     """
-    assemble(parent, arrival_timeout)
-    mpi_comm = parent.Dup()
+    assemble(given.parent, given.arrival_timeout)
+    mpi_comm = given.parent.Dup()
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, ranks_per_node, timeout, checksums, spares, regroups))
+        options = given.ranks_per_node, given.timeout, given.checksums, spares, regroups
+        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, *options))
     except ValueError:
         mpi_comm.Free()
         raise

@@ -33,25 +33,25 @@ class Users:
     """The long-lived users of a communicator."""
 
     def __init__(self) -> None:
-        self._fixed_tag = 0
+        self.last_tag = 0  # the last one given out; 0 before the first
         self._common: dict[type[object], object] = {}
         self._requests: dict[int, tuple[ref[object], Cache]] = {}  # by the identity of the reference to their user
         self.gone: list[ref[object]] = []  # to users that are gone, whose requests are yet to be freed
 
     def fixed_tag(self) -> int:
         """Return the next tag of long-lived users."""
-        self._fixed_tag = self._fixed_tag % len(OF_LONG_LIVED_USERS) + OF_LONG_LIVED_USERS.start
-        return self._fixed_tag
+        self.last_tag = self.last_tag % len(OF_LONG_LIVED_USERS) + OF_LONG_LIVED_USERS.start
+        return self.last_tag
 
     @contextmanager
     def tags_unused(self, unless_made: bool = False) -> Iterator[None]:
         """Take back the tags of users that are made in this block; `unless_made`: only if it fails."""
-        before = self._fixed_tag
+        before = self.last_tag
         try:
             yield
-            before = self._fixed_tag if unless_made else before
+            before = self.last_tag if unless_made else before
         finally:
-            self._fixed_tag = before
+            self.last_tag = before
 
     def common(self, kind: type[_Kind]) -> _Kind:
         """Return the one object of this class that all users share."""
@@ -85,16 +85,11 @@ class Users:
     @contextmanager
     def tags_from(self, tag: int) -> Iterator[None]:
         """Give out the tags behind this one once more in this block, to the user that had them."""
-        before, self._fixed_tag = self._fixed_tag, tag
+        before, self.last_tag = self.last_tag, tag
         try:
             yield
         finally:
-            self._fixed_tag = before
-
-    @property
-    def last_tag(self) -> int:
-        """The last tag given out; 0 before the first."""
-        return self._fixed_tag
+            self.last_tag = before
 
     def free_all(self) -> None:
         """Free the requests of all users."""
@@ -254,9 +249,8 @@ class Calls:
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
-        return isinstance(getattr(self._mpi_comm, "native", self._mpi_comm), MPI.Comm) and not is_supported(
-            self._mpi_comm
-        )
+        mpi_comm = self._mpi_comm
+        return isinstance(getattr(mpi_comm, "native", mpi_comm), MPI.Comm) and not is_supported(mpi_comm)
 
     def where_driven(self, task: Callable[[], object]) -> None:
         """Run `task` in the thread that drives the calls, and wait until it is done."""
@@ -271,10 +265,6 @@ class Calls:
         if self.driver is None:
             for call in tuple(self.ordered):
                 call.advance()
-
-    def turn_of(self, call: Call) -> Steps:
-        """Wait until all calls that were begun before have ended."""
-        return call.turn()
 
     def before(self, call: Call) -> Iterable[Call]:
         """Return the calls in flight that were begun before this one."""

@@ -80,21 +80,8 @@ Number = bool | int | float | np.bool | np.integer[Any] | np.floating[Any]
 _NAMES = (
     *("rank", "size", "local_rank", "local_size", "topology", "link", "mpi_comm", "traffic"),
     *("allreduce", "iallreduce", "broadcast", "allgather", "broadcast_object", "allgather_object", "barrier"),
-    *(
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "split",
-        "grid",
-        "nodes",
-        "members",
-        "select",
-        "stop_requested",
-        "admit",
-        "start_progress_thread",
-        "close",
-    ),
+    *("send", "recv", "isend", "irecv", "split", "grid", "nodes", "members", "select", "stop_requested", "admit"),
+    *("start_progress_thread", "close"),
 )
 """Names that programs use, which docs/communicator.md describes."""
 
@@ -271,15 +258,8 @@ class Communicator(metaclass=_Listed):
         if is_tolerant_job():
             guard_half_made()
         with reporting_deaths(given.parent, "while the ranks made a communicator"):
-            mpi_comm, layout, hosts, self._key, damage = arguments.duplicate(
-                given.parent,
-                self.arrival_timeout,
-                self.ranks_per_node,
-                self.timeout,
-                self.checksums,
-                spares,
-                on_failure == "regroup",
-            )
+            duplicated = arguments.duplicate(given, spares, on_failure == "regroup")
+            mpi_comm, layout, hosts, self._key, damage = duplicated
             pool, layouts = mpi_comm, (layout, hosts)
             numbers: Sequence[int] = range(pool.size - spares)
             if spares:
@@ -305,13 +285,11 @@ class Communicator(metaclass=_Listed):
         self._open(mpi_comm, layout, hosts)
         if self.repeats_calls:
             self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
+            expect_deaths()
         self.calls.regroup = self.regroup
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
-        if self.regroup is not None:
-            expect_deaths()
         if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
             meet_at_end(self.newcomers)
-        if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
             with reporting_deaths(pool, "while the ranks made a communicator"), self.exchange(pool):
                 call_witness(self.checked(pool), self.arrival_timeout)
         with reporting_deaths(self.missing.comm, "while the ranks made a communicator"), self.exchange():
@@ -397,9 +375,8 @@ class Communicator(metaclass=_Listed):
             The topology does not fit their number.
         """
         ended = [self.ending, *(part.ending for part in self.parts)]
-        keep_alive(
-            self.ending, self._call_check, self.dense_buffers, *self._nodes.values()
-        )  # MPI may still write there
+        # MPI may still write there
+        keep_alive(self.ending, self._call_check, self.dense_buffers, *self._nodes.values())
         self._nodes.clear()
         self._users.renew()
         self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
@@ -605,7 +582,7 @@ class Communicator(metaclass=_Listed):
         Calls that use MPI's own collectives must start them in one order on all ranks, in whichever order calls are
         driven.
         """
-        return self.calls.turn_of(call)
+        return call.turn()
 
     await_request = staticmethod(await_request)
 

@@ -206,26 +206,21 @@ class SlowComm:
     """Communicator of mpi4py, or of `collectives.threads`, whose messages between nodes a `SlowLink` holds back.
 
     `node_of` has the node of each rank.
+
+    Attributes
+    ----------
+    emulated_link : EmulatedLink
+        The link that messages are held back by.
+    node : int
+        Number of this rank's node.
+    native : MPI.Comm
+        The communicator that carries the messages.
     """
 
     def __init__(self, comm: Any, link: SlowLink, node_of: Sequence[int]) -> None:
         self._comm, self._link, self.rank, self.size = comm, link, comm.rank, comm.size
+        self.native, self.node, self.emulated_link = comm, link.node, link.link
         self._node_of, self._n_nodes, self._n_here = node_of, len(set(node_of)), node_of.count(link.node)
-
-    @property
-    def emulated_link(self) -> EmulatedLink:
-        """The link that messages are held back by."""
-        return self._link.link
-
-    @property
-    def node(self) -> int:
-        """Number of this rank's node."""
-        return self._link.node
-
-    @property
-    def native(self) -> Any:
-        """The communicator that carries the messages."""
-        return self._comm
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_comm"], name)
@@ -299,9 +294,7 @@ class SlowComm:
 
     def Iallgather(self, source: Any, landing: Any) -> HeldReceive:
         """Gather the buffers of all ranks."""
-        return self._after(
-            self._comm.Iallgather(source, landing), _nbytes(landing) - _nbytes(source), self._n_nodes - 1
-        )
+        return self._after(self._comm.Iallgather(source, landing), *self._gathered(source, landing))
 
     def Iallgatherv(self, source: Any, landing: Any) -> HeldReceive:
         """Gather buffers of different lengths."""

@@ -85,10 +85,8 @@ class Farewell(Thread):
             try:
                 self._await_regrouping()
                 self._answer()
-            except (
-                MPI.Exception,
-                CollectiveError,
-            ) as error:  # this rank has left the communicator, and does without it
+            except (MPI.Exception, CollectiveError) as error:
+                # this rank has left the communicator, and does without it
                 _log.warning("the answer to ranks that close a communicator failed: %s", error)
 
     def has_ended(self) -> bool:

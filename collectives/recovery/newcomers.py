@@ -425,10 +425,6 @@ def is_waiting(comm: Communicator) -> bool:
     return comm.newcomers is not None and comm.newcomers.is_spare
 
 
-def _nothing() -> None:
-    return None
-
-
 @keep_uncompiled
 def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) -> int:
     """Let ranks that wait take the places of dead ones; collective, between two steps, a few microseconds.
@@ -476,7 +472,7 @@ def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) ->
     >>> mpicomp.run_local(2, train)
     [0, 0]
     """
-    return admit_by(comm, Transfer(state, lambda saved, _: load(saved), _nothing))
+    return admit_by(comm, Transfer(state, lambda saved, _: load(saved), lambda: None))
 
 
 def admit_by(comm: Communicator, transfer: Transfer) -> int:

@@ -140,7 +140,7 @@ class Regroup:
         self.members, self.count = tuple(members), 0
         self.has_met = self._meets = False
         self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
-        self._joined = self._begun = 0  # users; calls in the order of all ranks
+        self.n_joined = self._begun = 0  # users that this rank has made; calls in the order of all ranks
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
         self._damages: list[str] = []  # texts of damaged messages that this rank has received while it regroups
@@ -235,8 +235,8 @@ class Regroup:
 
     def join(self, survivor: Survivor) -> None:
         """Renew a long-lived user whenever the survivors regroup. Ranks make theirs in one order."""
-        self._joined += 1
-        self._users[survivor] = self._joined
+        self.n_joined += 1
+        self._users[survivor] = self.n_joined
 
     def recover(self, error: BaseException) -> bool:
         """Regroup if an error is due to the death of a rank, and settle or begin again the calls in flight.
@@ -423,8 +423,9 @@ class Regroup:
         comm = self.comm
         if not is_supported(comm.mpi_comm):
             return None
-        report = _Report(self._begun, [], [], False, False, [], self._joined, is_closed=True)
-        unused = [_native(one) for one in (*comm.parts, comm) if not one.ending.keeps_requests]
+        report = _Report(self._begun, [], [], False, False, [], self.n_joined, is_closed=True)
+        unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
+        unused = [getattr(one, "native", one) for one in unused]  # without checksums and emulated links
         farewell = Farewell(comm.mpi_comm, comm.calls.next_tag(), report, comm.timeout, unused)
         farewell.start()
         return farewell
@@ -467,18 +468,13 @@ class Regroup:
                 one.user.restart(one.state)
         return ages
 
-    @property
-    def n_joined(self) -> int:
-        """Number of long-lived users that this rank has made."""
-        return self._joined
-
     def counters(self) -> tuple[int, int, int]:
         """Return the counters that a newcomer takes over by `adopt`."""
-        return self._begun, self.count, self._joined
+        return self._begun, self.count, self.n_joined
 
     def adopt(self, counters: tuple[int, int, int]) -> None:
         """Take over the counters of a member."""
-        self._begun, self.count, self._joined = counters
+        self._begun, self.count, self.n_joined = counters
 
     def _lost(self, before: Iterable[int]) -> str:
         lost = sorted(set(before) - set(self.members))
@@ -497,7 +493,7 @@ class Regroup:
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
         mine = _Report(
-            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self._joined,
+            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self.n_joined,
             damage="".join(self._damages[:1]),
         )  # fmt: skip
         reports: list[_Report] = gather_objects(self.comm.checked(new), mine, self.comm.timeout)
@@ -537,11 +533,6 @@ class Regroup:
             else:
                 call.steps = self.steps(call, call.remake())
                 comm.enter(call)
-
-
-def _native(comm: Communicator) -> Any:
-    """Return MPI's communicator, without checksums and emulated links."""
-    return getattr(comm.mpi_comm, "native", comm.mpi_comm)
 
 
 def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:
