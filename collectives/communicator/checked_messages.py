@@ -50,21 +50,20 @@ def validate_checksums(given: object, topology: object) -> bool:
 
 
 class CheckedComm:
-    """Communicator of mpi4py, or one that takes its place, whose messages have checksums."""
+    """Communicator of mpi4py, or one that takes its place, whose messages have checksums.
+
+    Attributes
+    ----------
+    unchecked : MPI.Comm
+        The same communicator, without checksums.
+    native : MPI.Comm
+        The communicator that carries the messages.
+    """
 
     def __init__(self, comm: Any) -> None:
-        self._comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._comm = self.unchecked = comm
+        self.native, self.rank, self.size = getattr(comm, "native", comm), comm.rank, comm.size
         self._here = f"rank {comm.rank} of {comm.size}"
-
-    @property
-    def unchecked(self) -> Any:
-        """The same communicator, without checksums."""
-        return self._comm
-
-    @property
-    def native(self) -> Any:
-        """The communicator that carries the messages."""
-        return getattr(self._comm, "native", self._comm)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_comm"], name)
@@ -165,17 +164,17 @@ class CheckedSend(Testable):
         self._sealed.Free()
 
 
-class CheckedReceive(Testable):
+class CheckedReceive(CheckedSend):
     """Receive that is over once the message has the checksum of its seal; the other parameters as of `CheckedSend`."""
 
-    __slots__ = ("_error", "_here", "_memory", "_message", "_requests", "_seal", "_sealed", "_source")
+    __slots__ = ("_error", "_here", "_source")
 
     def __init__(self, message: Any, sealed: Any, memory: Bytes | None, seal: AnyArray, here: str, source: int) -> None:
-        self._message, self._sealed, self._memory, self._seal = message, sealed, memory, seal
+        super().__init__(message, sealed, memory, seal)
         self._here, self._source = here, source
-        self._requests: list[Any] = []
         self._error: MPI.Exception | None = None
 
+    @override
     def Start(self) -> None:
         """Start to receive the message and its seal."""
         message = _start(self._message)
@@ -202,11 +201,6 @@ class CheckedReceive(Testable):
             raise truncated
         compare_seal(self._memory, self._seal, self._here, self._source)
         return True
-
-    def Free(self) -> None:
-        """Free the persistent requests."""
-        self._message.Free()
-        self._sealed.Free()
 
 
 class CheckedCollective(Testable):

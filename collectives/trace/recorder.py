@@ -314,13 +314,8 @@ class PartTrace(Trace):
 
     def __init__(self, whole: Trace, ranks: Sequence[int]) -> None:
         self._whole, self._ranks = whole, tuple(ranks)
-        self.rank, self.size, self.clock, self.add, self.path = (
-            whole.rank,
-            whole.size,
-            whole.clock,
-            whole.add,
-            whole.path,
-        )
+        self.rank, self.size, self.path = whole.rank, whole.size, whole.path
+        self.clock, self.add = whole.clock, whole.add
         self.labels, self.readings = {}, []
         self.program = self._programs = PROGRAMS_OF_PARTS
 
