@@ -17,6 +17,7 @@ from collectives.annotations import AnyArray, Array, FloatArray, override
 from collectives.arrays.elements import aligned_empty
 from collectives.arrays.torch_device import combine, divide
 from collectives.communicator.nodes import Nodes
+from collectives.execution.handle import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
@@ -24,7 +25,7 @@ from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback.base import narrow_into, words_of
 from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.kernels import of
-from mpicomp.nodes.local_sum import BAD, FINE, LONGEST_COPY_BYTES, AgreeingSum
+from mpicomp.nodes.local_sum import BAD, FINE, AgreeingSum
 from mpicomp.nodes.torch_group import TorchGroup
 
 
@@ -47,13 +48,7 @@ class HostGroupSum(AgreeingSum):
         work = self._group.exchange_arrays(values, self._landing, self._sent, self._taken)
         call.owners = (*call.owners, work, values, self._landing)
         yield from until(work, call)
-        parts, finite = self._landing.reshape(self._size, -1), True
-        step = LONGEST_COPY_BYTES // self.sums.itemsize
-        for start in range(0, len(self.own), step):
-            cut = slice(start, start + step)
-            finite &= self._add([part[cut] for part in parts], self.sums[cut])
-            yield True
-        return (yield from self._agree(call, FINE if finite else BAD)) == FINE
+        return (yield from self._add_shards(call, [*self._landing.reshape(self._size, -1)]))
 
     @override
     def take(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
@@ -61,10 +56,7 @@ class HostGroupSum(AgreeingSum):
         return (yield from super().take(call, values))
 
     @override
-    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
-        worst = yield from self._agree(call, outcome)
-        if worst == BAD:
-            return worst
+    def _spread(self, call: VectorCall, out: AnyArray) -> Steps:
         out[self.own.start : self.own.stop] = self.result
         call.describe = lambda: f"{self.local.here}: not all of them come to the exchange of results"
         parts = [(out[shard.start : shard.stop], root) for root, shard in enumerate(self.shards) if shard]
@@ -72,7 +64,6 @@ class HostGroupSum(AgreeingSum):
         call.owners = (*call.owners, works, out)
         for work in works:
             yield from until(work, call)
-        return worst
 
 
 class DeviceGroupSum(AgreeingSum):
@@ -133,10 +124,7 @@ class DeviceGroupSum(AgreeingSum):
         self._finite.check(of("cuda").sign.all_finite, self.sums)
 
     @override
-    def gather(self, call: VectorCall, out: Array, outcome: int) -> Generator[bool, None, int]:
-        worst = yield from self._agree(call, outcome)
-        if worst == BAD:
-            return worst
+    def _spread(self, call: VectorCall, out: Array) -> Steps:
         device, own = self._device, self.own
         device.run(partial(out[own.start : own.stop].copy_, self.result))
         for root, shard in enumerate(self.shards):
@@ -144,7 +132,6 @@ class DeviceGroupSum(AgreeingSum):
                 device.run(partial(self._group.queue_broadcast, out[shard.start : shard.stop], root))
         call.describe = lambda: f"{self.local.here}: {device.name} does not end the exchange of results"
         yield from until_queued(call, device.done())
-        return worst
 
     @override
     def spoil(self) -> None:

@@ -182,6 +182,26 @@ class AgreeingSum(LocalSum):
     def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
         return (yield from self._agree(call, outcome))
 
+    @override
+    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
+        worst = yield from self._agree(call, outcome)
+        if worst != BAD:
+            yield from self._spread(call, out)
+        return worst
+
+    @abstractmethod
+    def _spread(self, call: VectorCall, out: AnyArray) -> Steps:
+        """Copy the results of all shards to `out`."""
+
+    def _add_shards(self, call: VectorCall, parts: Sequence[FloatArray]) -> Generator[bool, None, bool]:
+        """Write the sum of all parts of this rank's shard; returns whether the sums of all shards are finite."""
+        finite, step = True, LONGEST_COPY_BYTES // self.sums.itemsize
+        for start in range(0, len(self.own), step):
+            cut = slice(start, start + step)
+            finite &= self._add([part[cut] for part in parts], self.sums[cut])
+            yield True
+        return (yield from self._agree(call, FINE if finite else BAD)) == FINE
+
     def _agree(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
         """Return the worst outcome of the node's ranks."""
         outcomes = np.full(self._size, outcome, np.int64)
@@ -221,29 +241,19 @@ class MessageSum(AgreeingSum):
 
     @override
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
-        own = self.own
         for to, source in self._peers:
             shard = self.shards[to]
             yield from self._swap(call, to, values[shard.start : shard.stop], source, self._landing[source])
         parts = [*self._landing]
-        parts[self._rank] = values[own.start : own.stop]
-        finite, step = True, LONGEST_COPY_BYTES // self.sums.itemsize
-        for start in range(0, len(own), step):
-            cut = slice(start, start + step)
-            finite &= self._add([part[cut] for part in parts], self.sums[cut])
-            yield True
-        return (yield from self._agree(call, FINE if finite else BAD)) == FINE
+        parts[self._rank] = values[self.own.start : self.own.stop]
+        return (yield from self._add_shards(call, parts))
 
     @override
-    def gather(self, call: VectorCall, out: AnyArray, outcome: int) -> Generator[bool, None, int]:
-        worst = yield from self._agree(call, outcome)
-        if worst == BAD:
-            return worst
+    def _spread(self, call: VectorCall, out: AnyArray) -> Steps:
         out[self.own.start : self.own.stop] = self.result
         for to, source in self._peers:
             shard = self.shards[source]
             yield from self._swap(call, to, self.result, source, out[shard.start : shard.stop])
-        return worst
 
 
 def _messages(memory: Bytes) -> list[Bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array
+from collectives.annotations import AnyArray
 from collectives.quoting import shown
 from mpicomp.aggregator.parts import Feedback, State, StateKind, VectorSpec
 from mpicomp.auto.chosen import KEY as PLAN
@@ -37,12 +37,14 @@ class ShardFeedback:
 
     Attributes
     ----------
+    own : range
+        Elements of the shard.
     matrix_rows : sequence of int or None
         Rows of all tensors, which ranks compare, if the method distinguishes tensors by them.
     """
 
     def __init__(self, inner: Feedback, own: range, spec: VectorSpec, driver: PerNodeDriver | None) -> None:
-        self._inner, self._own, self._driver = inner, own, driver
+        self._inner, self.own, self._driver = inner, own, driver
         self._parts_of = partial(tensor_parts, spec)
         shapes = spec.tensor_shapes or ()
         self.matrix_rows = [shape[0] for shape in shapes if shape] if hasattr(inner, "matrix_rows") else None
@@ -50,16 +52,6 @@ class ShardFeedback:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_inner"], name)
-
-    @property
-    def own(self) -> range:
-        """Elements of the shard."""
-        return self._own
-
-    @property
-    def residual(self) -> Array | None:
-        """The shard's residual."""
-        return self._inner.residual
 
     @property
     def state_kinds(self) -> dict[str, StateKind]:
@@ -122,12 +114,12 @@ class ShardFeedback:
             The state was taken by the owner of another shard, or its bounds are damaged.
         """
         bounds = _bounds_of(state, where)
-        if bounds is None or tuple(bounds) == (self._own.start, self._own.stop):
+        if bounds is None or tuple(bounds) == (self.own.start, self.own.stop):
             return state if bounds is None else {key: _single(one) for key, one in state.items()}
         if bounds[0] != 0 or bounds[-1] != state.get("n"):
             raise ValueError(
                 f"{where}: this state is of elements {bounds[0]} to {bounds[-1] - 1}, and this rank owns "
-                f"{self._own.start} to {self._own.stop - 1}: another number of nodes, or of ranks on each, took it; "
+                f"{self.own.start} to {self.own.stop - 1}: another number of nodes, or of ranks on each, took it; "
                 "load what mpicomp.redistribute makes of the states of all ranks"
             )
         like = self._inner.like()
@@ -140,20 +132,20 @@ class ShardFeedback:
             return value
         n, shape = bounds[-1], like[key].shape
         whole = np.asarray(value) if not isinstance(value, Mapping) else None
-        if shape == (len(self._own),) and whole is not None and whole.shape == (n,):
-            return whole[self._own.start : self._own.stop]
+        if shape == (len(self.own),) and whole is not None and whole.shape == (n,):
+            return whole[self.own.start : self.own.stop]
         if (
             self._inner.state_kinds.get(key) in BY_ELEMENT
-            and shape == (len(self._own),)
-            and (self._own or whole is not None)
+            and shape == (len(self.own),)
+            and (self.own or whole is not None)
         ):
             return value  # of another length, which the check reports
         by_shard = [*value.values()] if isinstance(value, Mapping) else [value]
         old = [range(start, stop) for start, stop in pairwise(bounds)]
-        if self._own in old and len(by_shard) == len(old):
-            return by_shard[old.index(self._own)]
+        if self.own in old and len(by_shard) == len(old):
+            return by_shard[old.index(self.own)]
         arrays = [np.asarray(one) for one in by_shard]
-        parts, old_parts = self._parts_of(self._own), [self._parts_of(one) for one in old]
+        parts, old_parts = self._parts_of(self.own), [self._parts_of(one) for one in old]
         if shape == (len(parts),) and [one.shape for one in arrays] == [(len(one),) for one in old_parts]:
             return _averaged(parts, old_parts, arrays)
         if all(one.shape == shape and np.array_equal(one, arrays[0], equal_nan=True) for one in arrays):
