@@ -201,17 +201,8 @@ def _rank_file(content: Content) -> RankFile:
         if not 0 <= one["communicator"] < len(keys):
             raise ValueError(f"it has no communicator {one['communicator']}")
         begun, compared, ended = (one[name] + offset if one[name] else 0.0 for name in ("begun", "compared", "ended"))
-        described = one_line(content["texts"][one["text"]])
-        call = RankCall(
-            one["call"],
-            described,
-            one["step"],
-            begun,
-            compared,
-            ended,
-            "error" in one,
-            one_line(one.get("waits_for", "")),
-        )
+        described, waits_for = one_line(content["texts"][one["text"]]), one_line(one.get("waits_for", ""))
+        call = RankCall(one["call"], described, one["step"], begun, compared, ended, "error" in one, waits_for)
         made.calls.setdefault(keys[one["communicator"]], {})[call.number] = call
     return made
 
@@ -284,18 +275,18 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     missing = [rank for rank in range(n_ranks) if rank not in by_rank]
     # Ranks that wait to take the place of a dead one have the members' key, each with a communicator of its own.
     groups = dict.fromkeys((key, tuple(members)) for one in files for key, members in one.members.items())
-    differing: list[Finding] = []
-    differed: list[Finding] = []
+    different: list[Finding] = []
     late: list[Finding] = []
     silent: list[Finding] = []
     ahead: list[Finding] = []
     for key, members in groups:
         group = _Group(key, members, [one for one in files if one.members.get(key) == list(members)])
-        for one in group.differing():
-            (differing if one.kind == "differs" else differed).append(one)
+        different += group.differing()
         late += group.late()
         silent += group.silent()
         ahead += group.ahead()
+    differing = [one for one in different if one.kind == "differs"]
+    differed = [one for one in different if one.kind != "differs"]
     late_ranks = {rank for one in late for rank in one.ranks}
     # A late rank that itself waits in a call is a consequence, unless all of them wait.
     idle = {rank for rank in late_ranks if not by_rank[rank].is_waiting}
@@ -331,18 +322,13 @@ class _Group:
         first: dict[str, Finding] = {}
         for number in sorted({number for one in self.files for number in one.calls.get(self.key, {})}):
             ranks_of: dict[str, list[int]] = {}
-            for one in self.files:
-                call = one.calls.get(self.key, {}).get(number)
-                if call is not None:
-                    ranks_of.setdefault(call.name, []).append(one.rank)
+            for one, call in self._calls(number):
+                ranks_of.setdefault(call.name, []).append(one.rank)
             if len(ranks_of) > 1:
                 (common, others), *rest = sorted(ranks_of.items(), key=lambda one: -len(one[1]))
                 tied = [name for name, ranks in rest if len(ranks) == len(others)]
-                ranks = (
-                    sorted(rank for _, some in rest for rank in some)
-                    if not tied
-                    else sorted(rank for some in ranks_of.values() for rank in some)
-                )
+                deviating = ranks_of.values() if tied else [some for _, some in rest]
+                ranks = sorted(rank for some in deviating for rank in some)
                 listed = "; ".join(f"{list_ranks(some)}: {_short(name)}" for name, some in ranks_of.items())
                 kind, then = ("differed", ", and the ranks went on") if self._has_passed(number) else ("differs", "")
                 sentence = f"call {number} of {self._name()} {kind}{then}: {listed}"
@@ -351,8 +337,7 @@ class _Group:
 
     def _has_passed(self, number: int) -> bool:
         """Return True if this call has ended on all ranks, and one waits in a call that it began afterwards."""
-        calls = [(one, one.calls.get(self.key, {}).get(number)) for one in self.files]
-        ended = [(one, call.ended) for one, call in calls if call is not None]
+        ended = [(one, call.ended) for one, call in self._calls(number)]
         return all(end for _, end in ended) and any(
             call.begun > end for one, end in ended for key in one.calls for call in one.waiting(key)
         )
@@ -364,11 +349,8 @@ class _Group:
             number = one.begun[self.key] + 1
             if one.is_waiting and one.waiting(self.key):  # in an earlier call, which is the one to look at
                 continue
-            waiting = [(other, other.calls.get(self.key, {}).get(number)) for other in self.files if other is not one]
-            if any(
-                call is not None and not call.ended and one.written - call.begun > self.tolerance_s
-                for _, call in waiting
-            ):
+            waiting = [call for other, call in self._calls(number) if other is not one and not call.ended]
+            if any(one.written - call.begun > self.tolerance_s for call in waiting):
                 found.setdefault(number, []).append(one.rank)
         findings = []
         for number, ranks in sorted(found.items()):
@@ -419,9 +401,8 @@ class _Group:
         for one in self.files:
             number = one.begun[self.key] + 1
             ranks, name = [], ""
-            for other in self.files:
-                call = other.calls.get(self.key, {}).get(number)
-                if call is not None and call.ended and not call.has_failed and one.written - call.ended > LATE_S:
+            for other, call in self._calls(number):
+                if call.ended and not call.has_failed and one.written - call.ended > LATE_S:
                     ranks.append(other.rank)
                     name = call.name
             if ranks:
@@ -432,9 +413,13 @@ class _Group:
                 return [Finding("ahead", ranks, self.members, number, name, [], sentence)]
         return []
 
+    def _calls(self, number: int) -> list[tuple[RankFile, RankCall]]:
+        """Return the files that have the call of this number, with their record of it."""
+        calls_of = [(one, one.calls.get(self.key, {})) for one in self.files]
+        return [(one, calls[number]) for one, calls in calls_of if number in calls]
+
     def _waiting(self, number: int) -> tuple[list[int], RankCall]:
-        calls = {one.rank: one.calls.get(self.key, {}).get(number) for one in self.files}
-        waiting = {rank: call for rank, call in calls.items() if call is not None and not call.ended}
+        waiting = {one.rank: call for one, call in self._calls(number) if not call.ended}
         return sorted(waiting), min(waiting.values(), key=lambda call: call.begun)
 
     def _waits(self, number: int) -> list[str]:
