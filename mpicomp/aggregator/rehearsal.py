@@ -87,11 +87,9 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
     n, lengths = spec.n, spec.tensor_lengths
     if n > DEVICE_ELEMENTS:
         n = DEVICE_ELEMENTS + n % 4096
-    if lengths is not None and n > 256:
+    if lengths is not None:
         first = 65 if any(length % 64 for length in lengths[:-1]) else 64
-        lengths = first, n - -(-first // 64) * 64
-    elif lengths is not None:
-        lengths = None
+        lengths = (first, n - -(-first // 64) * 64) if n > 256 else None
     ranks = min(_ranks_of_steps(comm), MOST_DEVICE_RANKS)
     key = method, comm.topology, ranks, spec.dtype, spec.device, n, lengths
     with _lock:

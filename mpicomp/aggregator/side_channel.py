@@ -127,12 +127,10 @@ class SideChannel:
         CollectiveMismatch
             The exchange travels with the comparison of the call, and the ranks differ.
         """
-        if not self.started:
-            return iter(())
-        if not self._others:
-            self.started = False
-            return iter(())
-        return self._collect(call, traffic)
+        if self.started and self._others:
+            return self._collect(call, traffic)
+        self.started = False
+        return iter(())
 
     def _collect(self, call: VectorCall, traffic: Traffic) -> Iterator[bool]:
         if self._compare is not None:

@@ -86,7 +86,7 @@ class Chosen(Driver):
     ) -> None:
         self.ranks, self._logs = comm.size, comm.rank == 0
         self._pending, self._compressing, self._mean = pending, compressing, mean
-        dense = self._dense = StepDriver(comm, Parts(NoFeedback(), None, mean, mean), _always)
+        dense = self._dense = StepDriver(comm, Parts(NoFeedback(), None, mean, mean), lambda step: True)
         self._schedule = schedule if comm.size > 1 else replace(schedule, retry_every=None)
         self._spec, self._name = spec, name
         self._channel = SideChannel(comm, COUNT)
@@ -216,10 +216,6 @@ def _describe_choice(spec: VectorSpec, name: str, side: Side, times: Times) -> s
     both = ([times.calls[one], times.period(one)] for one in (side, other))
     call, step = (f"{mine * 1e3:.3g} ms instead of {others * 1e3:.3g}" for mine, others in zip(*both, strict=True))
     return f"vector {spec.vector_id}, {size}: {name if side is Side.COMPRESSED else 'dense'}, {call} (a step {step})"
-
-
-def _always(step: int) -> bool:
-    return True
 
 
 class ChosenFeedback:

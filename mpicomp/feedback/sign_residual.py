@@ -91,13 +91,11 @@ class SignResidual(Feedback):
         super().__init__(device, {})
         self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
         self._kind, self._lengths, self._bits, self._pieces = compute_type(dtype), lengths, bits, pieces
-        self.in_place = residual = (
-            None
-            if rule.residual is None
-            else InPlaceResidual(
-                device, n, self._kind, lengths.size, lazy=rule.residual == "paper", keeps=rule.transactional
-            )
-        )
+        residual: InPlaceResidual | None = None
+        if rule.residual is not None:
+            lazy, keeps = rule.residual == "paper", rule.transactional
+            residual = InPlaceResidual(device, n, self._kind, lengths.size, lazy=lazy, keeps=keeps)
+        self.in_place = residual
         self._before: Snapshot | None = None  # of a step under way
         self._kept: Snapshot | None = None  # of the last step, if it was transactional
         self._automatic, self.skipped, self._has_pairs = rule.global_step == "auto", 0, second is not None
