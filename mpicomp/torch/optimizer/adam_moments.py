@@ -72,6 +72,8 @@ class AdamMoments:
 
     Attributes
     ----------
+    bucket
+        The bucket, which has the names of the parameters.
     m
         First moment; once v is frozen and if preconditioned, with the factor w.
     v
@@ -83,7 +85,7 @@ class AdamMoments:
     """
 
     def __init__(self, bucket: Bucket, group_of: Mapping[Tensor, int], preconditioned: bool) -> None:
-        self._bucket, self._preconditioned = bucket, preconditioned
+        self.bucket, self._preconditioned = bucket, preconditioned
         self.m, self.v, self.result = (
             torch.zeros(bucket.n, dtype=bucket.dtype, device=bucket.device) for _ in range(3)
         )
@@ -100,7 +102,7 @@ class AdamMoments:
     @contextmanager
     def keeping(self, parameters: Collection[Tensor]) -> Iterator[None]:
         """Restore the moments and values of these parameters to those before the block."""
-        members = enumerate(self._bucket.members)
+        members = enumerate(self.bucket.members)
         kept = [
             (place, self._m_views[place].clone(), self._v_views[place].clone(), one.parameter.detach().clone())
             for place, one in (members if parameters else ())
@@ -110,16 +112,11 @@ class AdamMoments:
         for place, m, v, values in kept:  # by then `m` and `result` may have changed places
             self._m_views[place].copy_(m)
             self._v_views[place].copy_(v)
-            self._bucket.members[place].parameter.detach().copy_(values)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the parameters."""
-        return self._bucket.names
+            self.bucket.members[place].parameter.detach().copy_(values)
 
     def named(self) -> dict[str, dict[str, Tensor]]:
         """Return each parameter's part of m and of v, by its name; no copies."""
-        names = self._bucket.names
+        names = self.bucket.names
         return {"m": dict(zip(names, self._m_views, strict=True)), "v": dict(zip(names, self._v_views, strict=True))}
 
     def own_gradients(self, reducer: BucketReducer) -> None:

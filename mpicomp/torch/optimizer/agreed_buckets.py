@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collectives import Communicator
 from collectives.errors import NonFiniteGradient, explains_itself
 from mpicomp.torch.bucket_queue import BucketQueue
 from mpicomp.torch.bucket_reducers import BucketReducer
@@ -25,11 +24,7 @@ def start_agreed(queue: BucketQueue, agreement: StepAgreement, intent: StepInten
 
 
 def collect_agreed(
-    queue: BucketQueue,
-    agreement: StepAgreement,
-    intent: StepIntent,
-    take: Callable[[BucketReducer], None],
-    comm: Communicator,
+    queue: BucketQueue, agreement: StepAgreement, intent: StepIntent, take: Callable[[BucketReducer], None]
 ) -> bool:
     """Wait for the buckets of a queue, and hand their means to `take` as soon as all ranks make the step.
 
@@ -54,7 +49,7 @@ def collect_agreed(
         for reducer in untaken:
             take(reducer) if made else reducer.undo()
     if failure is not None and not explains_itself(failure):
-        comm.reject(failure, "averaging")  # whose bucket the others have started
+        agreement.comm.reject(failure, "averaging")  # whose bucket the others have started
     if failure is None or (intent.drops and isinstance(failure, NonFiniteGradient)):
         return made
     try:

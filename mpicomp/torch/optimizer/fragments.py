@@ -94,6 +94,10 @@ class FragmentInFlight:
         The fragment.
     remaining
         Steps until the means are applied.
+    ended
+        The reducers that have a mean, once the flight is settled.
+    failures
+        The error of the flight, if it has failed; whoever raises it takes it out.
     """
 
     def __init__(
@@ -107,53 +111,35 @@ class FragmentInFlight:
         self.number, self.reducers, self.remaining = number, reducers, remaining
         self._agreement, self._intent = agreement, StepIntent(refusal)
         self._queue: BucketQueue | None = None
-        self._ended: list[BucketReducer] = list(reducers)  # as of a state that was loaded, which has their means
-        self._failure: Exception | None = None
+        self.ended: list[BucketReducer] = list(reducers)  # as of a state that was loaded, which has their means
+        self.failures: list[Exception] = []
 
     def start(self, comm: Communicator, fill: Fill) -> None:
         """Fill the buckets' vectors, and begin to average them."""
-        self._queue, self._ended = BucketQueue(self.reducers, comm, fill), []
+        self._queue, self.ended = BucketQueue(self.reducers, comm, fill), []
         start_agreed(self._queue, self._agreement, self._intent)
 
-    def settle(self, comm: Communicator) -> None:
-        """Wait for the means. Errors are kept for `take_means`."""
+    def settle(self) -> None:
+        """Wait for the means. An error is kept in `failures`."""
         queue, self._queue = self._queue, None
         if queue is None:
             return
         try:
-            collect_agreed(queue, self._agreement, self._intent, self._ended.append, comm)
+            collect_agreed(queue, self._agreement, self._intent, self.ended.append)
         except Exception as error:  # noqa: BLE001 - raised where the means are applied, on all ranks in the same step
-            self._failure = error
+            self.failures.append(error)
 
     def state(self) -> State:
         """Return number, remaining steps and a copy of the means, which are there."""
         pairs = [pair for one in self.reducers for pair in zip(one.bucket.names, one.mean_views, strict=True)]
-        return {
-            "fragment": self.number,
-            "remaining": self.remaining,
-            "means": {name: mean.clone() for name, mean in pairs},
-        }
+        means = {name: mean.clone() for name, mean in pairs}
+        return {"fragment": self.number, "remaining": self.remaining, "means": means}
 
     def load_means(self, means: NamedTensors) -> None:
         """Take over the means of a state."""
         for reducer in self.reducers:
             for name, mean in zip(reducer.bucket.names, reducer.mean_views, strict=True):
                 mean.copy_(means[name])
-
-    @property
-    def failed(self) -> bool:
-        """Flag: an error is kept."""
-        return self._failure is not None
-
-    def take_failure(self) -> Exception | None:
-        """Return the error of the flight, and forget it."""
-        failure, self._failure = self._failure, None
-        return failure
-
-    @property
-    def ended(self) -> Sequence[BucketReducer]:
-        """The reducers that have a mean, once the flight is settled."""
-        return self._ended
 
 
 class Fragments:
@@ -173,11 +159,6 @@ class Fragments:
         self.plan, self.turn = plan, 0
         self.in_flight: list[FragmentInFlight] = []
         self._numbers, self._comm = numbers, comm
-
-    @property
-    def sends_next(self) -> bool:
-        """Flag: a fragment is sent after the next step."""
-        return bool(self.plan.due(self.turn + 1))
 
     def count_step(self) -> list[FragmentInFlight]:
         """Count a local step, and return the fragments whose means are to be applied after it."""
@@ -199,7 +180,7 @@ class Fragments:
     def drop_in_flight(self) -> None:
         """Wait for the fragments in flight, which all ranks have sent, and forget them."""
         for flight in self.in_flight:
-            flight.settle(self._comm)
+            flight.settle()
         self.in_flight.clear()
 
     # States -----------------------------------------------------------------------------------------------------------
@@ -213,8 +194,8 @@ class Fragments:
             The synchronization of a fragment in flight has failed.
         """
         for flight in self.in_flight:
-            flight.settle(self._comm)
-            if flight.failed:
+            flight.settle()
+            if flight.failures:
                 raise RuntimeError(
                     f"{self._comm.here}: fragment {flight.number} cannot be saved, since its synchronization has "
                     "failed; the step that applies it raises the error"

@@ -37,7 +37,7 @@ class GradientAveraging(Synchronizer):
 
     def __init__(self, parts: SynchronizerParts) -> None:
         super().__init__(parts)
-        self._error: NonFiniteGradient | None = None  # of gradients that were averaged ahead of the step
+        self._errors: list[NonFiniteGradient] = []  # that of gradients that were averaged ahead of the step
         # freed together before the next backward: memory freed here would return to the system, and be cleared again
         self._replaced: list[Tensor | None] = []
         self._watch_gradients(0)
@@ -77,17 +77,12 @@ class GradientAveraging(Synchronizer):
         With a GradScaler, which then skips the step, the gradients become None instead.
         """
         self.synchronize()
-        error, self._error = self._error, None
+        errors, self._errors = self._errors, []
         scaled, self._scaled = self._scaled, False
         self._restart(Phase.STEPPED)
-        if error is None:
-            return
-        if not scaled:
-            try:
-                raise error
-            finally:
-                del error  # its traceback has this frame, and they would keep each other
-        for member in (*self.reducers.members, *self._changes.joining):
+        if errors and not scaled:
+            raise errors.pop()  # in no variable: its traceback has this frame, and they would keep each other
+        for member in (*self.reducers.members, *self._changes.joining) if errors else ():
             member.parameter.grad = None  # optimizers pass over the parameter
 
     @override
@@ -114,16 +109,16 @@ class GradientAveraging(Synchronizer):
         try:
             self._average(StepIntent(self._find_refusal(), emptied=self._is_emptied()))
         except NonFiniteGradient as error:
-            self._error = error
+            self._errors = [error]
         except BaseException:
             self._restart()
             raise
-        if self._error is not None:
+        if self._errors:
             for member in (*self.reducers.members, *self._changes.joining):
                 if member.parameter.grad is not None:
                     member.parameter.grad.fill_(float("nan"))
         self._changes.drop_frozen_gradients()
-        self.synchronizations += self._error is None
+        self.synchronizations += not self._errors
         self.phase = Phase.AVERAGED
 
     def _is_emptied(self) -> bool:
@@ -143,7 +138,7 @@ class GradientAveraging(Synchronizer):
     def _forget(self) -> None:
         self.gradient_counts.dropped |= self.gradient_counts.any_complete and self.phase is not Phase.AVERAGED
         self._scaled = False
-        self._error = None
+        self._errors.clear()
         self._replaced.clear()
         self._restart()
 

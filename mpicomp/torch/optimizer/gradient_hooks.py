@@ -223,7 +223,7 @@ class SentGradients:
         self._windows.clear()
 
     def _watch(self, member: NamedParameter, gradient: Tensor, whole: bool) -> None:
-        values = _values_of(gradient)
+        values = gradient._values() if gradient.is_sparse else gradient.detach()
         if not whole:
             if values.device.type != "cpu" or not values.is_contiguous():
                 return  # the host would wait for the device in every step, or copy the whole gradient
@@ -231,11 +231,6 @@ class SentGradients:
             start = self._step * WINDOW_ELEMENTS % values.numel()
             values = values[start : start + WINDOW_ELEMENTS]
         self._windows[member.name] = _Window(member.name, values, _sum_of_bits(values))
-
-
-def _values_of(gradient: Tensor) -> Tensor:
-    """Return the gradient's values, which of a sparse one are those that it stores."""
-    return gradient._values() if gradient.is_sparse else gradient.detach()
 
 
 def _address_of(gradient: Tensor) -> int:

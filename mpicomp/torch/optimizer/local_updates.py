@@ -92,7 +92,7 @@ class LocalUpdates(Synchronizer):
     @override
     def can_refuse(self) -> bool:
         # The other ranks make local steps without a call, and with overlap may have begun the next synchronization.
-        return self._fragments.sends_next
+        return bool(self._plan.due(self._fragments.turn + 1))
 
     @override
     def _common_values(self) -> dict[str, Tensor]:
@@ -331,17 +331,12 @@ class LocalUpdates(Synchronizer):
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""
         self._fragments.in_flight.remove(flight)
-        flight.settle(self.comm)
+        flight.settle()
         for reducer in flight.ended:
             self._take(reducer)
-        failure = flight.take_failure()
-        if failure is None:
-            self.synchronizations += 1
-            return
-        try:
-            raise failure
-        finally:
-            failure = None  # its traceback has this frame, and they would keep each other
+        if flight.failures:
+            raise flight.failures.pop()  # in no variable: its traceback has this frame, and they would keep each other
+        self.synchronizations += 1
 
     def _abandon_moves(self) -> None:
         self._refusal = None

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
@@ -108,7 +107,7 @@ class MomentumAveraging(Synchronizer):
     def check_before_step(self) -> None:
         self.phase = Phase.COLLECTING
         super().check_before_step()
-        try:
+        with self.comm.refusing("a step of OneBitAdam", TypeError, ValueError, where=self.comm.here):
             for group in self._optimizer.param_groups:
                 check_group(group)
             for member in (*self._parameters.trained, *self._changes.joining):
@@ -118,8 +117,6 @@ class MomentumAveraging(Synchronizer):
                         f"the gradient of {member.name!r} is sparse, which OneBitAdam does not take; build its layer "
                         "with sparse=False"
                     )
-        except (TypeError, ValueError) as error:
-            self.refuse(reword(error, f"{self.comm.here}: {error}"))
 
     @override
     def _take_gradients(self) -> None:
@@ -201,7 +198,7 @@ class MomentumAveraging(Synchronizer):
         first, *later = self._cohorts
         joined = [
             {
-                "buckets": [moments.names for moments in cohort.moments],
+                "buckets": [moments.bucket.names for moments in cohort.moments],
                 "joined": cohort.joined,
                 "frozen": cohort.frozen,
                 "freeze_rule": cohort.rule.state_dict(),
@@ -244,7 +241,7 @@ class MomentumAveraging(Synchronizer):
     @override
     def restored_point(self, own: State) -> str:
         later = [names for one in _joined_of(own) for names in one["buckets"]]
-        more = f", after {later} have joined{self._joining_of(later)}" if later else ""
+        more = f", after {later} have joined{self._changes.describe_joining(later)}" if later else ""
         return f"after {own['steps']} steps, with v {'frozen' if own['frozen'] else 'in motion'}{more}"
 
     @override
@@ -279,7 +276,7 @@ class MomentumAveraging(Synchronizer):
 
     def _names_with(self, joined: Sequence[State]) -> list[list[str]]:
         """Return the names of all buckets, of which these have joined after the first ones."""
-        first = [moments.names for moments in self._cohorts[0].moments]
+        first = [moments.bucket.names for moments in self._cohorts[0].moments]
         return first + [names for one in joined for names in one["buckets"]]
 
     @override

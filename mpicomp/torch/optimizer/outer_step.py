@@ -23,7 +23,8 @@ from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.state.schema import OUTER, State
 
-_LISTS = ("params", "param_names")
+LISTS = ("params", "param_names")
+"""Entries of a parameter group that are not options."""
 
 Outer: TypeAlias = tuple[float, float] | torch.optim.Optimizer | Callable[[list[Tensor]], torch.optim.Optimizer]
 """Step size and momentum, an optimizer of the model's parameters, or a function of parameters that returns one."""
@@ -170,7 +171,7 @@ class OuterStep:
         found, names = self.optimizer.state_dict(), self._held_names()
         flat = [name for of_group in names for name in of_group]
         groups = [
-            {**{key: value for key, value in group.items() if key not in _LISTS}, "names": of_group}
+            {**{key: value for key, value in group.items() if key not in LISTS}, "names": of_group}
             for group, of_group in zip(found["param_groups"], names, strict=True)
         ]
         by_name = {flat[place]: value for place, value in found["state"].items()}

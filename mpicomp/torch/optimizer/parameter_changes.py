@@ -31,8 +31,7 @@ AlgorithmsOf: TypeAlias = Callable[[Sequence[NamedParameter]], Mapping[str, Algo
 class ParameterChanges:
     """Changes of an optimizer's parameters since they were last agreed on, as this rank finds them.
 
-    `masters` stand in for 16-bit parameters, and all members below are those that the optimizer holds. Where the
-    parameters must stay as they are, `fixed` is the reason and cure in words.
+    `masters` stand in for 16-bit parameters, and all members below are those that the optimizer holds.
 
     Attributes
     ----------
@@ -42,6 +41,9 @@ class ParameterChanges:
         Their algorithms by name.
     frozen : list of NamedParameter
         Parameters with a place in a bucket that require no gradient any more.
+    fixed : str
+        Where the parameters must stay as they are, the reason and cure in words, and each rank refuses changes by
+        itself; else empty.
     """
 
     def __init__(
@@ -57,14 +59,9 @@ class ParameterChanges:
         self.frozen: list[NamedParameter] = []
         self.algorithms: Mapping[str, Algorithm] = {}
         self._parameters, self._optimizer, self._masters = parameters, optimizer, masters
-        self._outer, self._algorithms_of, self._fixed = outer, algorithms_of, fixed
+        self._outer, self._algorithms_of, self.fixed = outer, algorithms_of, fixed
         self._own: list[NamedParameter] = []  # the model's own parameters that join
         parameters.hold({} if masters is None else masters.by_parameter)
-
-    @property
-    def are_refused(self) -> bool:
-        """Flag: no rank can add parameters, and each refuses them by itself."""
-        return bool(self._fixed)
 
     def find(self) -> None:
         """Find the changes; put masters in the place of 16-bit parameters that join.
@@ -76,16 +73,16 @@ class ParameterChanges:
         """
         self.joining = []
         frozen = self._held(self._parameters.find_frozen())
-        if frozen and self._fixed:  # `frozen` stays empty: the other ranks apply means that were sent before
-            raise ValueError(f"parameter {frozen[0].name!r} was frozen while the optimizer trains, {self._fixed}")
+        if frozen and self.fixed:  # `frozen` stays empty: the other ranks apply means that were sent before
+            raise ValueError(f"parameter {frozen[0].name!r} was frozen while the optimizer trains, {self.fixed}")
         self.frozen = frozen
         self._own = self._parameters.find_joining()
         if not self._own:
             if self._outer is not None:
                 self._outer.hold(())
             return
-        if self._fixed:
-            raise ValueError(f"parameter {self._own[0].name!r} was added or unfrozen, {self._fixed}")
+        if self.fixed:
+            raise ValueError(f"parameter {self._own[0].name!r} was added or unfrozen, {self.fixed}")
         self.algorithms = self._algorithms_of(self._own)
         if self._masters is not None:
             self._masters.adopt(self._optimizer)
@@ -102,10 +99,11 @@ class ParameterChanges:
         joining = {f"{ADDED} {i}": text for i, text in enumerate(self._forms(self._own))}
         return joining | {f"{FROZEN} {i}": repr(member.name) for i, member in enumerate(self.frozen)}
 
-    def describe_joining(self, names: Collection[str]) -> str:
-        """Return in words those of the joining parameters that have these names."""
-        chosen = [member for member in self._own if member.name in names]
-        return ", ".join(self._forms(chosen))
+    def describe_joining(self, buckets: Sequence[Sequence[str]]) -> str:
+        """Return in words the parameters that join by loading a state with these buckets; empty without any."""
+        saved = {name for names in buckets for name in names}
+        joining = ", ".join(self._forms([member for member in self._own if member.name in saved]))
+        return f", with {joining}" if joining else ""
 
     def _forms(self, members: Sequence[NamedParameter]) -> list[str]:
         return [

@@ -27,6 +27,7 @@ from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import list_ranks, one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.outer_step import LISTS
 from mpicomp.torch.optimizer.parameter_changes import ADDED, FROZEN, ParameterChanges
 from mpicomp.torch.replication import require_same_layout
 
@@ -39,7 +40,6 @@ SET_BY_USERS = frozenset(
 """Options that are compared under "updates", where optimizers such as Prodigy keep estimates of a rank's own."""
 
 _PLAIN = (float, bool, str, type(None))
-_LISTS = ("params", "param_names")  # the layout of the parameters is compared when the optimizer is wrapped
 _MASK = (1 << 62) - 1
 _WORD = (1 << 64) - 1
 
@@ -64,11 +64,6 @@ class StepIntent:
     def counts(self) -> tuple[int, int, int]:
         """Share of this rank in the counts of refusals, dropped steps and emptied steps."""
         return self.refusal is not None, self.drops, self.emptied
-
-    def take_refusal(self) -> Exception | None:
-        """Return the refusal, and forget it: its traceback would keep this object, and this object the refusal."""
-        refusal, self.refusal = self.refusal, None
-        return refusal
 
 
 def open_agreement(
@@ -112,6 +107,8 @@ class StepAgreement:
         How often a closure has been called in this step.
     loss : float or None
         Loss that a closure has returned, for optimizers that decide by it.
+    comm : Communicator
+        Communicator of the ranks that agree.
     """
 
     def __init__(
@@ -127,7 +124,7 @@ class StepAgreement:
         self.common: Mapping[Tensor, Tensor] = {}
         self.evaluation = 0
         self.loss: float | None = None
-        self._comm = comm
+        self.comm = comm
         self._compared = [_Compared(optimizer, "", all_options)]
         if outer is not None:
             self._compared.append(_Compared(outer, "outer ", True))
@@ -156,7 +153,7 @@ class StepAgreement:
 
     def attach(self, aggregator: Aggregator, intent: StepIntent) -> None:
         """Let the next call of `aggregator` carry this rank's numbers."""
-        if self._comm.size == 1:
+        if self.comm.size == 1:
             self.forget_sums()
             return
         self._turn = aggregator.step  # which the call compares
@@ -184,7 +181,7 @@ class StepAgreement:
             Another rank refuses the step, only some ranks drop it, or the optimizers, their options or the models
             differ. The text names the first difference, and is the same on all ranks.
         """
-        if self._comm.size == 1 and self._sums[4] < 0:  # this rank made the call alone
+        if self.comm.size == 1 and self._sums[4] < 0:  # this rank made the call alone
             self._sums[:] = (*intent.counts, self._mark, 1)
         # of the ranks that made the call, which may have been more than there are now
         refusals, dropping, n_emptied, _, ranks = self._sums.tolist()
@@ -193,7 +190,7 @@ class StepAgreement:
         if n_emptied == ranks:
             raise marked(
                 RuntimeError(
-                    f"{self._comm.here}: zero_grad() between backward() and step() has dropped the gradients of this "
+                    f"{self.comm.here}: zero_grad() between backward() and step() has dropped the gradients of this "
                     "step; call zero_grad() after step() or before backward()"
                 )
             )
@@ -202,7 +199,7 @@ class StepAgreement:
     def require_same_options(self) -> None:
         """Raise CollectiveMismatch on all ranks unless their optimizers have one class and equal options."""
         mine: RankDescription = {"refusal": "", "drops": False, "compared": self.describe()}
-        ranks = self._comm.allgather_object(mine)
+        ranks = self.comm.allgather_object(mine)
         if any(of_rank != ranks[0] for of_rank in ranks):
             raise CollectiveMismatch(_difference(ranks, ""))
 
@@ -254,19 +251,13 @@ class StepAgreement:
 
     def _raise(self, intent: StepIntent) -> NoReturn:
         name, crc = self._sample()
-        refusal = intent.take_refusal()
-        mine: RankDescription = {
-            "refusal": "" if refusal is None else one_line(refusal),
-            "drops": intent.drops,
-            "compared": {
-                **self._changed,
-                **self.describe(),
-                "loss": _text(self.loss),
-                "evaluation": self.evaluation,
-                "sample": crc,
-            },
-        }
-        ranks = [mine] if self._comm.size == 1 else self._comm.allgather_object(mine)
+        # the traceback of the refusal would keep the intent, and the intent the refusal
+        refusal, intent.refusal = intent.refusal, None
+        text = "" if refusal is None else one_line(refusal)
+        compared = {**self._changed, **self.describe()}
+        compared |= {"loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc}
+        mine: RankDescription = {"refusal": text, "drops": intent.drops, "compared": compared}
+        ranks = [mine] if self.comm.size == 1 else self.comm.allgather_object(mine)
         if refusal is not None:
             try:
                 raise marked(refusal)
@@ -285,7 +276,8 @@ class _Compared:
 
     def compares(self, key: str) -> bool:
         """Return True if the ranks must have the same option `key`."""
-        return key not in _LISTS and (self.all_options or key in SET_BY_USERS)
+        # the layout of the parameters is compared when the optimizer is wrapped
+        return key not in LISTS and (self.all_options or key in SET_BY_USERS)
 
 
 class RankDescription(TypedDict):

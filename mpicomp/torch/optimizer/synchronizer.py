@@ -267,7 +267,7 @@ class Synchronizer(StateOwner):
             self._changes.add_group(group, add)
         except (ValueError, TypeError) as error:
             refusal = reword(error, f"{self.comm.here}: {error}")
-            if not self._changes.are_refused:
+            if not self._changes.fixed:
                 self.refuse(refusal)
             raise refusal from None
 
@@ -406,13 +406,7 @@ class Synchronizer(StateOwner):
 
     @override
     def restored_point(self, own: State) -> str:
-        return f"after {own['rounds']['rounds']} synchronizations{self._joining_of(own['buckets'])}"
-
-    def _joining_of(self, buckets: Sequence[Sequence[str]]) -> str:
-        """Return in words the parameters that join by loading a state with these buckets."""
-        saved = {name for names in buckets for name in names}
-        joining = self._changes.describe_joining(saved)
-        return f", with {joining}" if joining else ""
+        return f"after {own['rounds']['rounds']} synchronizations{self._changes.describe_joining(own['buckets'])}"
 
     @override
     def load_own(self, own: State) -> None:
@@ -526,7 +520,7 @@ class Synchronizer(StateOwner):
 
         start_agreed(self._queue, self.agreement, intent)
         self._sent.clear()
-        if collect_agreed(self._queue, self.agreement, intent, take, self.comm):
+        if collect_agreed(self._queue, self.agreement, intent, take):
             self._average_joining(undoable)
 
     def _average_joining(self, undoable: list[BucketReducer]) -> None:
