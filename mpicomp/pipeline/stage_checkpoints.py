@@ -18,7 +18,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from collectives.recovery.fault_tolerance import (
 from mpicomp.codecs.options import whole
 from mpicomp.pipeline.agreement import PipelineError, failure_text
 from mpicomp.pipeline.stage import PipelineStage
+from mpicomp.torch.state.schema import STATE_KEY, State
 from mpicomp.torch.state.step_folder import (
     Gather,
     Place,
@@ -54,10 +55,6 @@ from mpicomp.torch.state.step_folder import (
     step_of,
     write,
 )
-
-State = dict[str, Any]
-_OURS = "mpicomp"  # entry of the states of this library's optimizers
-_KEPT = 2  # checkpoints
 
 
 class StageLost(PeerFailure):
@@ -305,16 +302,13 @@ class StageCheckpoints:
             self._require_unmixed()
             self._is_loaded = True
             return 0
-        states: list[State] = []
-        unpaired: list[str] = []
 
-        def read() -> None:
+        def read() -> tuple[State, list[str]]:
             _, lost = read_manifest(newest, self._grid)
-            states.append(self._own_state(newest, lost))
-            unpaired.extend(side for side, other in self._neighbours() if {self._place, other} <= set(lost))
+            unpaired = [side for side, other in self._neighbours() if {self._place, other} <= set(lost)]
+            return self._own_state(newest, lost), unpaired
 
-        on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, read)
-        state = states[0]
+        state, unpaired = on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, read)
         for name in sorted(self._parts):  # in one order on all ranks: some load together
             load = partial(self._parts[name].load_state_dict, state["parts"][name])
             on_all_ranks(self._comm.allgather_object, self._comm.here, PipelineError, load)
@@ -360,9 +354,8 @@ class StageCheckpoints:
 
         here, place = self._comm.here, self._place
         return write(
-            gather, here, PipelineError, self._folder, self.steps, place, make_state, self._grid, lost, _KEPT,
-            self._written,
-        )  # fmt: skip
+            gather, here, PipelineError, self._folder, self.steps, place, make_state, self._grid, lost, self._written
+        )
 
     def _neighbours(self) -> list[tuple[str, Place]]:
         """Return the sides of this stage that have cuts, and the place at the other end of each."""
@@ -397,11 +390,11 @@ class StageCheckpoints:
         """Return the parts' states, where those of this library's optimizers are divided among all replicas again."""
         found = dict(own)
         for name, state in own.items():
-            if isinstance(state, dict) and isinstance(state.get(_OURS), dict) and "ranks" in state[_OURS]:
+            if isinstance(state, dict) and isinstance(state.get(STATE_KEY), dict) and "ranks" in state[STATE_KEY]:
                 from mpicomp.torch import redistribute_states
 
                 states = [
-                    {**one[name], _OURS: {**one[name][_OURS], "ranks": len(everyones), "rank": rank}}
+                    {**one[name], STATE_KEY: {**one[name][STATE_KEY], "ranks": len(everyones), "rank": rank}}
                     for rank, one in enumerate(everyones)
                 ]
                 found[name] = redistribute_states(states, self._grid[0])[self._place[0]]
@@ -451,9 +444,8 @@ class StageCheckpoints:
             found: StageLost | None = None
             try:
                 alive = MPI.Group.Translate_ranks(new.Get_group(), None, group)
-                found = self._write_rest(
-                    partial(gather_objects, comm.checked(new), timeout_s=comm.arrival_timeout), alive
-                )
+                gather = partial(gather_objects, comm.checked(new), timeout_s=comm.arrival_timeout)
+                found = self._write_rest(gather, alive)
             except (MPI.Exception, PeerFailure, DamagedMessage) as error:
                 if not may_repeat(error, new, damages):
                     raise

@@ -33,7 +33,6 @@ from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
-_NO_ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({})
 _ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
@@ -283,10 +282,7 @@ class BucketReducers(list[BucketReducer]):
         return added
 
     def restore(
-        self,
-        names: Sequence[Sequence[str]],
-        joining: Sequence[NamedParameter] = (),
-        algorithms: Mapping[str, Algorithm] = _NO_ALGORITHMS,
+        self, names: Sequence[Sequence[str]], joining: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
     ) -> list[NamedParameter]:
         """Have the buckets that a state was saved with, by their members' names; collective.
 
@@ -297,7 +293,7 @@ class BucketReducers(list[BucketReducer]):
         """
         if names == self.names:
             return []
-        groups = self._saved_groups(names, joining)
+        groups = members_by_name(names, self.members, "this optimizer", joining)
         saved = {member.name for group in groups for member in group}
         joined = [member for member in joining if member.name in saved]
         self._take_in(joined, algorithms)
@@ -306,16 +302,13 @@ class BucketReducers(list[BucketReducer]):
 
     @contextmanager
     def trial(
-        self,
-        names: Sequence[Sequence[str]],
-        joining: Sequence[NamedParameter] = (),
-        algorithms: Mapping[str, Algorithm] = _NO_ALGORITHMS,
+        self, names: Sequence[Sequence[str]], joining: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
     ) -> Iterator[Sequence[BucketReducer]]:
         """Yield reducers as `restore` would make them, which must not communicate; raises the same errors."""
         if names == self.names:
             yield self
             return
-        groups = self._saved_groups(names, joining)
+        groups = members_by_name(names, self.members, "this optimizer", joining)
         with self.comm.tags_unused():
             yield self._make(groups, {**self._algorithms, **algorithms}, {})
 
@@ -328,11 +321,6 @@ class BucketReducers(list[BucketReducer]):
             return self.fragment_of.get(member.name, 0), str(algorithms[member.name])
 
         return group_parameters(ordered, limit_mb, kind)
-
-    def _saved_groups(
-        self, names: Sequence[Sequence[str]], joining: Sequence[NamedParameter]
-    ) -> list[list[NamedParameter]]:
-        return members_by_name(names, self.members, "this optimizer", joining)
 
     def _connect(self, algorithms: Mapping[str, Algorithm]) -> None:
         for algorithm in dict.fromkeys(algorithms.values()):

@@ -29,8 +29,6 @@ from mpicomp.torch.state.step_folder import (
     write,
 )
 
-_KEPT = 2  # checkpoints
-
 
 def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, Stateful], comm: Communicator) -> Path:
     """Write the parts of all ranks to one checkpoint, which is complete or absent; collective.
@@ -116,7 +114,7 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
     }
     own = {name: {key: state[key] for key in state if key not in same[name]} for name, state in states.items()}
     state = {"parts": own, "same": same, "random": torch.get_rng_state()}
-    return write(gather, here, OSError, path, step, (comm.rank, 0), lambda: state, (size, 1), (), _KEPT, set())
+    return write(gather, here, OSError, path, step, (comm.rank, 0), lambda: state, (size, 1), (), set())
 
 
 def load_checkpoint(folder: str | PathLike[str], parts: Mapping[str, Stateful], comm: Communicator) -> int:

@@ -96,16 +96,9 @@ OUTER = StateSchema({"class": str, "groups": list, "state": dict})
 # means are not applied yet
 FRAGMENTS = StateSchema({"turn": "counter", "numbers": dict, "in_flight": list})
 IN_FLIGHT = StateSchema({"fragment": "counter", "remaining": "counter", "means": "tensors"})
-MOMENTA = RANK.extended(
-    {
-        "options": str,  # of `OneBitAdam`
-        "frozen": bool,
-        "freeze_rule": dict,
-        "steps": "counter",
-        "m": "tensors",
-        "v": "tensors",
-        "masters": "tensors",
-    },
+# options: of `OneBitAdam`
+MOMENTA = RANK.extended({"options": str, "frozen": bool, "freeze_rule": dict, "steps": "counter"}).extended(
+    {"m": "tensors", "v": "tensors", "masters": "tensors"},
     foreign="the state is {state}, not one of OneBitAdam; load a result of state_dict",
 )
 # "joined" of the states of OneBitAdam to which parameters were added: an entry for each time, with the step before it
@@ -144,10 +137,7 @@ def members_by_name(
     wanted = set(by_name) if foreign else {member.name for member in members}
     problems = [
         f"{which} has {_some(more)}, which {other} lacks"
-        for which, more, other in (
-            ("the state", foreign, here),
-            (here, wanted - set(saved), "the state"),
-        )
+        for which, more, other in (("the state", foreign, here), (here, wanted - set(saved), "the state"))
         if more and saved
     ]
     if problems:
@@ -181,15 +171,10 @@ def with_arrays(state: Any) -> Any:
         raise ValueError(f"a tensor of the state cannot be taken ({one_line(error)}); load an earlier state") from error
 
 
-def _require_like(name: str, found: dict[str, object], expected: NamedTensors) -> None:
-    tensors = {
-        key: one
-        for key, one in found.items()
-        if isinstance(one, Tensor) and one.is_floating_point() and not one.is_sparse
-    }
-    if len(tensors) < len(found):
+def _require_like(name: str, found: dict[str, Any], expected: NamedTensors) -> None:
+    if not all(isinstance(one, Tensor) and one.is_floating_point() and not one.is_sparse for one in found.values()):
         raise ValueError(f"the state's {name} is {shown(found)}, not tensors of numbers by name")
-    shapes, wanted = ({key: tuple(one.shape) for key, one in group.items()} for group in (tensors, expected))
+    shapes, wanted = ({key: tuple(one.shape) for key, one in group.items()} for group in (found, expected))
     if shapes != wanted:
         differing = sorted(key for key in {**shapes, **wanted} if shapes.get(key) != wanted.get(key))
         raise ValueError(

@@ -44,6 +44,7 @@ class Stateful(Protocol):
 
 
 MANIFEST = "manifest.json"
+_KEPT = 2  # checkpoints, the newest ones
 _NAME = re.compile(r"step-(\d{8,15})")
 
 
@@ -95,7 +96,6 @@ def write(
     make_state: Callable[[], dict[str, Any]],
     grid: tuple[int, int],
     lost: Sequence[Place],
-    kept: int,
     written: set[int],
 ) -> Path:
     """Write the checkpoint of a step, unless it is there; collective over the ranks of `gather`.
@@ -142,7 +142,7 @@ def write(
         partial.rename(final)
         flush_folder(folder)
         # another run may have left later steps
-        for old in [one for one in checkpoints(folder) if one != final][: 1 - kept or None]:
+        for old in [one for one in checkpoints(folder) if one != final][: 1 - _KEPT]:
             hidden = folder / f".{old.name}.partial"  # or a run that is ended now would leave a part of it
             with suppress(OSError):
                 old.rename(hidden)

@@ -28,7 +28,7 @@ def test_a_full_disk_of_one_rank_is_named_on_all_and_earlier_checkpoints_stay(
         for step in (1, 2):
             state = {"rank": comm.rank, "step": step}
             place, here = (0, comm.rank), f"rank {comm.rank}"
-            arguments = here, OSError, tmp_path, step, place, lambda state=state: state, (1, 2), (), 5, written
+            arguments = here, OSError, tmp_path, step, place, lambda state=state: state, (1, 2), (), written
             if step == 1:
                 step_folder.write(comm.allgather_object, *arguments)
         with pytest.raises(OSError, match="Errno 28") as caught:
