@@ -274,11 +274,9 @@ def simulate_time(stages: Sequence[Actions], times: Times) -> Timeline:
                 if peer is not None and (stage, action) not in arrived:
                     break
                 begin = max(now[stage], arrived.get((stage, action), 0.0))
-                compute, wire = (
-                    (times.forward, times.forward_wire)
-                    if isinstance(action, Forward)
-                    else (times.backward, times.backward_wire)
-                )
+                is_forward = isinstance(action, Forward)
+                compute = times.forward if is_forward else times.backward
+                wire = times.forward_wire if is_forward else times.backward_wire
                 starts[stage].append(begin)
                 busy[stage] += compute
                 now[stage] = begin + compute

@@ -100,14 +100,10 @@ class TiedParameters:
             No step was made since the last sum, or each step sums the gradients itself; on every stage.
         """
         if not self._due:
-            raise PipelineError(
-                f"{self._comm.here}: there are no gradients of tied parameters to sum: "
-                + (
-                    "call sum_tied_gradients() once after each synchronize() of the optimizer"
-                    if self._deferred
-                    else "step() has summed them, as the pipeline was made without everyone="
-                )
-            )
+            cure = "call sum_tied_gradients() once after each synchronize() of the optimizer"
+            if not self._deferred:
+                cure = "step() has summed them, as the pipeline was made without everyone="
+            raise PipelineError(f"{self._comm.here}: there are no gradients of tied parameters to sum: {cure}")
         self._due = False
         for name, stages in self._shared():
             one = self._parameters[name]
