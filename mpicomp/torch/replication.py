@@ -211,12 +211,10 @@ def require_same(
 
 
 def require_same_values(
-    named_tensors: Mapping[str, Tensor],
-    comm: Communicator,
-    cure: str = "broadcast_parameters(model, comm) makes them equal",
+    named: Mapping[str, Tensor], comm: Communicator, cure: str = "broadcast_parameters(model, comm) makes them equal"
 ) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits; names, shapes and dtypes are equal."""
-    sums = [zlib.crc32(bytes_of(tensor).numpy().data) for tensor in named_tensors.values()]
+    sums = [zlib.crc32(bytes_of(tensor).numpy().data) for tensor in named.values()]
     of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
     if len(set(np.ravel(of_ranks).tolist())) == 1:
         return
@@ -229,7 +227,7 @@ def require_same_values(
     listed = ", ".join(f"checksum {crc:x} on {list_ranks(of_sum)}" for crc, of_sum in ranks.items())
     raise CollectiveMismatch(
         f"the ranks' models differ in {int(differs.sum())} of {len(sums)} tensors, the first of which is "
-        f"{list(named_tensors)[first]!r} ({listed}): {cure}"
+        f"{list(named)[first]!r} ({listed}): {cure}"
     )
 
 

@@ -87,16 +87,6 @@ class GradientVectors:
         self._index_of: dict[Tensor, int] = {}
         self.queue = BucketQueue(self.reducers, comm, in_order=False, in_background=in_background)
 
-    @property
-    def names(self) -> list[list[str]]:
-        """Names of the parameters of each vector."""
-        return [reducer.bucket.names for reducer in self.reducers]
-
-    @property
-    def all_started(self) -> bool:
-        """Flag: every vector has started since the queue was emptied."""
-        return self.queue.n_started == len(self.reducers)
-
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter in self._index_of
 

@@ -132,7 +132,7 @@ class DDPHookState(NonCopyable, StateOwner):
     @property
     def buckets(self) -> list[list[str]]:
         """The names of the parameters in each aggregator's vector, in their order."""
-        return self._vectors.names
+        return [reducer.bucket.names for reducer in self._vectors.reducers]
 
     def average(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin to average the gradients of a bucket of DDP's.
@@ -249,7 +249,7 @@ class DDPHookState(NonCopyable, StateOwner):
 
     def _end_iteration(self, vectors: GradientVectors) -> None:
         self._all_named = True
-        if not vectors.all_started:
+        if vectors.queue.n_started < len(vectors.reducers):
             raise RuntimeError(
                 f"{self.comm.here}: DDP has not brought the gradients of all parameters that the state has; load "
                 "one of a model of which the same parameters are trained"

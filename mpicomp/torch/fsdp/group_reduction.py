@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.errors import NonFiniteGradient, reword
+from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer, VectorPair
 from mpicomp.torch.buckets import ALIGNMENT, make_bucket
@@ -86,10 +86,8 @@ class GroupReduction:
         ValueError
             The output does not fit the vectors; CollectiveMismatch on the ranks where it does.
         """
-        try:
+        with self._comm.refusing("the gradients of FSDP", ValueError, where=self._comm.here):
             shards = self.group.shards_of(output)
-        except ValueError as error:
-            self._comm.reject(reword(error, f"{self._comm.here}: {error}"), "the gradients of FSDP")
         if not self.group.averages_now:
             self._held = output.clone() if self._held is None else self._held.add_(output)
             output.zero_()

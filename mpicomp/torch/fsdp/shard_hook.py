@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 from collectives import Communicator
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import CollectiveMismatch, reword
+from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
@@ -227,14 +227,12 @@ class FSDPHook(NonCopyable):
             return
         self._in_backward = True
         groups = [one.group for one in self._reductions]
-        try:
+        with self.comm.refusing("the gradients of FSDP", ValueError, where=self.comm.here):
             if not self._compared:
                 require_whole_model(groups)
             # all groups at once: the other nodes' next call may be of another one than was unfrozen here
             for group in groups:
                 group.require_members()
-        except ValueError as error:
-            self.comm.reject(reword(error, f"{self.comm.here}: {error}"), "the gradients of FSDP")
         if not self._compared:
             self._compare_shards()
 

@@ -33,11 +33,11 @@ from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.feedback.redistribute import redistribute
 from mpicomp.torch.fsdp.parameter_groups import ShardedParameter
+from mpicomp.torch.state.schema import State
 
 if TYPE_CHECKING:
     from mpicomp.torch.fsdp.group_reduction import ShardVector
 
-State = dict[str, Any]
 _DESCRIPTION = "description"
 _ABOUT = ("method", "n")  # entries that the description and the shapes stand for
 
@@ -131,9 +131,8 @@ class ShardStates:
             for entry, value in self._fresh(vector).items():
                 for member in vector.members:
                     if f"{prefix}{entry}/{member.name}" in saved_keys:
-                        part = torch.from_numpy(
-                            np.zeros((saved["nodes"], *member.local_shape), np.asarray(value).dtype)
-                        )
+                        zeros = np.zeros((saved["nodes"], *member.local_shape), np.asarray(value).dtype)
+                        part = torch.from_numpy(zeros)
                         template[f"{entry}/{member.name}"] = self._distributed(member, part, saved["nodes"])
         state = self._read(checkpoint_id, key, template)
         return [self._redistributed(vector, state, saved["nodes"], saved["shards"]) for vector in self.vectors]
@@ -162,7 +161,7 @@ class ShardStates:
         methods keep those that save work, stay as they are in a new aggregator.
         """
         first = vector.on_all_shards[0].name
-        places = [self._first_row(member) // _rows(member, shards) for member in vector.members]
+        places = [self._shard * _rows(member, self._shards) // _rows(member, shards) for member in vector.members]
         found = [state.get(f"shard {place}/{first}/{entry}") for place in places]
         known = [value for value in found if value is not None]
         if not known:
@@ -177,9 +176,6 @@ class ShardStates:
                     taken[i] = values[names.index(member.name)]
             return taken
         return _like(fresh, known[0]) if tuple(known[0].shape) == fresh.shape else fresh
-
-    def _first_row(self, member: ShardedParameter) -> int:
-        return self._shard * _rows(member, self._shards)
 
     # Parts of a state ------------------------------------------------------------------------------------------------
 

@@ -150,12 +150,7 @@ class RoundedReduceScatter(_Allocating, ReduceScatter):
         self._dtype = _TYPES[gradients]
 
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         """Overwrite the output, [n], with the sum or mean of this rank's part of all ranks' inputs, [ranks * n].
 
@@ -180,11 +175,7 @@ class RoundedReduceScatter(_Allocating, ReduceScatter):
 
 
 def fsdp_wire(
-    model: torch.nn.Module,
-    weights: str | Codec | None = None,
-    gradients: str | None = None,
-    *,
-    seed: int = 0,
+    model: torch.nn.Module, weights: str | Codec | None = None, gradients: str | None = None, *, seed: int = 0
 ) -> None:
     """Send FSDP2's weights and gradients in fewer bits, where a group of shards spans nodes. Collective.
 
