@@ -468,7 +468,6 @@ class StageCheckpoints:
         stages = " and ".join(f"stage {stage} of replica {replica}" for replica, stage in places)
         text = f"{self._comm.here}: {f'{during}, {stages},' if dead else 'a rank of another pipeline'} died after step "
         text += str(self.steps)
-        path: Path | None = None
         # Without replicas there is no copy from before the step. The dead rank may be of another pipeline.
         is_within = self._is_in_step and self._before is None
         ready = gather((self._is_loaded, not is_within))

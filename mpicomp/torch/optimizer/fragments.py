@@ -251,8 +251,7 @@ class Fragments:
         state = rounds.get("fragments", {"turn": turn, "in_flight": []})
         self.turn = state["turn"] % self.plan.local_steps
         for one in state["in_flight"]:
-            flight = FragmentInFlight(
-                one["fragment"], [*self.of(one["fragment"], reducers)], one["remaining"], agreement
-            )
+            number = one["fragment"]
+            flight = FragmentInFlight(number, [*self.of(number, reducers)], one["remaining"], agreement)
             flight.load_means(one["means"])
             self.in_flight.append(flight)

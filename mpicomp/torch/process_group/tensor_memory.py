@@ -66,9 +66,8 @@ class PackedTensors(Segment):
         self.is_copy = span is None
         if span is None:
             dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
-            span = torch.empty(
-                sum(tensor.nbytes for tensor in self._tensors) // dtype.itemsize, dtype=dtype, device="cpu"
-            )
+            n = sum(tensor.nbytes for tensor in self._tensors) // dtype.itemsize
+            span = torch.empty(n, dtype=dtype, device="cpu")
         super().__init__(span, sizes)
 
     def separate_from(self, other: PackedTensors) -> PackedTensors:
@@ -190,9 +189,7 @@ class StagingTensors:
         self._used = True
         nbytes = sum(tensor.nbytes for tensor in tensors)
         try:
-            memory = (
-                torch.from_numpy(device.pinned(nbytes)) if nbytes else torch.empty(0, dtype=torch.uint8, device="cpu")
-            )
+            memory = torch.from_numpy(device.pinned(nbytes) if nbytes else np.empty(0, np.uint8))
             parts = torch.split(memory.view(tensors[0].dtype), [tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 if tensor.numel():

@@ -18,7 +18,11 @@ def require_usable(written: Sequence[Tensor], read: Sequence[Tensor], writes: bo
     for tensor in (*written, *read):
         _require_plain(tensor)
     for tensor in written if writes else ():
-        _require_writable(tensor)
+        if tensor.layout == torch.strided and not tensor.is_contiguous() and _shares_elements(tensor):
+            raise ValueError(
+                f"elements of the tensor of shape {list(tensor.shape)} share memory, as after expand(), and a result "
+                "cannot be written there: pass tensor.contiguous()"
+            )
 
 
 def _require_plain(tensor: Tensor) -> None:
@@ -32,15 +36,6 @@ def _require_plain(tensor: Tensor) -> None:
         raise ValueError("the tensor is nested: pass its parts, tensor.unbind(), one by one")
     if tensor.layout == torch.strided and tensor.numel() and not (tensor.is_meta or tensor.untyped_storage().nbytes()):
         raise ValueError(f"the memory of the tensor of shape {list(tensor.shape)} was freed: pass one that has values")
-
-
-def _require_writable(tensor: Tensor) -> None:
-    """Raise ValueError if elements of the tensor share memory, as after `expand`."""
-    if tensor.layout == torch.strided and not tensor.is_contiguous() and _shares_elements(tensor):
-        raise ValueError(
-            f"elements of the tensor of shape {list(tensor.shape)} share memory, as after expand(), and a result "
-            "cannot be written there: pass tensor.contiguous()"
-        )
 
 
 def _shares_elements(tensor: Tensor) -> bool:
