@@ -97,7 +97,7 @@ class FragmentInFlight:
     ended
         The reducers that have a mean, once the flight is settled.
     failures
-        The error of the flight, if it has failed; whoever raises it takes it out.
+        The error of the flight, if it has failed, until it is raised.
     """
 
     def __init__(
