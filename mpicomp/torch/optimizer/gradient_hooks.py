@@ -168,7 +168,8 @@ class SentGradients:
     """
 
     def __init__(self) -> None:
-        self._sent: dict[str, _Sent] = {}
+        self._noted: dict[str, tuple[NamedParameter, Tensor, int, int]] = {}  # not sent; mostly without address
+        self._sent: list[_Sent] = []
         self._windows: dict[str, _Window] = {}
         self._step = 1
         self._n_buckets, self._buckets_before = 0, 1
@@ -177,8 +178,9 @@ class SentGradients:
         """Note a gradient that is complete: the loop must leave it alone until the step."""
         gradient = member.parameter.grad
         if gradient is not None:
-            self._sent[member.name] = _Sent(member, gradient, gradient._version, _address_of(gradient))
-            if self._step & (self._step - 1) == 0:
+            address = 0 if self._step & (self._step - 1) else _address_of(gradient)
+            self._noted[member.name] = member, gradient, gradient._version, address
+            if address:
                 self._watch(member, gradient, whole=True)
 
     def add(self, members: Sequence[NamedParameter], mean: Tensor) -> None:
@@ -187,7 +189,9 @@ class SentGradients:
         Their `mean` is going to be written where gradients may lie that a loop has kept.
         """
         first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
-        there = [one for member in members if (one := self._sent.get(member.name)) is not None]
+        noted = [self._noted.pop(member.name) for member in members if member.name in self._noted]
+        there = [_Sent(*one[:3], _address_of(one[1])) for one in noted]
+        self._sent += there
         for one in there:
             if first <= one.address < end:
                 self._windows.pop(one.member.name, None)
@@ -199,9 +203,9 @@ class SentGradients:
 
     def find_change(self) -> str:
         """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
-        for member, gradient, version, address in self._sent.values():
-            now = member.parameter.grad
-            if now is not gradient or gradient._version != version or _address_of(gradient) != address:
+        for member, gradient, version, address in (*self._sent, *self._noted.values()):
+            is_same = member.parameter.grad is gradient and gradient._version == version
+            if not is_same or (address and _address_of(gradient) != address):
                 return member.name
         by_device: dict[torch.device, list[_Window]] = {}
         for window in self._windows.values():
@@ -215,10 +219,11 @@ class SentGradients:
 
     def clear(self) -> None:
         """Begin another step."""
-        if self._sent:
+        if self._sent or self._noted:
             self._step += 1
             self._buckets_before = max(1, self._n_buckets)
         self._n_buckets = 0
+        self._noted.clear()
         self._sent.clear()
         self._windows.clear()
 

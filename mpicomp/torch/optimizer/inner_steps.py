@@ -67,9 +67,8 @@ class InnerSteps:
         hooks = [one._optimizer_step_pre_hooks for one in hooked if held & _parameters_of(one)]
         steps = next((hook for of_one in hooks for hook in of_one.values() if isinstance(hook, cls)), None) or cls()
         steps._latest = WeakMethod(admit)
-        for of_one in hooks:
-            if steps not in of_one.values():
-                of_one[RemovableHandle(of_one).id] = steps
+        for of_one in (one for one in hooks if steps not in one.values()):
+            of_one[RemovableHandle(of_one).id] = steps
         return steps
 
 

@@ -306,27 +306,24 @@ class LocalUpdates(Synchronizer):
         """Average a fragment's moves, if there are some, and take the means, `at_once` or after the delay."""
         for flight in [one for one in self._fragments.in_flight if one.number == number]:
             self._apply(flight)
+        intent, self._refusal = StepIntent(self._refusal), None
         if self._plan.is_whole:
-            self._average(StepIntent(self._pop_refusal()))
+            self._average(intent)
             self.synchronizations += 1
             return
         moved = [one for one in self._fragments.of(number, self.reducers) if self._common.has_moved(one)]
         if not moved:
             return
         if not self._plan.keeps_local:
-            self._average(StepIntent(self._pop_refusal()), self._fragments.of(number, self.reducers))
+            self._average(intent, self._fragments.of(number, self.reducers))
             self.synchronizations += 1
             return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), self._pop_refusal())
+        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), intent.take_refusal())
         self._fragments.in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
             self._apply(flight)
-
-    def _pop_refusal(self) -> Exception | None:
-        refusal, self._refusal = self._refusal, None
-        return refusal
 
     def _apply(self, flight: FragmentInFlight) -> None:
         """Take the means of a fragment, which are waited for."""

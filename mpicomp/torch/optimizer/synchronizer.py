@@ -320,11 +320,12 @@ class Synchronizer(StateOwner):
 
     def gradient_came(self, position: int) -> None:
         """Start the buckets that this gradient completes; called by hooks during backward."""
-        averaged, early = self.phase is Phase.AVERAGED, self._starts_early
+        averaged, noted = self.phase is Phase.AVERAGED, self._takes_early
+        early = noted and self.models_compared and len(self.reducers) > 1
         complete = self.gradient_counts.complete(position, averaged or early)
         if averaged:
             raise self.gradient_counts.late(position)
-        if complete and self._takes_early:
+        if complete and noted:
             self._sent.note(self.reducers.members[position])
         if complete and early:
             self.phase = Phase.SENT
