@@ -319,7 +319,8 @@ class LocalUpdates(Synchronizer):
             self.synchronizations += 1
             return
         delay = 0 if at_once else self._plan.delay
-        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), intent.take_refusal())
+        flight = FragmentInFlight(number, moved, delay, self.agreement.for_another_call(), intent.refusal)
+        intent.refusal = None  # whose traceback may have this frame, and they would keep each other
         self._fragments.in_flight.append(flight)
         flight.start(self.comm, self._fill)
         if not delay:
