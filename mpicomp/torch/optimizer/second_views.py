@@ -48,7 +48,7 @@ def second_views(optimizer: torch.optim.Optimizer) -> list[str]:
                 repr(key)
                 for still, shifted, moved in zip(*trials, strict=True)
                 for key, tensor in still.items()
-                if not (torch.equal(tensor, shifted[key]) or torch.equal(tensor, moved[key]))
+                if not (_are_equal(tensor, shifted[key]) or _are_equal(tensor, moved[key]))
             }
             return sorted(found)
     return []
@@ -85,6 +85,11 @@ def _trial(optimizer: torch.optim.Optimizer, shift: float, slope: float, seeded:
         {key: value.clone() for key, value in state[one].items() if torch.is_tensor(value) and value.shape == one.shape}
         for one in small
     ]
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    # NaN is equal to NaN: without gradients some optimizers divide 0 by 0
+    return torch.equal(one.float().nan_to_num(), other.float().nan_to_num())
 
 
 def _small_like(parameter: Tensor, shift: float) -> torch.nn.Parameter:

@@ -70,7 +70,7 @@ def on_all_ranks(gather: Gather, here: str, kind: type[Exception], work: Callabl
         result = work()
     except Exception as error:  # noqa: BLE001 - reported to all ranks
         fault = f"{here}: {one_line(error) or type(error).__name__}"
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             fault += "; make room there, or name another folder"
     found = [one for one in gather(fault) if one is not None]
     if found:

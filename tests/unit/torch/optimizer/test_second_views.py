@@ -45,6 +45,19 @@ class AveragingFromTheStart(torch.optim.SGD):
             self.state[one]["ema"].lerp_(one, 0.1)
 
 
+class Coded(torch.optim.SGD):
+    """SGD with momentum in codes with a scale, which is 0 without gradients, so that the codes are NaN."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            state = self.state[one]
+            momentum = (0.9 * state["codes"] * state["scale"] if state else 0) + one.grad
+            state["scale"] = momentum.abs().max() / 100
+            state["codes"] = momentum / state["scale"]
+            one.sub_(momentum, alpha=0.01)
+
+
 class ScheduleFree(torch.optim.Optimizer):
     """Schedule-free SGD: z is moved by gradients, and the parameter by both."""
 
@@ -107,6 +120,7 @@ WITHOUT: dict[str, Make] = {
     "tensor lr": lambda found: torch.optim.AdamW(found, lr=torch.tensor(0.1), foreach=False),
     "rmsprop": lambda found: torch.optim.RMSprop(found, momentum=0.9, centered=True),
     "distance to start": DistanceToStart,
+    "codes": lambda found: Coded(found, lr=0.1),
     **{
         name: getattr(torch.optim, name)
         for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "LBFGS", "NAdam", "RAdam", "Rprop")

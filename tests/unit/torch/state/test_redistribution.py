@@ -95,6 +95,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*the state of ASGD has a second view of the model")
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_under_updates_new_ranks_start_from_the_mean_of_the_old_ones(made: Any) -> None:
     def build(model: nn.Module, comm: Communicator) -> DistributedOptimizer:
