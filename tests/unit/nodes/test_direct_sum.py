@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives import NonFiniteGradient, PeerFailure
-from collectives.arrays.peer_memory import PeerMemory
+from collectives.arrays.peer_memory import PeerMemory, UnreadableMemory
 from mpicomp import QSGD, Communicator, Dense, EFSignSGD, LocalTopK, MajorityVote, Marsit, PerNode, run_local
 from mpicomp.feedback.sign_residual import SignResidual
 from mpicomp.nodes.direct_sum import DirectSum
@@ -134,7 +134,7 @@ def test_memory_that_the_kernel_does_not_let_ranks_read_is_shared_instead(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reads: dict[str, int]
 ) -> None:
     def refuse(*arguments: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
+        raise UnreadableMemory(1, "Operation not permitted")
 
     monkeypatch.setattr(PeerMemory, "read", refuse)
     with caplog.at_level(logging.WARNING, "mpicomp"):
