@@ -568,7 +568,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         2
         """
         if self.mode == "gradients":
-            self._synchronizer.check_before_step()
+            self._synchronizer.check_before_synchronizing()
         else:
             self._require_nothing_sent("synchronize")
         self._synchronizer.synchronize()

@@ -16,6 +16,7 @@ from mpicomp.torch.buckets import NamedParameter
 
 WINDOW_ELEMENTS = 4096
 _LISTENER = "_mpicomp_listener"  # attribute of hooks: a weak reference
+_ANY_VERSION = -1  # of a gradient whose count of changes shows nothing
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -179,7 +180,9 @@ class SentGradients:
         gradient = member.parameter.grad
         if gradient is not None:
             address = 0 if self._step & (self._step - 1) else _address_of(gradient)
-            self._noted[member.name] = member, gradient, gradient._version, address
+            # views of a bucket share one count, and backward goes on with the others
+            version = _ANY_VERSION if gradient._is_view() else gradient._version
+            self._noted[member.name] = member, gradient, version, address
             if address:
                 self._watch(member, gradient, whole=True)
 
@@ -201,10 +204,16 @@ class SentGradients:
             self._watch(one.member, one.gradient, whole=False)
         self._n_buckets += 1
 
+    def release_unsent(self) -> None:
+        """Let the loop change gradients that wait for the step: they are averaged as they are then."""
+        for name in self._noted:
+            self._windows.pop(name, None)
+        self._noted.clear()
+
     def find_change(self) -> str:
         """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
         for member, gradient, version, address in (*self._sent, *self._noted.values()):
-            is_same = member.parameter.grad is gradient and gradient._version == version
+            is_same = member.parameter.grad is gradient and version in (gradient._version, _ANY_VERSION)
             if not is_same or (address and _address_of(gradient) != address):
                 return member.name
         by_device: dict[torch.device, list[_Window]] = {}

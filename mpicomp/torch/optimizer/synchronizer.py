@@ -333,6 +333,11 @@ class Synchronizer(StateOwner):
         elif self.phase is Phase.STEPPED:
             self.phase = Phase.COLLECTING
 
+    def check_before_synchronizing(self) -> None:
+        """Check as before a step, and take the gradients that are not sent as the loop has left them."""
+        self.check_before_step()
+        self._sent.release_unsent()
+
     def _restart(self, phase: Phase = Phase.COLLECTING) -> None:
         if phase is Phase.STEPPED:
             self._count_silent_step()

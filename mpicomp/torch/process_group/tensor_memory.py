@@ -189,7 +189,10 @@ class StagingTensors:
         self._used = True
         nbytes = sum(tensor.nbytes for tensor in tensors)
         try:
-            memory = torch.from_numpy(device.pinned(nbytes) if nbytes else np.empty(0, np.uint8))
+            # an empty array of a device has a stride that `view` refuses
+            memory = (
+                torch.from_numpy(device.pinned(nbytes)) if nbytes else torch.empty(0, dtype=torch.uint8, device="cpu")
+            )
             parts = torch.split(memory.view(tensors[0].dtype), [tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 if tensor.numel():
