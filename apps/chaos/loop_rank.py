@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer would load it, in each rank, within seconds in which ranks are killed
 from mpi4py import MPI
 
 import mpicomp
