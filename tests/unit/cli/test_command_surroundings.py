@@ -54,6 +54,8 @@ def test_every_command_runs_in_these_surroundings() -> None:
 @pytest.mark.parametrize("surroundings", SURROUNDINGS)
 @pytest.mark.parametrize("command", RUNS)
 def test_a_command_ends_with_its_report(command: str, surroundings: str, tmp_path: Path) -> None:
+    if command == "completion":
+        pytest.importorskip("shtab")
     arguments, status, text = RUNS[command]
     given = [one.format(folder=tmp_path) for one in arguments]
     found, output = outcome(["mpicomp", command, *given], SURROUNDINGS[surroundings], "/proc")  # which is read-only
@@ -64,6 +66,7 @@ def test_a_command_ends_with_its_report(command: str, surroundings: str, tmp_pat
 @pytest.mark.parametrize("surroundings", SURROUNDINGS)
 @pytest.mark.parametrize("app", APPS)
 def test_a_program_of_a_checkout_begins(app: str, surroundings: str) -> None:
+    pytest.importorskip("torch")
     found, output = outcome([f"apps.{app}", *APPS[app]], SURROUNDINGS[surroundings], "/proc")
     assert found == 0, output
 
