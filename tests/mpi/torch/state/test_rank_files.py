@@ -145,7 +145,7 @@ def test_a_disk_that_fills_on_one_rank_is_an_error_on_all_ranks(comm: Communicat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024 if comm.rank == comm.size - 1 else soft, hard))
     try:
-        with pytest.raises(OSError, match=rf"rank {comm.size - 1}: .*File too large: '.*'; make room there, or name"):
+        with pytest.raises(OSError, match=rf"rank {comm.size - 1} of .*File too large: '.*'; make room there, or name"):
             save_beside(folder / "last.ckpt", [optimizer], comm)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
