@@ -530,7 +530,8 @@ class Communicator(metaclass=_Listed):
         if driver is not None:
             driver.reject_waiting(call.name)
             return self.begin(call, steps).wait()
-        call.reject_nesting()
+        if self.calls.ordered:
+            call.reject_nesting()
         self.calls.open(call, steps)
         return call.wait()
 

@@ -131,7 +131,8 @@ class Call(Backoff):
         elif not self.done:
             if self.busy:
                 raise RuntimeError(f"{self.group.here}: a call cannot be waited for from within itself ({self.name()})")
-            self.reject_nesting()
+            if self.background:
+                self.reject_nesting()
             self.busy = True
             if not self.thread.in_flight:
                 self.polls = POLLS
