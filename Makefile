@@ -3,7 +3,9 @@
 #              Marsit, and compares both; DEMO="--link 1gbit" for another link
 # make examples   runs examples/ on 2 ranks, compressed and dense: PyTorch loops, DDP, FSDP2, Lightning, Accelerate,
 #              Transformers; installs the latter three first; EXAMPLES="--only ddp" for some
-# make test    all tests: the serial ones, then the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks; both run if one fails
+# make test    the tests for every day, ten minutes on two cores: the serial ones but for whole jobs and repeated GPU
+#              kernels, then the multi-rank ones on 3 ranks, and on 8 and 2 those that 3 do not show; both run if one fails
+# make test-all   all serial tests, and the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks, as CI runs them
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
 # make site    builds the documentation as a website in build/site, every warning an error
@@ -12,11 +14,12 @@
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
 # make test-core   the serial tests of packages that can use extras, with none installed: no PyTorch, no rich
-# make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library
+# make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library, and deaths
+#              of ranks there
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
 #              that .ci/run names
-# make test-integrations  the tests of Lightning, Accelerate and the Trainer on 1, 2 and 3 ranks, with the packages of
-#              make examples
+# make test-integrations  the tests of Lightning, Accelerate, the Trainer and TensorBoard on 1, 2 and 3 ranks, with the
+#              packages of make examples
 # make torch-suite   PyTorch's own tests of process groups on 3 ranks; TORCH_SUITE="--ranks 4 --only gather" for others
 #              With TORCH_SOURCE=FOLDER those of a tree of sources of PyTorch, on 4 ranks
 # make fuzz    feeds bytes that coverage guides to every decoder and reader; FUZZ="elias stores --seconds 60" for some
@@ -33,13 +36,19 @@ SHELL := bash
 PYTHON ?= python3
 BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 8,2,3,4,1
+# make test sets SHORT: each multi-rank test runs on one number of ranks, and these serial ones are left out, which start
+# jobs of several processes or repeat what others show.
+SHORT_RANKS := 3,8,2
+WHOLE_JOBS := apps cli/test_command_surroundings.py faults kernels/gpu/test_compiles.py test_examples.py \
+    test_batch_templates.py test_packaging.py
 # What depends on the MPI library. Programs, commands and optimizers rest on it.
 NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline reducers torch/process_group)
-INTEGRATIONS := $(patsubst %,tests/mpi/test_%.py,lightning accelerate transformers)
+INTEGRATIONS := $(patsubst %,tests/mpi/test_%.py,lightning accelerate transformers tracking)
 # Every test has a limit of its own. This one ends a run that hangs outside of tests, and must not end a slow one.
 WHOLE_RUN := timeout -k 10 7200
-# One more than there are processors: jobs of ranks wait for a part of their time.
-WORKERS := $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 ))
+# One more than there are processors: jobs of ranks wait for a part of their time. nproc would count one where
+# slurm/env.sh has set OMP_NUM_THREADS.
+WORKERS := $$(( $$(OMP_NUM_THREADS= nproc) < 3 ? $$(OMP_NUM_THREADS= nproc) + 1 : 4 ))
 # Tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
 # one, which tests/unit/test_imports.py checks, and of programs.
 NOT_OF_CORE := apps torch kernels codecs feedback collectives/schedules collectives/cost faults \
@@ -62,7 +71,7 @@ READY_CORE := .venv-core/.ready
 READY_EXAMPLES := .venv/.ready-examples
 READY_SITE := .venv-site/.ready
 
-.PHONY: help setup train examples test test-unit test-core test-mpi warm test-gpu test-mpich test-integrations test-system test-cluster test-slurm torch-suite fixtures fuzz \
+.PHONY: help setup train examples test test-all test-unit test-core test-mpi warm test-gpu test-mpich test-integrations test-system test-cluster test-slurm torch-suite fixtures fuzz \
     lint site site-check bench dist clean
 MAKEFLAGS += --no-print-directory
 
@@ -92,7 +101,7 @@ $(READY_CORE): pyproject.toml constraints.txt
 	touch $@
 
 train: $(READY)
-	source slurm/env.sh && mpicomp demo --output runs/demo.png $(DEMO)
+	mkdir -p runs && source slurm/env.sh && mpicomp demo --output runs/demo.png $(DEMO)
 
 # Nothing else of ours needs these packages. All that they need is pinned or there: PyTorch stays as it is.
 $(READY_EXAMPLES): $(READY)
@@ -108,10 +117,14 @@ warm: $(READY)
 
 # A failing part does not keep the other one from running.
 test: $(READY)
+	@failed=0; for part in test-unit test-mpi; do $(MAKE) $$part SHORT=1 || failed=1; done; exit $$failed
+
+test-all: $(READY)
 	@failed=0; for part in test-unit test-mpi; do $(MAKE) $$part || failed=1; done; exit $$failed
 
 test-unit: warm
 	source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
+	    $(if $(SHORT),--smoke $(addprefix --ignore tests/unit/,$(WHOLE_JOBS))) \
 	    --numprocesses $(WORKERS) --dist worksteal
 
 test-core: $(READY_CORE)
@@ -120,7 +133,7 @@ test-core: $(READY_CORE)
 	    --numprocesses $(WORKERS) --dist worksteal
 
 test-mpi: $(READY)
-	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(RANKS)
+	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks $(if $(SHORT),$(SHORT_RANKS) --once all,$(RANKS))
 
 ON_DEVICES := tests/unit/kernels/gpu tests/unit/collectives/arrays tests/unit/collectives/dense/test_device_sum.py \
     tests/unit/collectives/dense/test_dense_broadcast.py
@@ -136,6 +149,7 @@ test-gpu: $(READY)
 
 test-mpich: $(READY_MPICH)
 	.venv-mpich/bin/python tests/run_lanes.py --ranks 3 --tests $(NEAR_MPI)
+	.venv-mpich/bin/python -m pytest tests/unit/faults/test_mpich_deaths.py
 
 test-integrations: $(READY_EXAMPLES)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks 3,2,1 --tests $(INTEGRATIONS)

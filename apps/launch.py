@@ -65,6 +65,15 @@ def mpi_environment(project: Path = PROJECT) -> dict[str, str]:
     return found | {"PYTHONPATH": os.pathsep.join(filter(None, (str(project), found.get("PYTHONPATH"))))}
 
 
+def files_in(folder: str) -> dict[str, str]:
+    """Return the settings that keep the files of Open MPI's ranks and launcher in `folder`.
+
+    A killed launcher leaves its session's folder, whose name is its process id. In a common folder the next launcher
+    with that id ends with "The PMIx server's listener thread failed to start".
+    """
+    return {"OMPI_MCA_btl_sm_backing_directory": folder, "PRTE_MCA_prte_tmpdir_base": folder}
+
+
 def run(
     command: Sequence[str],
     env: Mapping[str, str],

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
 from mpi4py import MPI
 
@@ -26,18 +27,25 @@ TIMEOUT_S = 1200.0
 PROBE_S = 0.3  # of a link
 
 
-def call_on_ranks(function: Callable[..., Record], arguments: Record, ranks: int, rate: str | None = None) -> Record:
+def call_on_ranks(
+    function: Callable[..., Record],
+    arguments: Record,
+    ranks: int,
+    rate: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Record:
     """Call a function of a module, with `arguments` by name, on every rank of a new MPI job.
 
     Without a rate the ranks are processes of this machine, which share memory. With one, such as ``"100mbit"`` or
-    ``"none"`` for no limit, each runs on an emulated host of its own, which sends at this rate. It raises ClusterError
-    if hosts cannot be emulated here, and JobFailed if the job failed or took too long.
+    ``"none"`` for no limit, each runs on an emulated host of its own, which sends at this rate; ``MASTER_ADDR`` is the
+    address of rank 0's. The environment of the ranks has the `settings` as well. It raises ClusterError if hosts cannot
+    be emulated here, and JobFailed if the job failed or took too long.
 
     Returns
     -------
     dict
-        The result of the function on rank 0. With emulated hosts, ``payload_bits_per_s`` is what one connection between
-        two hosts carried right before.
+        The result of the function on rank 0. With emulated hosts, ``payload_bits_per_s`` is the rate of one connection
+        between two hosts right before.
     """
     name = f"{function.__module__}:{function.__qualname__}"
     with tempfile.TemporaryDirectory(prefix="mpicomp-job-") as scratch:
@@ -46,13 +54,14 @@ def call_on_ranks(function: Callable[..., Record], arguments: Record, ranks: int
         request = write_request(folder, {"function": name, "arguments": arguments, "path": str(path)})
         job = ["-m", "apps.mpi_jobs", request]
         if rate is None:
-            run_or_raise(name, python_command(ranks, job), mpi_environment(), TIMEOUT_S)
+            run_or_raise(name, python_command(ranks, job), {**mpi_environment(), **settings}, TIMEOUT_S)
             return read_record(path)
         layout = Layout((Rate.parse(rate),) * ranks)
         with Network(layout) as network:
             nbytes = round(PROBE_S * (layout.rates[0].bits_per_s or 8e9) / 8)
             carried = transfer(network.nodes[0], network.nodes[1], nbytes)
-            run_on_hosts(network, folder, name, job, TIMEOUT_S)
+            own = {"MASTER_ADDR": network.nodes[0].address, **settings}
+            run_on_hosts(network, folder, name, job, TIMEOUT_S, settings=own)
         return {**read_record(path), "payload_bits_per_s": carried}
 
 

@@ -217,7 +217,7 @@ class NonFiniteGradient(CollectiveError):
     [(1,), (1,)]
     """
 
-    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:  # pickle makes it of the message alone
         super().__init__(message)
         self.ranks = ranks
 

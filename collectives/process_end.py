@@ -17,18 +17,19 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 from weakref import WeakSet
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives import tags
+from collectives import error_report, tags
 from collectives import trace as traces
-from collectives.errors import explains_itself
+from collectives.errors import CollectiveError, explains_itself
 from collectives.exit_status import (
     before_exit_at_once,
     exit_at_once,
@@ -39,8 +40,16 @@ from collectives.exit_status import (
 )
 from collectives.launcher import mark
 from collectives.progress.polling import SLEEP_S
-from collectives.recovery.fault_tolerance import LONGEST_NOTICE_S, describe_failed, is_tolerant_job, look, revoke
+from collectives.recovery.fault_tolerance import (
+    LONGEST_NOTICE_S,
+    describe_failed,
+    finalize_without_launcher,
+    is_tolerant_job,
+    look,
+    revoke,
+)
 from collectives.recovery.launcher_end import watch_launcher
+from collectives.recovery.mpich_memory import unlink_mpich_memory
 from collectives.recovery.witness import end_by_itself
 
 if TYPE_CHECKING:
@@ -108,7 +117,7 @@ def install_abort_hook() -> None:
             _abort(status, reason)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with _print_at_once():
+        with _print_at_once(error):
             previous(kind, error, _shorten_traceback(error, trace))
         end_job()
 
@@ -116,7 +125,7 @@ def install_abort_hook() -> None:
         if args.exc_value is not None:
             trace = _shorten_traceback(args.exc_value, args.exc_traceback)
             args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
-        with _print_at_once():
+        with _print_at_once(args.exc_value):
             previous_thread(args)
         if not isinstance(args.exc_value, SystemExit):
             end_job()
@@ -141,17 +150,33 @@ def install_unless_attended() -> None:
 
 
 @contextmanager
-def _print_at_once() -> Iterator[None]:
-    """Collect all output to stderr and print it at once, so that lines of several ranks do not mix."""
-    # torch.distributed's hook, installed later, captures the output of this one and would show it afterwards
-    kept = isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
-    stream = sys.__stderr__ if kept else sys.stderr
-    text = io.StringIO()
+def _print_at_once(error: BaseException | None) -> Iterator[None]:
+    """Collect all output of an error to stderr and print it at once, so that lines of several ranks do not mix."""
+    text, stream = io.StringIO(), _stderr()
     try:
         with redirect_stderr(text):
             yield
     finally:
-        print(text.getvalue(), end="", file=stream, flush=True)
+        found = text.getvalue()
+        if _reports() and not isinstance(error, SystemExit | None):
+            last = "".join(traceback.format_exception_only(error)).strip()
+            found = _report(found, last, isinstance(error, CollectiveError))
+        print(found, end="", file=stream, flush=True)
+
+
+def _stderr() -> TextIO:
+    # torch.distributed's hook, installed later, captures the output of this one and would show it afterwards
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        return sys.__stderr__
+    return sys.stderr
+
+
+def _reports() -> bool:
+    return error_report.are_read() and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+
+
+def _report(text: str, last: str, follows: bool = False) -> str:
+    return error_report.ErrorReport(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, text, last, follows).line()
 
 
 def _shorten_traceback(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
@@ -176,11 +201,15 @@ def _abort(status: int, reason: str) -> None:
         return
     sys.stdout.flush()
     traces.flush()
-    with _print_at_once():
-        print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job", file=sys.stderr)
+    line = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job"
+    if not _reports():
+        print(line, file=_stderr(), flush=True)
+    elif reason:  # of an error there is a report
+        print(_report("", line), end="", file=_stderr(), flush=True)
     _end_for_others()
     if is_tolerant_job():
         _leave(status or 1)
+    end_by_itself()
     MPI.COMM_WORLD.Abort(status)
 
 
@@ -299,6 +328,7 @@ def meet_at_end(newcomers: Newcomers | None) -> None:
     """
     global _meets, _newcomers
     _newcomers, _meets = newcomers or _newcomers, True
+    finalize_without_launcher()
     _leave_before_finalizing()
 
 
@@ -410,6 +440,7 @@ def _leave_without_finalizing() -> None:
 
 def _mark_rank() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
+        unlink_mpich_memory()
         mark(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
 
 
@@ -424,17 +455,14 @@ def _after_fork() -> None:
 
     watch_exit_status()
     sys.excepthook = report_noting_status
-    atexit.register(_leave_child)  # runs first, and so instead of all handlers that the parent registered
+    # runs first, and so instead of all handlers that the parent registered
+    atexit.register(lambda: _leave(exit_status()))
 
 
 def _status_after_death() -> int:
     """Return the status of survivors whose program has come to its end: that of the environment, if it has one."""
     text = os.environ.get(STATUS_AFTER_DEATH, "")
     return int(text) if text.isdecimal() else int(_other_failed)
-
-
-def _leave_child() -> None:
-    _leave(exit_status())
 
 
 def _can_regroup() -> bool:

@@ -44,6 +44,7 @@ ROLES = {
     "mpicomp.checkpoint": "states on disk",
     "mpicomp.cli": "bench, doctor, advise",
     "mpicomp.codecs": "values to bytes",
+    "mpicomp.contrib": "EF21",
     "mpicomp.feedback": "residuals",
     "mpicomp.kernels": "compiled loops",
     "mpicomp.nodes": "two levels",

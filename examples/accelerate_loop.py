@@ -39,7 +39,7 @@ def main() -> None:
         optimizer.step()
 
     found = accuracy(accelerator.unwrap_model(model), test)
-    sent = sum(one.traffic.total.bytes_sent for state in accelerator.states for one in state.aggregators)
+    sent = sum(state.traffic.total.bytes_sent for state in accelerator.states)
     accelerator.print(f"accuracy {found:.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB")
     accelerator.end_training()
 

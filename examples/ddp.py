@@ -44,7 +44,7 @@ def main() -> None:
         optimizer.step()
 
     if dist.get_rank() == 0:
-        sent = sum(one.traffic.total.bytes_sent for one in state.aggregators)
+        sent = state.traffic.total.bytes_sent
         print(
             f"accuracy {accuracy(model.module, test):.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB"
         )

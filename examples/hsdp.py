@@ -68,7 +68,7 @@ def main() -> None:
 
     found = accuracy(model, test)  # on all ranks, since it gathers the layers
     if dist.get_rank() == 0:
-        sent = sum(one.traffic.total.bytes_sent for one in hook.aggregators)
+        sent = hook.traffic.total.bytes_sent
         print(f"accuracy {found:.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB")
     dist.destroy_process_group()
     world.close()

@@ -43,7 +43,7 @@ def main() -> None:
         optimizer.step()
 
     if comm.rank == 0:
-        sent = sum(one.traffic.total.bytes_sent for one in optimizer.aggregators)
+        sent = optimizer.traffic.total.bytes_sent
         print(f"accuracy {accuracy(model, test):.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.1f} MB")
     comm.close()
 

@@ -51,7 +51,7 @@ def main() -> None:
         optimizer.step()
 
     if comm.rank == 0:
-        sent = sum(one.traffic.total.bytes_sent for one in optimizer.aggregators)
+        sent = optimizer.traffic.total.bytes_sent
         after = accuracy(model, test)
         print(f"accuracy {before:.1%} before, {after:.1%} after {options.steps} steps; rank 0 sent {sent / 1e6:.0f} MB")
     comm.close()

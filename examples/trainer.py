@@ -37,7 +37,7 @@ def main() -> None:
     trainer.train()
 
     if trainer.is_world_process_zero():
-        sent = sum(one.traffic.total.bytes_sent for one in callback.state.aggregators)
+        sent = callback.state.traffic.total.bytes_sent
         found = accuracy(trainer.model, test)
         print(f"accuracy {found:.1%} after {trainer.state.global_step} steps; rank 0 sent {sent / 1e6:.0f} MB")
     callback.close()  # added

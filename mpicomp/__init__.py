@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mpicomp.algorithms import (
         ALGORITHMS,
         ECQSGD,
+        EF21,
         QSGD,
         SSDM,
         Auto,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         PerNode,
         PowerSGD,
         RandomK,
+        Relay,
         ScaleCom,
         SparseLoCo,
         TernGrad,
@@ -66,6 +68,7 @@ _HOMES = {
 __all__ = [
     "ALGORITHMS",
     "ECQSGD",
+    "EF21",
     "QSGD",
     "SSDM",
     "Auto",
@@ -90,6 +93,7 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "RanksLost",
+    "Relay",
     "ScaleCom",
     "SparseLoCo",
     "TernGrad",
@@ -107,6 +111,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
+    import_module("mpicomp.name_clash").require_ours()
     others = "collectives" if name in collectives.__all__ else "mpicomp.algorithms"
     with import_module("collectives.errors").explaining_mpi():
         return getattr(import_module(_HOMES.get(name, others)), name)

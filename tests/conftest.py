@@ -5,7 +5,9 @@ Tests that need a package of an extra, such as PyTorch, are skipped where that i
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,12 +35,37 @@ PROCESSES_A_PROCESSOR = 5
 # A machine of CI may become busy after it has been looked at: there a test may take so many times longer.
 CI_FACTOR = 3
 
+GPU_KERNELS = Path(__file__).parent / "unit" / "kernels" / "gpu"
+WORTH_RECORDING_S = 100.0  # of tests: shorter runs are of a few files, and leave the record as it is
 EXTRAS = ("matplotlib", "rich", "safetensors", "scipy", "sklearn", "torch", "triton")
 MISSING = frozenset(name for name in EXTRAS if find_spec(name) is None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--smoke",
+        action="store_true",
+        help="run the first case alone of each test of GPU kernels",
+    )
+
+
+def first_cases(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Leave out all but the first case of each test of GPU kernels."""
+    seen, kept = set[tuple[Path, str]](), list[pytest.Item]()
+    for item in items:
+        function = (item.path, getattr(item, "originalname", item.name))
+        if not item.path.is_relative_to(GPU_KERNELS) or function not in seen:
+            kept.append(item)
+        seen.add(function)
+    return kept
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Lengthen the limits of tests on a busier machine, where the same work takes longer."""
+    """Choose, and lengthen the limits of tests on a busier machine, where the same work takes longer."""
+    if config.getoption("--smoke"):
+        kept = first_cases(items)
+        config.hook.pytest_deselected(items=[*({*items} - {*kept})])
+        items[:] = kept
     factor = os.getloadavg()[0] / (PROCESSES_A_PROCESSOR * len(os.sched_getaffinity(0)))
     if os.environ.get("CI"):
         factor = max(factor, CI_FACTOR)
@@ -47,6 +74,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             mark = item.get_closest_marker("timeout")
             item.add_marker(pytest.mark.timeout(factor * float(mark.args[0] if mark else usual)), append=False)
+
+
+class Durations:
+    """Adds up the seconds of each file's tests, and writes them to build/durations, a file for each kind of run.
+
+    Only the process that reports does so: of several workers their controller, of several ranks the first.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run, self._seconds = folder, run, Counter[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        if sum(self._seconds.values()) > WORTH_RECORDING_S:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            slowest = {file: round(seconds, 1) for file, seconds in self._seconds.most_common()}
+            kind = Path(next(iter(slowest))).parts[1:2]  # of tests: unit, mpi or system
+            path = self._folder / f"{'-'.join([*kind, self._run])}.json"
+            path.write_text(json.dumps(slowest, indent=1) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    rank, size = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", 0)) for name in ("RANK", "SIZE"))
+    if not hasattr(config, "workerinput") and rank == 0:
+        run = f"{size}-ranks" if size else "serial"
+        config.pluginmanager.register(Durations(config.rootpath / "build" / "durations", run))
 
 
 def missing_extra(error: BaseException | None) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpicomp import (
     ECQSGD,
+    EF21,
     QSGD,
     SSDM,
     Auto,
@@ -20,12 +21,14 @@ from mpicomp import (
     OneBitSGD,
     PowerSGD,
     RandomK,
+    Relay,
     ScaleCom,
     SparseLoCo,
     TernGrad,
     TopKSGD,
     TrueTopK,
 )
+from mpicomp.aggregator.registration import REGISTERED
 
 METHODS: dict[str, Any] = {
     "dense": Dense(),
@@ -58,18 +61,32 @@ METHODS: dict[str, Any] = {
     "mem-sgd": MemSGD("top-k:rate=10"),
     "mem-sgd, one bit": MemSGD(),
     "local top-k": LocalTopK(10),
+    "local top-k, masked momentum": LocalTopK(10, momentum=0.9, masking=True),
     "top-k sgd": TopKSGD(10),
     "power-sgd": PowerSGD(2, start_step=1),
     "power-sgd, at once": PowerSGD(1, start_step=0),
+    "relay": Relay(),
+    "relay, 16 levels": Relay(16, bucket=64),
+    "relay, entropy-coded": Relay(coding="entropy"),
     "scalecom": ScaleCom(10, chunk=70, beta=0.4, warmup_steps=2),
+    "scalecom, masked momentum": ScaleCom(10, momentum=0.9, masking=True),
     "scalecom, exact": ScaleCom(10, exact=True),
     "random-k": RandomK(10),
     "true top-k": TrueTopK(10, chunk=30),
     "sparse-loco": SparseLoCo(),
     "sparse-loco, float32": SparseLoCo(10, 70, bits=32, decay=1.0, alpha=0.5),
+    "ef21": EF21("top-k:rate=10"),
+    "ef21, both ways": EF21("one-bit:scale=l1,bucket=500", eta=0.5, both_ways=True),
     # on trial: three dense steps and three compressed ones, before anything depends on time
     "auto": Auto(DoubleSqueeze(), trial_steps=2),
     "auto, marsit": Auto(Marsit(2), trial_steps=2),
+}
+# methods that are not listed, such as a young one of mpicomp.contrib, in the forms of their registration
+METHODS |= {
+    f"{one.name} {options}": one.kind(**options)
+    for one in REGISTERED.values()
+    if one.kind not in {type(method) for method in METHODS.values()}
+    for options in one.forms
 }
 
 

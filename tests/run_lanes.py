@@ -1,9 +1,9 @@
 """Runs the multi-rank tests in lanes: once under ``mpirun`` for every number of ranks.
 
-``python tests/run_lanes.py [--ranks 8,2,3,4,1] [--tests PATH] [arguments of pytest]``. A lane that hangs is ended, a
-lane in which no test runs has failed, and all lanes are run, whether or not earlier ones have passed. Ranks wait half
-of the time, for each other or for an event that must not come: with ``--at-once 2`` another lane has the cores
-meanwhile. The lanes that take longest come first, so that none is left alone at the end.
+``python tests/run_lanes.py [--ranks 8,2,3,4,1] [--tests PATH] [--once WHICH] [arguments of pytest]``. A lane that hangs
+is ended, a lane in which no test runs has failed, and all lanes are run, whether or not earlier ones have passed. Ranks
+wait half of the time, for each other or for an event that must not come: with ``--at-once 2`` another lane has the
+cores meanwhile. The lanes that take longest come first, so that none is left alone at the end.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 TESTS = PROJECT / "tests" / "mpi"
-# Layers above the communicator reach other ranks through it alone, and 1, 2, 3 and 4 ranks show all that they do. On
-# more ranks they are left out of a run of all tests: eight ranks on two cores load PyTorch's compiler for a minute.
+# Layers above the communicator reach other ranks through it alone: in a run of all tests each of theirs runs in one
+# lane. On more than four ranks none does, and they are not even loaded: eight ranks on two cores load PyTorch's
+# compiler for a minute.
 ABOVE_COMMUNICATOR = (
     *("apps", "cli", "pipeline", "torch", "test_migrating.py", "test_readme.py"),
-    *("test_accelerate.py", "test_lightning.py", "test_transformers.py"),
+    *("test_accelerate.py", "test_lightning.py", "test_tracking.py", "test_transformers.py"),
 )
 MOST_RANKS_ABOVE = 4
+# The lane of a test that runs in one lane: the first of these that it can run in. Three are no power of two, and one of
+# them is neither the first nor the last.
+HOME_LANES = (3, 2, 4, 8, 1)
+# Collectives run in both of these in the shortest run of all: eight are a power of two, a torus and a deep tree.
+COLLECTIVE_LANES = (3, 8)
+ONCE = ("none", "above", "all")
 KILL_AFTER_S = 10.0
 POLL_S = 0.1
 
@@ -40,6 +47,17 @@ def environment() -> dict[str, str]:
     listing = subprocess.run(["bash", "-c", script], env=base, check=True, capture_output=True).stdout.decode()
     found = dict(line.split("=", 1) for line in listing.split("\0") if line)
     return {"MPICOMP_FLIGHT_DIR": ""} | found  # tests of timeouts leave no files
+
+
+def lanes_of(path: Path, fits: Callable[[int], bool], once: str) -> set[int]:
+    """Return the lanes of a test in a run of all tests; `fits` is true of the numbers of ranks that it can run on."""
+    possible = [n_ranks for n_ranks in HOME_LANES if fits(n_ranks)]
+    part = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    if once == "none" or (once == "above" and part not in ABOVE_COMMUNICATOR):
+        return set(possible)
+    if part == "collectives" and fits(COLLECTIVE_LANES[0]):
+        return set(COLLECTIVE_LANES)
+    return set(possible[:1])
 
 
 def left_out(tests: str, n_ranks: int) -> list[str]:
@@ -116,6 +134,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", default="8,2,3,4,1", help="numbers of ranks, with commas (default %(default)s)")
     parser.add_argument("--tests", default=str(TESTS), help="file, folder or test (%(default)s)")
     parser.add_argument(
+        "--once",
+        choices=ONCE,
+        help="tests that run in one lane only, on 3 ranks if they can: none, those above the communicator (default for "
+        "all tests), or all but the collectives, which run on 3 and 8",
+    )
+    parser.add_argument(
         "--lane-timeout",
         type=float,
         default=3600.0,
@@ -129,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     env = environment()
     if shutil.which("mpirun", path=env.get("PATH")) is None:
         parser.error(f"there is no mpirun for {sys.executable}: use the Python of an environment with MPI")
+    once = options.once or ("above" if Path(options.tests).resolve() == TESTS else "none")
     waiting, running = [int(one) for one in options.ranks.split(",")], list[Lane]()
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     n_ranks = waiting.pop(0)
                     print(f"\n=== {n_ranks} ranks ===", flush=True)
                     output = Path(folder, str(n_ranks)) if options.at_once > 1 else None
-                    chosen = [options.tests, *left_out(options.tests, n_ranks), *arguments]
+                    chosen = [options.tests, f"--once={once}", *left_out(options.tests, n_ranks), *arguments]
                     running.append(Lane(n_ranks, chosen, env, options.lane_timeout, output))
                 time.sleep(POLL_S)
                 for lane in [one for one in running if one.poll() is not None]:

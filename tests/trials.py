@@ -9,6 +9,7 @@ from collectives import DoubleTree, HalvingDoubling, Ring, Star, Torus, Tree
 from collectives.schedules.plan import Topology
 from mpicomp import (
     ECQSGD,
+    EF21,
     QSGD,
     SSDM,
     CascadingSSDM,
@@ -22,12 +23,14 @@ from mpicomp import (
     OneBitSGD,
     PowerSGD,
     RandomK,
+    Relay,
     ScaleCom,
     SparseLoCo,
     TernGrad,
     TopKSGD,
     TrueTopK,
 )
+from mpicomp.aggregator.registration import REGISTERED
 from mpicomp.codecs import OneBit, Quantizer, Ternary, TwoMeans
 from tests.exact import Trial, Trials
 from tests.mpi.lanes import topologies
@@ -172,6 +175,34 @@ def sparse_loco(size: int) -> Trials:
     ]
 
 
+def relay(size: int) -> Trials:
+    """Return the trials of Relay: all levels, short buckets, tensors, and short vectors whose codes are gathered."""
+    n, method = 9 * 4096 + 11, Relay()
+    lengths = (4096 + 65, 1, 700, n - 4096 - 128 - 64 - 704)
+    of_levels = (Relay(levels, bucket) for levels, bucket in ((2, 256), (3, 64), (8, 128), (16, 192), (256, 640)))
+    of_types = (Trial(method, 5003, 3, dtype, (4096, 1, 842)) for dtype in (*FLOATS, "bfloat16"))
+    gathered = (Relay(), Relay(2, 64), Relay(3, 192), Relay(16))
+    coded = (Relay(levels, 64, coding="entropy") for levels in (3, 4, 8, 16))
+    return [
+        *over(topologies(size), Trial(method, n, 4, lengths=lengths)),
+        *over([Ring(), Star()], Trial(Relay(2, 64, residual="copy"), 5003, 3, lengths=(4096, 1, 842))),
+        *over([Ring()], *(Trial(one, 5003, 4) for one in of_levels), *(Trial(method, few, 2) for few in (0, 1, 99))),
+        *over([HalvingDoubling()], *of_types, Trial(Relay(3), 5003, 3, "float64")),
+        *over([Ring(), Tree()], *(Trial(one, 9000, 3, lengths=(4096 + 65, 1, 4705)) for one in coded)),
+        *over([None], *(Trial(one, few, 4) for one in gathered for few in (1, 65, 900))),
+        *over([None], *(Trial(Relay(coding="entropy"), few, 4) for few in (1, 65, 600))),
+        *over([None], *(Trial(method, 900, 3, dtype, (65, 772)) for dtype in (*FLOATS, "bfloat16"))),
+    ]
+
+
+_ef21 = coded(
+    EF21("top-k:rate=10"),
+    EF21(OneBit(64, "l1"), eta=1.0),
+    EF21("levels:bucket=64", eta=0.5, both_ways=True),
+    EF21("top-k:rate=7,chunk=70", both_ways=True),
+    EF21("random-sparsification:p=0.75", eta=0.3, seed=5),
+    EF21(Quantizer(64, 4), both_ways=True, seed=3),
+)
 # By name: called with the number of ranks, each gives trials with their topologies, None for "auto".
 TRIALS: dict[str, Callable[[int], Trials]] = {
     "dense": dense,
@@ -190,14 +221,17 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
     "ssdm, norm and momentum": lambda size: votes(
         SSDM(seed=3, momentum=0.9, scale="norm"), [HalvingDoubling()], 700, "float64", lengths=True
     ),
+    "ssdm, correlated": lambda size: votes(SSDM(seed=3, correlated=True), [Torus()], 65),
     "ssdm, elias": lambda size: votes(SSDM(seed=3, scale="norm", coding="elias"), [Ring(), DoubleTree(), Star()], 65),
-    "qsgd": coded(QSGD(), QSGD(levels=4, bucket=100)),
+    "qsgd": coded(QSGD(), QSGD(levels=4, bucket=100), QSGD(correlated=True), QSGD(coding="entropy", correlated=True)),
     "ecq-sgd": coded(
         ECQSGD(alpha=0.3, bucket=512),
         ECQSGD(alpha=0.3, beta=0.9, bucket=4096),
         ECQSGD(alpha=0.3, bucket=1000, levels=1, coding="fixed"),
     ),
-    "terngrad": coded(TernGrad(bucket=500), TernGrad(bucket=1000), TernGrad(bucket=50, clip=None, seed=4)),
+    "terngrad": coded(
+        TernGrad(bucket=500), TernGrad(bucket=1000), TernGrad(bucket=50, clip=None, seed=4), TernGrad(correlated=True)
+    ),
     "one-bit-sgd": coded(OneBitSGD(), OneBitSGD(bucket=512)),
     "double-squeeze": coded(
         DoubleSqueeze(),
@@ -205,6 +239,7 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
         DoubleSqueeze(Quantizer(500, 2, "l2"), seed=3),
         DoubleSqueeze("quantize:coding=entropy,bucket=640"),
         DoubleSqueeze("clip:bits=11"),
+        DoubleSqueeze("levels:bucket=64"),
         DoubleSqueeze("top-k:rate=10"),
         DoubleSqueeze("random-sparsification:p=0.9", seed=5),
     ),
@@ -212,10 +247,18 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
         MemSGD(TwoMeans(512)),
         MemSGD(OneBit(512)),
         MemSGD(Ternary(256)),
+        MemSGD("levels:levels=3"),
         MemSGD("random-sparsification:p=0.75"),
     ),
     "power-sgd": low_rank,
-    "local-top-k": coded(LocalTopK(50), LocalTopK(10)),
+    "relay": relay,
+    "local-top-k": coded(
+        LocalTopK(50),
+        LocalTopK(10),
+        LocalTopK(10, momentum=0.9),
+        LocalTopK(10, 70, momentum=0.9, masking=True),
+    ),
+    "local-top-k, masked momentum": coded(LocalTopK(10, momentum=0.9, masking=True)),
     "top-k-sgd": coded(TopKSGD(50), TopKSGD(7)),
     "scalecom": shared(
         ScaleCom(rate=10, chunk=70, warmup_steps=2),
@@ -224,8 +267,23 @@ TRIALS: dict[str, Callable[[int], Trials]] = {
         ScaleCom(rate=50, exact=True),
         every_topology=True,
     ),
+    "scalecom, momentum": shared(
+        ScaleCom(rate=10, momentum=0.9, masking=True),
+        ScaleCom(rate=25, beta=0.3, momentum=0.5, masking=True),
+        ScaleCom(rate=10, chunk=70, momentum=0.9),
+    ),
     "scalecom, rates": rates,
     "random-k": shared(RandomK(rate=7, seed=5), RandomK(rate=20, beta=0.5, warmup_steps=1)),
     "sparse-loco": sparse_loco,
+    "ef21": lambda size: (
+        *_ef21(size),
+        *over([Star(), DoubleTree()], *(Trial(EF21("top-k:rate=10", both_ways=one), 900, 4) for one in (False, True))),
+    ),
     "true-top-k": shared(TrueTopK(rate=10, chunk=40), TrueTopK(rate=30, exact=True, beta=0.7)),
+}
+# methods that are not listed, such as a young one of mpicomp.contrib, in the forms of their registration
+TRIALS |= {
+    one.name: coded(*(one.kind(**options) for options in one.forms))
+    for one in REGISTERED.values()
+    if one.name not in TRIALS
 }

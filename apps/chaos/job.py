@@ -20,7 +20,7 @@ from typing import Any
 from apps.chaos.warm import WarmRanks
 from apps.emulator.mpirun import mpirun
 from apps.emulator.network import Network
-from apps.launch import GRACE_S, PROJECT, find_mpirun, mpi_environment
+from apps.launch import GRACE_S, PROJECT, files_in, find_mpirun, mpi_environment
 
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 POLL_S, STACKS_S = 0.02, 3.0
@@ -98,7 +98,7 @@ class Launcher:
         """
         with memory_files() as segments:
             command, env = self._command(ranks, self.rank_command(arguments), folder)
-            env |= {"OMPI_MCA_btl_sm_backing_directory": segments}
+            env |= files_in(segments)
             output = folder / "output"
             start = time.monotonic()
             with output.open("wb") as log:
@@ -174,7 +174,7 @@ def end_processes(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 @contextlib.contextmanager
 def memory_files() -> Iterator[str]:
-    """Make a folder for shared memory of ranks: killed ones leave theirs behind."""
+    """Make a folder for files of Open MPI, which killed jobs leave behind; it is in memory, as those of ranks are."""
     memory = Path("/dev/shm")
     folder = tempfile.mkdtemp(prefix="mpicomp-chaos-", dir=memory if memory.is_dir() else None)
     try:

@@ -117,7 +117,6 @@ LOOPS: dict[str, Loop] = {
     "one-bit-adam": one_bit_adam_loop,
 }
 OF_NODES = ("per-node", "islands")
-LATER = ("ddp", "islands")  # groups of Gloo and of nodes end by an error if a rank dies while they are made
 
 
 def run(kind: str, seconds: float, folder: Path) -> None:
@@ -129,12 +128,12 @@ def run(kind: str, seconds: float, folder: Path) -> None:
         on_failure="regroup", timeout=TIMEOUT_S, arrival_timeout=TIMEOUT_S,
         ranks_per_node=2 if kind in OF_NODES else None,
     )  # fmt: skip
-    if kind == "per-node":
-        assert comm.nodes  # made by `split`, which raises RanksLost after a death
-    if kind not in LATER:
+    if kind in OF_NODES:
+        assert comm.nodes  # a death while a communicator is made ends the job
+    if kind != "ddp":  # whose group of Gloo, too, ends by an error if a rank dies while it is made
         lines.write("start", pid=os.getpid())
     step, end = LOOPS[kind](comm, np.random.default_rng([7, number])), time.monotonic() + seconds
-    if kind in LATER:
+    if kind == "ddp":
         lines.write("start", pid=os.getpid())
     bit = np.array([2.0**number])
     while comm.allreduce(float(time.monotonic() < end), "max"):

@@ -44,7 +44,7 @@ class LoopCase:
 
 
 def run_case(case: LoopCase, launcher: Launcher) -> tuple[str, list[int]]:
-    """Run a case; return a text that describes the fault, empty if there was none, and the ranks that were killed."""
+    """Run a case; return a text that describes the fault, empty without a fault, and the ranks that were killed."""
     with tempfile.TemporaryDirectory(prefix="mpicomp-chaos-") as scratch:
         folder, killed, over = Path(scratch), list[int](), threading.Event()
         killer = threading.Thread(target=_kill, args=(case, folder, killed, over), daemon=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from apps.chaos.job import LAST_BYTES, end_processes, memory_files
 from apps.chaos.lines import LineReader
-from apps.launch import PROJECT
+from apps.launch import PROJECT, files_in
 
 
 class RunningJob:
@@ -37,7 +37,7 @@ class RunningJob:
         with (folder / "output").open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=PROJECT,
-                env={**env, "OMPI_MCA_btl_sm_backing_directory": segments}, process_group=0,
+                env={**env, **files_in(segments)}, process_group=0,
             )  # fmt: skip
 
     def status(self) -> int | None:

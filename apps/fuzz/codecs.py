@@ -17,6 +17,8 @@ from mpicomp.codecs import (
     Counts,
     Elias,
     FullRows,
+    LevelRows,
+    Levels,
     OneBit,
     Quantizer,
     RandomSparsification,
@@ -128,6 +130,7 @@ def _elias_seeds() -> list[bytes]:
 
 _ROWS = (FullRows(), FullRows("float16"), FullRows("bfloat16"))
 _ROW_QUANTIZERS = (*(RowQuantizer(bits=bits) for bits in range(1, 9)), RowQuantizer(scale="float32"))
+_LEVEL_ROWS = tuple(LevelRows(levels, 64) for levels in (2, 3, 4, 8, 16, 256))
 _TOP_ROWS = (TopRows(), TopRows(fraction=1.0), TopRows(fraction=0.01), TopRows(0.3, RowQuantizer(3)))
 
 
@@ -215,6 +218,8 @@ _FAMILIES: dict[str, tuple[Any, ...]] = {
     "quantize": tuple(Quantizer(bucket=512, levels=levels) for levels in (1, 4, 127)),
     "quantize-entropy": tuple(Quantizer(bucket=512, levels=levels, coding="entropy") for levels in (1, 4, 127)),
     "ternary": (Ternary(bucket=100), Ternary(bucket=4096, coding="entropy")),
+    "levels": tuple(Levels(levels, bucket=64) for levels in (2, 3, 4, 16, 256)),
+    "levels-entropy": tuple(Levels(levels, 64, "entropy") for levels in (3, 8, 16)),
     "clip": tuple(Clipping(bits) for bits in (9, 12, 16, 23, 32)),
     "top-k": (TopK(rate=4), TopK(rate=10, chunk=100), TopK(rate=1), TopK(rate=7, double=True)),
     "random-sparsification": (RandomSparsification(0.1), RandomSparsification(1.0), RandomSparsification(1e-6)),
@@ -234,5 +239,6 @@ TARGETS = [
     Target("rows", "FullRows.decode, decode_delta", _row_payloads(_ROWS), _row_decoder(_ROWS)),
     Target("row-quantizer", "RowQuantizer.decode, decode_delta", _row_payloads(_ROW_QUANTIZERS),
            _row_decoder(_ROW_QUANTIZERS)),
+    Target("level-rows", "LevelRows.decode, decode_delta", _row_payloads(_LEVEL_ROWS), _row_decoder(_LEVEL_ROWS)),
     Target("top-rows", "TopRows.decode", _row_payloads(_TOP_ROWS), _row_decoder(_TOP_ROWS)),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def calls(n: int, device: str) -> Calls:
         **sign_calls(x, residual, out),
         **merge_calls(n, random),
         **quantizer_calls(x),
+        **levels_calls(x, residual),
         **top_k_calls(x, residual),
     }
 
@@ -113,6 +115,26 @@ def quantizer_calls(x: Any) -> Calls:
             lambda: quantizer.mean(all_planes, BUCKET, all_scales, *by, out), RANKS * (packed - 4 * n) + 4 * n,
         ),
     }  # fmt: skip
+
+
+def levels_calls(x: Any, residual: Any) -> Calls:
+    """A hop of Relay, which adds a code to the vector and its residual and encodes the sum, and decoding."""
+    import torch
+
+    from mpicomp.codecs import Levels
+
+    n, left, made = x.numel(), torch.empty_like(x), Calls()
+    for levels in (3, 4, 16, 256):
+        codec = Levels(levels)
+        buckets = codec.buckets(n).on(lambda table: torch.from_numpy(table).to(x.device))
+        codes, incoming = torch.zeros((2, -(-codec.nbytes(n) // 8) * 8), dtype=torch.uint8, device=x.device)
+        codes, incoming = codes[: codec.nbytes(n)], incoming[: codec.nbytes(n)]
+        codec.relay(buckets, left, incoming, (x, None))
+        hop: Any = partial(codec.relay, buckets, left, codes, (x, residual), incoming)
+        made[f"hop, {levels} levels"] = hop, 12 * n + 2 * codec.nbytes(n)
+        spread: Any = partial(codec.spread, buckets, codes, RANKS, 0, left)
+        made[f"decode {levels} levels"] = spread, 4 * n + codec.nbytes(n)
+    return made
 
 
 def top_k_calls(x: Any, residual: Any) -> Calls:

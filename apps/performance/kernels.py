@@ -10,14 +10,18 @@ from numba import njit
 
 from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
+from collectives.annotations import FloatArray
+from collectives.arrays.elements import aligned_empty
 from collectives.communicator.facade import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
-from mpicomp.codecs import Sign
+from mpicomp.codecs import Levels, Sign
+from mpicomp.codecs.levels import MAGNITUDES
 from mpicomp.kernels.cpu.lanes import fold
 from mpicomp.kernels.cpu.sign import encode, pack, unpack
 from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream, source
 
+TRIAD = "triad: two vectors read, two written"
 RATIOS = (
     # call, its reference, target
     ("pack", "x.sum()", "≤ 0.75"),
@@ -27,6 +31,7 @@ RATIOS = (
     ("merge, p = 2/3", "pack", "≤ 0.5"),
     ('residual "own" + pack', "np.add(c, g, out=c)", "≤ 1.1"),
     ('residual "paper" + pack', "np.add(c, g, out=c)", "≤ 1.1"),
+    *((f"Relay's hop and result, {count} levels", TRIAD, "≤ 1.43") for count in MAGNITUDES),
     ("read alone", "x.sum()", "bound"),
     ("streaming stores alone", "x.fill()", "bound"),
 )
@@ -50,6 +55,36 @@ def stream_only(out, value):  # type: ignore[no-untyped-def]
     for i in range(0, out.size // LANES * LANES, LANES):
         stream(out, i, filling)
     fence()
+
+
+@njit(nogil=True)
+def triad(x, y, out, other):  # type: ignore[no-untyped-def]
+    """Read two vectors and write two, past the caches: the passes of a hop of Relay and of its result."""
+    for i in range(0, out.size // LANES * LANES, LANES):
+        total = load(x, i) + load(y, i)
+        stream(out, i, total)
+        stream(other, i, total)
+    fence()
+
+
+def relay_calls(n: int, x: FloatArray, out: FloatArray) -> dict[str, Callable[[], object]]:
+    """Return a hop of Relay and the decoding of its result, for each number of levels, and the same passes alone."""
+    residual, left = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
+    residual[:] = left[:] = 0
+
+    def call(codec: Levels) -> Callable[[], object]:
+        buckets = codec.buckets(n)
+        incoming, payload = (aligned_empty(buckets.nbytes, np.uint8) for _ in range(2))
+        codec.relay(buckets, left, incoming, (x, residual))
+
+        def hop() -> None:
+            codec.relay(buckets, left, payload, (x, residual), incoming, streaming=True)
+            codec.spread(buckets, payload, 4, 0, out)
+
+        return hop
+
+    made = {f"Relay's hop and result, {count} levels": call(Levels(count)) for count in MAGNITUDES}
+    return {TRIAD: lambda: triad(x, residual, out, left), **made}
 
 
 def calls(n: int) -> dict[str, Callable[[], object]]:
@@ -89,6 +124,7 @@ def calls(n: int) -> dict[str, Callable[[], object]]:
         'residual "paper" + pack': lambda: encode(
             x, None, residual, residual, bits, one, one, one, True, zero, tiny, sums
         ),
+        **relay_calls(n, x, out),
         "read alone": lambda: read_only(x),
         "streaming stores alone": lambda: stream_only(out, one),
     }

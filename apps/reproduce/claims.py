@@ -74,6 +74,14 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     return Difference(float(found.mean()), float(stats.t.ppf((1 + CONFIDENCE) / 2, found.size - 1) * error))
 
 
+def time_to_goal(seconds: Sequence[float], missed: int) -> str:
+    """Format the seconds of each seed until a goal, or until the end of the run for the `missed` seeds."""
+    mean = f"{np.mean(seconds):.3g} s"
+    if not missed:
+        return mean
+    return f"not within {mean}" if missed == len(seconds) else f"{missed} of {len(seconds)} seeds not within the run"
+
+
 def table(claims: Sequence[Claim]) -> str:
     """The claims as a Markdown table."""
     words = {True: "yes", False: "**no**", None: "–"}

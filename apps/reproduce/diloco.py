@@ -79,7 +79,23 @@ Runs = Mapping[Case, Sequence[Record]]
 
 
 def train(comm: Communicator, corpus: Corpus, case: Case, seed: int, steps: int) -> Record:
-    """Train one rank's replica; collective.
+    """Train one rank's replica; collective. Returns the record of `train_replica`."""
+    options: dict[str, Any] = {"synchronize": "updates", "local_steps": case.local_steps, "outer": case.outer}
+    if case.method == GRADIENTS:
+        options = {"synchronize": "gradients"}
+    return train_replica(comm, corpus, ALGORITHMS[case.method], options, case.lr, seed, steps)
+
+
+def train_replica(
+    comm: Communicator,
+    corpus: Corpus,
+    algorithm: Algorithm,
+    options: Mapping[str, Any],
+    lr: float,
+    seed: int,
+    steps: int,
+) -> Record:
+    """Train one rank's replica by a method and options of the optimizer; collective.
 
     Returns
     -------
@@ -88,13 +104,10 @@ def train(comm: Communicator, corpus: Corpus, case: Case, seed: int, steps: int)
         all synchronizations, mean over ranks. ``elements``: of the model.
     """
     model = slice_of(SHAPE, 0, 1, seed)
-    inner = torch.optim.AdamW(model.parameters(), lr=case.lr, weight_decay=0.01, fused=True)
+    inner = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     # without overlap, so that ranks that are threads need no further threads
-    options: dict[str, Any] = {"synchronize": "updates", "local_steps": case.local_steps, "outer": case.outer}
-    if case.method == GRADIENTS:
-        options = {"synchronize": "gradients"}
-    optimizer = DistributedOptimizer(inner, ALGORITHMS[case.method], comm, **options, overlap=False)
-    rate = LearningRate(case.lr, steps, steps // 20)
+    optimizer = DistributedOptimizer(inner, algorithm, comm, **options, overlap=False)
+    rate = LearningRate(lr, steps, steps // 20)
     random, losses = np.random.default_rng((seed, comm.rank)), []
     for step in range(steps):
         inner.param_groups[0]["lr"] = rate(step)
@@ -103,7 +116,8 @@ def train(comm: Communicator, corpus: Corpus, case: Case, seed: int, steps: int)
         loss(model(rows[:, :-1]), rows[:, 1:]).backward()
         optimizer.step()
         if (step + 1) % EVALUATED == 0:
-            losses.append(held_out(model, corpus) if comm.rank == 0 else 0.0)
+            with optimizer.common_model():
+                losses.append(held_out(model, corpus) if comm.rank == 0 else 0.0)
     sent = sum(aggregator.traffic.total.bytes_sent for aggregator in optimizer.aggregators or ())
     mean = comm.allreduce(float(sent), "mean")
     return {"losses": losses, "bytes": mean, "elements": sum(one.numel() for one in model.parameters())}

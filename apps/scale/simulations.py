@@ -11,7 +11,7 @@ from pathlib import Path
 from collectives import DoubleTree, HalvingDoubling, LinkModel, Ring, Topology, Torus, Tree
 from collectives.cost.link import ComputeModel
 from mpicomp.algorithms import Algorithm, Dense, Marsit
-from mpicomp.cli.advise.predict import Job, call_seconds
+from mpicomp.cli.advise.predict import PredictedJob, call_seconds
 from mpicomp.cli.advise.speeds import Speed
 
 MODEL = 1  # another number when the simulator counts otherwise: times in the file are then computed again
@@ -57,7 +57,7 @@ class Point:
         """Simulate it."""
         algorithm = METHODS[self.method]
         route = algorithm.message_model(self.n, "float32", self.ranks, PIECE_BYTES).route
-        job = Job(self.ranks, self.n, "float32", self.network, PIECE_BYTES)
+        job = PredictedJob(self.ranks, self.n, "float32", self.network, PIECE_BYTES)
         return call_seconds(job, algorithm, route or self._plans(), Speed(WORKS[self.method], 0.0))
 
     def _plans(self) -> Topology:

@@ -10,7 +10,7 @@ Arrays of PyTorch, CuPy and JAX are taken by DLPack. PyTorch makes the copies; i
 
 from __future__ import annotations
 
-from collectives.arrays.device import HOST_DEVICE, Device, HostDevice, Queued, Stream, Taken
+from collectives.arrays.device import HOST_DEVICE, Device, DeviceStream, HostDevice, Queued, Taken
 from collectives.arrays.staging import Landed, Place, Staging, after_copy, wait
 from collectives.arrays.torch_device import CUDA, MAKERS, TorchDevice, device_at, named, require_stream
 
@@ -19,12 +19,12 @@ __all__ = [
     "HOST_DEVICE",
     "MAKERS",
     "Device",
+    "DeviceStream",
     "HostDevice",
     "Landed",
     "Place",
     "Queued",
     "Staging",
-    "Stream",
     "Taken",
     "TorchDevice",
     "after_copy",

@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     vector: Tensor
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """Stream of a device, as PyTorch has them."""
 
     def wait_event(self, event: Any) -> None:
@@ -39,7 +39,7 @@ class Queued(Testable):
     device: Device
 
     @abstractmethod
-    def block(self, stream: Stream) -> None:
+    def block(self, stream: DeviceStream) -> None:
         """Let a stream wait for this work."""
 
 

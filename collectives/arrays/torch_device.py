@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Tensor, Testable, override
-from collectives.arrays.device import HOST_DEVICE, Device, Queued, Stream, Taken
+from collectives.arrays.device import HOST_DEVICE, Device, DeviceStream, Queued, Taken
 
 CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
 HOST = (CPU, PINNED, ROCM_PINNED)
@@ -130,7 +130,7 @@ class TorchDevice(Device):
         with self._current():
             return bool(event.query())
 
-    def _hold(self, event: Any, stream: Stream) -> None:
+    def _hold(self, event: Any, stream: DeviceStream) -> None:
         with self._current():
             stream.wait_event(event)
 
@@ -199,11 +199,11 @@ class QueuedEvent(Event, Queued):
         self.device, self._hold = device, partial(device._hold, event)
 
     @override
-    def block(self, stream: Stream) -> None:
+    def block(self, stream: DeviceStream) -> None:
         self._hold(stream)
 
 
-def require_stream(stream: object) -> Stream:
+def require_stream(stream: object) -> DeviceStream:
     """Return a stream that a result can be handed to.
 
     Raises
@@ -223,7 +223,7 @@ def require_stream(stream: object) -> Stream:
         with _torch().cuda.stream(taken):
             if _torch().cuda.is_current_stream_capturing():
                 raise ValueError("stream captures a CUDA graph: wait for the call before or after the capture")
-    checked: Stream = taken
+    checked: DeviceStream = taken
     return checked
 
 

@@ -88,9 +88,8 @@ class Ending:
         if isinstance(error, NonFiniteGradient):  # on all ranks
             call.owners = ()  # nothing of the call is in flight
             return error
-        if isinstance(error, RanksLost):  # on all survivors, who go on
-            return error
-        if isinstance(error, CollectiveMismatch) and call.is_pairwise:
+        # the survivors go on, and so do two ranks whose messages to each other differ
+        if isinstance(error, RanksLost) or (isinstance(error, CollectiveMismatch) and call.is_pairwise):
             return error
         if isinstance(error, CollectiveMismatch):
             is_alone = calls.ordered == [call]
@@ -137,8 +136,9 @@ class Ending:
             # Ranks that have ended the call may wait for this one in a part of the communicator.
             for one in (self, *(one for one in self.family if not one._calls.broken)):
                 one._missing.announce(error)
-            # Until all know: the program may end with this error, and others would take that for a death.
-            self._missing.find()
+            # Until all know: the program may end with this error, and others that outlive it would take that for a
+            # death, and go on. At a load of 28 on two cores none of 16 jobs had received it within 0.75 s.
+            self._missing.find(is_tolerant(self.mpi_comm))
         elif isinstance(error, MPI.Exception | PeerFailure):
             cause, error = error, self._peer_failure(error)
             dead = failed_ranks(self.mpi_comm)
@@ -191,8 +191,7 @@ class Ending:
 
         Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
         """
-        explains_itself = not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception)
-        if explains_itself and requested_folder() is None:
+        if not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception) and requested_folder() is None:
             return ""
         return recorder_here().write_after(error, missing, self._calls.flight)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, overload
 
 import numpy as np
 from mpi4py import MPI
@@ -14,7 +14,7 @@ from mpi4py import MPI
 from collectives.annotations import AnyArray, Array, Bytes, Kept
 from collectives.arrays.elements import Combine, add
 from collectives.arrays.vectors import Flat
-from collectives.communicator import arguments, exchanges, point_to_point, splitting, stopping
+from collectives.communicator import arguments, exchanges, other_names, point_to_point, splitting, stopping
 from collectives.communicator.calls import Calls, Users, await_request, trace_check
 from collectives.communicator.checked_messages import CheckedComm
 from collectives.communicator.ending import Ending, close, end_closed
@@ -288,8 +288,9 @@ class Communicator(metaclass=_Listed):
             expect_deaths()
         self.calls.regroup = self.regroup
         self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
-        if is_tolerant(pool) and pool.size == MPI.COMM_WORLD.size:
-            meet_at_end(self.newcomers)
+        if pool.size == MPI.COMM_WORLD.size and (is_tolerant(pool) or pool.size > 1):
+            if is_tolerant(pool):
+                meet_at_end(self.newcomers)
             with reporting_deaths(pool, "while the ranks made a communicator"), self.exchange(pool):
                 call_witness(self.checked(pool), self.arrival_timeout)
         with reporting_deaths(self.missing.comm, "while the ranks made a communicator"), self.exchange():
@@ -634,6 +635,11 @@ class Communicator(metaclass=_Listed):
     def span(self, name: str, **details: object) -> AbstractContextManager[None]:
         """Record a call, if there is a trace."""
         return nullcontext() if self.trace is None else self.trace.span("call", name, **details)
+
+    if not TYPE_CHECKING:  # which would take every name for one of ours
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(other_names.explain(name, _NAMES), name=name, obj=self)
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
 

@@ -57,18 +57,24 @@ class NodeLayout:
 
     @classmethod
     def of_parts(cls, comm: Communicator, part: Communicator) -> NodeLayout:
-        """Return the layout whose nodes are the parts of `comm` that each rank passes; collective.
+        """Return the layout whose nodes are the parts of `comm` that each rank passes; collective among `comm` alone.
+
+        Where `comm` regroups, ranks of a part that it lacks are left out, as they may have died.
 
         Raises
         ------
         ValueError
             A part has other ranks than those that pass it, or has them in another order; on every rank.
         """
-        members = part.allgather(np.array([comm.rank], np.int64)).reshape(-1)
-        mine = np.array([members[0], part.rank, part.size, comm.rank], np.int64)
-        everyones = comm.allgather(mine).reshape(comm.size, -1)
-        layout = cls.of_keys(everyones[:, 0].tolist(), comm.rank)
-        for rank, (_, place, size, _) in enumerate(everyones.tolist()):
+        # without a call of the part, which ends by PeerFailure where a rank dies, while other parts go on
+        before = comm.members
+        mine = [before[one] if one >= 0 else one for one in ranks_in(comm.mpi_comm, part.mpi_comm)]
+        found, now = dict(comm.allgather_object((before[comm.rank], mine))), comm.members
+        # without ranks that have died before this call or in it
+        everyones = [[one for one in found[rank] if comm.regroup is None or one in now] for rank in now]
+        layout = cls.of_keys([members[0] for members in everyones], comm.rank)
+        for rank, members in enumerate(everyones):
+            place, size = members.index(now[rank]), len(members)
             if place != layout.places[rank] or size != layout.sizes[layout.node_of[rank]]:
                 raise ValueError(
                     f"rank {rank} is number {place} of the {size} ranks of its part, and number {layout.places[rank]} "
@@ -213,6 +219,10 @@ class Closable(Protocol):
         """Free it."""
         ...
 
+    def clean_up(self) -> None:
+        """Remove shared files, once all ranks of the node have freed it."""
+        ...
+
 
 class Nodes:
     """Communicators of a two-level exchange, within this rank's node and between nodes. `Communicator.nodes` makes it.
@@ -260,11 +270,15 @@ class Nodes:
 
     def close(self) -> None:
         """Close both communicators, and groups of other libraries; collective."""
-        while self.groups:
-            self.groups.popitem()[1].close()
+        closed = [*self.groups.values()]
+        self.groups.clear()
+        for group in closed:
+            group.close()
         self.across.trace = None  # the whole communicator writes it, and compares the clocks
         self.across.close()
-        self.local.close()
+        self.local.close()  # which all ranks of the node come to
+        for group in closed:
+            group.clean_up()
 
 
 def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:

@@ -55,7 +55,7 @@ class MissingRanks:
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
-        self.comm, self._patience_s = comm, min(ANSWER_S, ANSWER_PART * timeout_s)
+        self.comm, self._timeout_s, self._patience_s = comm, timeout_s, min(ANSWER_S, ANSWER_PART * timeout_s)
         self.delay_s = self._patience_s * comm.rank / comm.size
         self.calls = 0
         self.partners: set[int] = set()
@@ -222,12 +222,12 @@ class MissingRanks:
             with suppress(MPI.Exception):  # beyond a rank that MPI knows to be dead
                 self._send(_DAMAGED if isinstance(cause, DamagedMessage) else kind, self._others, cause)
 
-    def find(self) -> list[int]:
-        """Give up; return the ranks that do not give up as well, in order."""
-        deadline = time.perf_counter() + self._patience_s
+    def find(self, is_patient: bool = False) -> list[int]:
+        """Give up; return the ranks that do not give up as well, in order: a patient rank waits up to the timeout."""
+        deadline = time.perf_counter() + (self._timeout_s if is_patient else self._patience_s)
         self.announce()
         with suppress(MPI.Exception):
-            while len(self._gave_up) < len(self._others) and time.perf_counter() < deadline:
+            while not all(map(self.has_left, self._others)) and time.perf_counter() < deadline:
                 self.receive_messages()
                 time.sleep(SLEEP_S)
         return [rank for rank in self._others if rank not in self._gave_up]

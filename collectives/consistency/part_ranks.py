@@ -14,7 +14,7 @@ def ranks_in(comm: Any, part: Any) -> list[int]:
     """Return the rank in a communicator of each rank of a part, negative for a rank of others; without messages."""
     whole, some = getattr(comm, "native", comm), getattr(part, "native", part)
     if not isinstance(whole, MPI.Comm):  # of threads
-        return [whole.members.index(thread) for thread in some.members]
+        return [whole.members.index(one) if one in whole.members else MPI.UNDEFINED for one in some.members]
     groups = some.Get_group(), whole.Get_group()
     found = MPI.Group.Translate_ranks(groups[0], None, groups[1])
     for group in groups:

@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from collectives.annotations import Result
-from collectives.arrays import Queued, Stream, require_stream, wait
+from collectives.arrays import DeviceStream, Queued, require_stream, wait
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
 from collectives.quoting import one_line
@@ -69,7 +69,7 @@ class Call(Backoff):
     done = False  # the call has ended, with a result or by an error
     seen = False  # the caller has seen that the call ended
     detached = False  # the handle may be dropped before the call ends
-    stream: Stream | None = None  # waits for the last work of a device in the host's place; set at any time
+    stream: DeviceStream | None = None  # waits for the last work of a device in the host's place; set at any time
     queued: Queued | None = None  # work of a device for which `stream` waits, though the call has ended
     dropped = False  # the handle was dropped before the call ended, though it was not detached
 
@@ -369,7 +369,7 @@ class Handle(Generic[Result]):
     test = poll
 
     @keep_uncompiled
-    def wait(self, stream: Stream | None = None) -> Result:
+    def wait(self, stream: DeviceStream | None = None) -> Result:
         """Wait for the end of the call.
 
         Parameters
@@ -425,7 +425,7 @@ class Handle(Generic[Result]):
             if call.done:
                 call.mark_seen()
 
-    def then(self, callback: Callable[[Handle[Result]], None], stream: Stream | None = None) -> None:
+    def then(self, callback: Callable[[Handle[Result]], None], stream: DeviceStream | None = None) -> None:
         """Register a callback, which the progress thread calls with this handle once the call has ended.
 
         The callback may begin calls, and must not wait for one. The handle's `wait` returns or raises at once. An

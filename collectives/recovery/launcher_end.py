@@ -21,8 +21,9 @@ from pathlib import Path
 PATIENCE_S, SETTING = 30.0, "MPICOMP_END_LAUNCHER_AFTER"
 TERM_S = 5.0  # between SIGTERM and SIGKILL
 # Launchers of one job and their daemons, of at most 15 letters, which Linux keeps. Slurm's daemon has other jobs too.
-_LAUNCHERS = ("mpirun", "prterun", "orterun", "mpiexec", "mpiexec.hydra")
-_DAEMONS = ("prted", "orted", "hydra_pmi_proxy")
+LAUNCHERS = ("mpirun", "prterun", "orterun", "mpiexec", "mpiexec.hydra")
+MPICH_PROXY = ("hydra_pmi_proxy",)  # starts all ranks of its node
+_DAEMONS = ("prted", "orted", *MPICH_PROXY)
 _PARENT = 1  # field of /proc/PID/stat behind the name
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _OF_MANY_JOBS = "prte-"  # beginning of the name of a job whose daemons outlive it
@@ -52,10 +53,10 @@ def watch_launcher(n_ranks: int) -> None:
         )  # fmt: skip
 
 
-def own_launcher() -> int:
-    """Return the process of the job's launcher if it has started this rank itself, and not by a daemon; else 0."""
+def own_launcher(names: Container[str]) -> int:
+    """Return the process of the job's launcher or daemon that has started this rank; 0 if `names` lacks its name."""
     pid = next(_launchers(), 0)
-    return pid if pid and Path(f"/proc/{pid}/comm").read_text().strip() in _LAUNCHERS else 0
+    return pid if pid and Path(f"/proc/{pid}/comm").read_text().strip() in names else 0
 
 
 def _patience() -> float:
@@ -71,9 +72,9 @@ def _launchers() -> Iterator[int]:
         return
     pid = os.getppid()
     with suppress(OSError, ValueError):
-        while (name := Path(f"/proc/{pid}/comm").read_text().strip()) in (*_DAEMONS, *_LAUNCHERS):
+        while (name := Path(f"/proc/{pid}/comm").read_text().strip()) in (*_DAEMONS, *LAUNCHERS):
             yield pid
-            if name in _LAUNCHERS:  # another one above has started this one as its job
+            if name in LAUNCHERS:  # another one above has started this one as its job
                 return
             pid = int(_status(pid)[_PARENT])
 

@@ -46,7 +46,7 @@ _log = logging.getLogger("collectives")
 GetState = Callable[[], Any]
 
 
-class Transfer(NamedTuple):
+class StateTransfer(NamedTuple):
     """The functions by which a newcomer gets the state on which the next step depends.
 
     Parameters
@@ -132,7 +132,7 @@ class Newcomers:
 
     # Members ----------------------------------------------------------------------------------------------------------
 
-    def admit(self, transfer: Transfer) -> int:
+    def admit(self, transfer: StateTransfer) -> int:
         """Admit newcomers if a rank is missing; returns their number. See `Communicator.admit`."""
         comm, regroup = self._parts()
         if self.is_spare:
@@ -165,7 +165,7 @@ class Newcomers:
 
     # Spares -----------------------------------------------------------------------------------------------------------
 
-    def _wait(self, transfer: Transfer) -> int:
+    def _wait(self, transfer: StateTransfer) -> int:
         """Wait until this rank is admitted; returns the number of ranks admitted with it.
 
         Raises
@@ -211,7 +211,7 @@ class Newcomers:
         assert comm.regroup is not None
         return comm, comm.regroup
 
-    def _assemble(self, transfer: Transfer) -> int:
+    def _assemble(self, transfer: StateTransfer) -> int:
         """Admit newcomers with all living ranks of the pool, again after each death; returns the newcomers' number."""
         comm, regroup = self._parts()
         with regroup.active():
@@ -269,7 +269,7 @@ class _Admission:
     ----------
     comm : Communicator
     regroup : Regroup
-    transfer : Transfer
+    transfer : StateTransfer
     mine : _View
     saved : list of SavedUser or None
         This rank's users; None: a spare has no state yet.
@@ -291,7 +291,7 @@ class _Admission:
     """
 
     def __init__(
-        self, comm: Communicator, regroup: Regroup, transfer: Transfer, mine: _View, saved: list[SavedUser] | None
+        self, comm: Communicator, regroup: Regroup, transfer: StateTransfer, mine: _View, saved: list[SavedUser] | None
     ) -> None:
         self._comm, self._regroup, self._transfer = comm, regroup, transfer
         self._mine, self._saved = mine, saved
@@ -472,9 +472,9 @@ def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) ->
     >>> mpicomp.run_local(2, train)
     [0, 0]
     """
-    return admit_by(comm, Transfer(state, lambda saved, _: load(saved), lambda: None))
+    return admit_by(comm, StateTransfer(state, lambda saved, _: load(saved), lambda: None))
 
 
-def admit_by(comm: Communicator, transfer: Transfer) -> int:
+def admit_by(comm: Communicator, transfer: StateTransfer) -> int:
     """Like `admit`, for states of which every member sends a part."""
     return 0 if comm.newcomers is None else comm.newcomers.admit(transfer)

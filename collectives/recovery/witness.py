@@ -1,7 +1,8 @@
 """Witness of a job's ranks, by which the launcher ends with a failure if all of them die.
 
-A launcher that lets ranks outlive others ends with status 0 where all have been killed. So a process on its node, the
-witness, has a connection to each rank: see `collectives.recovery.witness_process`.
+A launcher that lets ranks outlive others ends with status 0 where all have been killed. MPICH's kills all other ranks
+after a death, so that none can name the dead one. So a process on the launcher's node, the witness, has a connection to
+each rank: see `collectives.recovery.witness_process`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_objects
 from collectives.recovery import witness_process
-from collectives.recovery.launcher_end import own_launcher
+from collectives.recovery.fault_tolerance import is_tolerant_job
+from collectives.recovery.launcher_end import LAUNCHERS, MPICH_PROXY, own_launcher
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: IPv4 address of a network interface
 _connection: socket.socket | None = None
@@ -48,6 +50,7 @@ class Offer(NamedTuple):
 def call_witness(comm: MPI.Comm, timeout_s: float) -> None:
     """Start the witness of this job, once; collective, over all ranks of the job.
 
+    Ranks that all end with the first have one under MPICH's launcher alone: others report the dead rank themselves.
     The job has no witness if no rank runs on the launcher's node, if a rank cannot connect with it, or if the ranks of
     another job have started this one, whose launcher it is too.
 
@@ -59,12 +62,13 @@ def call_witness(comm: MPI.Comm, timeout_s: float) -> None:
     if _was_called:
         return
     _was_called = True
-    launcher = 0 if MPI.Comm.Get_parent() else own_launcher()
+    n_deaths, launchers = (comm.size, LAUNCHERS) if is_tolerant_job() else (1, MPICH_PROXY)
+    launcher = 0 if MPI.Comm.Get_parent() else own_launcher(launchers)
     beside = gather_objects(comm, bool(launcher), timeout_s)
     if not any(beside):
         return
     with _Starter() as starter:
-        mine = starter.start(launcher, comm.size) if comm.rank == beside.index(True) else None
+        mine = starter.start(launcher, comm.size, n_deaths) if comm.rank == beside.index(True) else None
         offers: list[Offer] = [one for one in gather_objects(comm, mine, timeout_s) if one is not None]
         connection = _connect(offers[0]) if offers else None
         if all(gather_objects(comm, connection is not None, timeout_s)):
@@ -80,9 +84,8 @@ def end_by_itself() -> None:
     global _connection
     connection, _connection = _connection, None
     if connection is not None:
-        with suppress(OSError):
+        with connection, suppress(OSError):
             connection.send(witness_process.ENDS_BY_ITSELF, socket.MSG_NOSIGNAL)
-        connection.close()
 
 
 class _Starter:
@@ -99,8 +102,8 @@ class _Starter:
             with suppress(OSError):
                 self._process.communicate()  # closes its input; it has left the witness behind, and ends
 
-    def start(self, launcher: int, n_ranks: int) -> Offer | None:
-        """Start the witness of a launcher, whose process is given; None: it cannot be started."""
+    def start(self, launcher: int, n_ranks: int, n_deaths: int) -> Offer | None:
+        """Start the witness of a launcher, whose process is given, until so many deaths; None: it cannot be started."""
         token = secrets.token_bytes(witness_process.TOKEN_BYTES)
         with suppress(OSError, AttributeError), ExitStack() as files:  # AttributeError: Python has no pidfd_open here
             end = os.pidfd_open(launcher)
@@ -108,7 +111,7 @@ class _Starter:
             server = files.enter_context(socket.create_server(("", 0), backlog=max(128, n_ranks)))
             # Standard output and error are those of this rank, which keeps the launcher waiting.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", witness_process.__file__, str(server.fileno()), str(end), str(n_ranks)],
+                [sys.executable, "-IS", witness_process.__file__, *map(str, (server.fileno(), end, n_ranks, n_deaths))],
                 cwd="/", start_new_session=True, stdin=subprocess.PIPE, pass_fds=(server.fileno(), end),
             )  # fmt: skip
             self._write(token)
@@ -130,11 +133,12 @@ class _Starter:
 
 def _connect(offer: Offer) -> socket.socket | None:
     """Connect this rank with the witness for the rest of its life; None: no address of it answers."""
+    name = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} (process {os.getpid()} on {socket.gethostname()})"
     for host in offer.hosts:
         with suppress(OSError):
             connection = socket.create_connection((host, offer.port), witness_process.CONNECT_S)
             witness_process.keep_alive(connection)
-            connection.sendall(offer.token)
+            connection.sendall(offer.token + name.encode())
             if connection.recv(len(offer.token)) == offer.token:  # and no other program of another node's own address
                 return connection
             connection.close()

@@ -1,8 +1,11 @@
-"""The witness: a process that ends the launcher of a job if all ranks have died.
+"""The witness: a process that ends the launcher of a job if all ranks have died, or names the first rank that dies.
 
 A rank that comes to its end by itself sends a byte before. If all connections end without one, the witness ends the
 launcher, whose status is then 1. The launcher waits for that: it reads the output of its ranks to the end, and the
 witness has that of one. The process runs this very file, without any package.
+
+MPICH's launcher kills all other ranks after a death, and may report one of these in place of the first. So its witness
+prints the rank whose connection ends first, and leaves the launcher alone.
 
 The rank that starts it writes the token of connections to its standard input, and then `KEPT` once all ranks have
 connected. If it ends without, so does the witness.
@@ -16,10 +19,12 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 
 CONNECT_S = 3.0  # longest wait for the answer of a connection
-TOKEN_BYTES = 16
+TOKEN_BYTES, NAME_BYTES = 16, 200  # of a connection's first message: the rank in words follows the token
 ENDS_BY_ITSELF, KEPT = b"e", b"k"
 _LIVELINESS = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 _ENDING_S = 2.0  # in which a launcher ends that has killed the ranks itself, and reads no output to the end
@@ -39,30 +44,32 @@ class _Witness:
     def __init__(self, server: socket.socket, launcher: int, n_ranks: int) -> None:
         self._server, self._launcher, self._n_ranks = server, launcher, n_ranks
         self._token = os.read(_STARTER, TOKEN_BYTES)
-        self._poll = select.poll()
+        # It reports connections in the order in which they end, and `select.poll` in that of their numbers. The system
+        # closes the newest descriptor of a dead process first: this connection before that to MPICH's launcher.
+        self._poll = select.epoll()
         self._unknown: dict[int, socket.socket] = {}  # connections without a token as yet
-        self._ranks: dict[int, socket.socket] = {}
-        self._n_dead = 0
+        self._ranks: dict[int, tuple[socket.socket, str]] = {}
         for number in (_STARTER, launcher, server.fileno()):
             self._poll.register(number, select.POLLIN)
 
-    def watch(self) -> bool:
-        """Wait until all ranks have died; False: a rank has come to its end by itself, or the launcher has ended."""
-        while self._n_dead < self._n_ranks:
+    def deaths(self) -> Iterator[str]:
+        """Yield each rank that dies, until a rank comes to its end by itself or the launcher has ended."""
+        while True:
             for number, _ in self._poll.poll():
                 if number == self._launcher:
-                    return False
+                    return
                 if number == _STARTER:
                     if os.read(_STARTER, 1) != KEPT:
-                        return False
+                        return
                     self._poll.unregister(_STARTER)
                 elif number == self._server.fileno():
                     self._accept()
                 elif number in self._unknown:
                     self._recognize(number)
                 elif self._ends_by_itself(number):
-                    return False
-        return not self._poll.poll(1e3 * _ENDING_S)
+                    return
+                else:
+                    yield self._ranks[number][1]
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -74,9 +81,10 @@ class _Witness:
     def _recognize(self, number: int) -> None:
         connection = self._unknown.pop(number)
         with suppress(OSError):
-            if secrets.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_DONTWAIT), self._token):
+            received = connection.recv(TOKEN_BYTES + NAME_BYTES, socket.MSG_DONTWAIT)
+            if secrets.compare_digest(received[:TOKEN_BYTES], self._token):
                 connection.sendall(self._token)
-                self._ranks[number] = connection
+                self._ranks[number] = connection, received[TOKEN_BYTES:].decode(errors="replace")
                 if len(self._ranks) == self._n_ranks:
                     self._stop_accepting()
                 return
@@ -92,26 +100,26 @@ class _Witness:
     def _ends_by_itself(self, number: int) -> bool:
         received = b""
         with suppress(OSError):  # of a node that is gone
-            received = self._ranks[number].recv(1)
-        if received == ENDS_BY_ITSELF:
-            return True
-        self._n_dead += 1
-        self._forget(self._ranks[number])
-        return False
+            received = self._ranks[number][0].recv(1)
+        self._forget(self._ranks[number][0])
+        return received == ENDS_BY_ITSELF
 
     def _forget(self, connection: socket.socket) -> None:
         self._poll.unregister(connection)
         connection.close()
 
 
-def _main(server: socket.socket, launcher: int, n_ranks: int) -> None:
+def _main(server: socket.socket, launcher: int, n_ranks: int, most_deaths: int) -> None:
     if os.fork():  # the rank waits for this process alone
         return
-    if _Witness(server, launcher, n_ranks).watch():
+    dead = [*islice(_Witness(server, launcher, n_ranks).deaths(), most_deaths)]
+    if dead and most_deaths < n_ranks:
+        print(f"{dead[0]} died first, and MPICH ended the others: start from the last checkpoint", file=sys.stderr)
+    elif len(dead) == n_ranks and not select.select([launcher], [], [], _ENDING_S)[0]:
         who = f"all {n_ranks} ranks have" if n_ranks > 1 else "the only rank has"
         print(f"{who} died, so that the job ends with status 1", file=sys.stderr, flush=True)
         signal.pidfd_send_signal(launcher, signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    _main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
+    _main(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))

@@ -57,6 +57,8 @@ def run_local(
     ------
     NotARank
         A rank of MPI has started this process.
+    TypeError
+        `function` is no function.
     ValueError
         `ranks` is below 1.
     BaseException
@@ -75,6 +77,8 @@ def run_local(
     [6, 6, 6, 6]
     """
     require_rank()
+    if callable(ranks) or not callable(function):
+        raise TypeError("the number of ranks comes first, then the function: write run_local(4, function)")
     if ranks < 1:
         raise ValueError(f"there must be 1 rank or more, not {ranks}")
     world = World(ranks)

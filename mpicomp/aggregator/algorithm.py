@@ -129,6 +129,11 @@ class Algorithm(ABC):
         return True
 
     @property
+    def leaves_residual(self) -> bool:
+        """True if the caller adds the error of a step, its `Aggregator.residual`, to the next vector."""
+        return False
+
+    @property
     def keeps_scale(self) -> bool:
         """True if results have the magnitude of the vectors; otherwise a learning rate must scale them afterwards."""
         return True
@@ -149,6 +154,14 @@ class Algorithm(ABC):
     def needs_devices(self) -> bool:
         """True if vectors cannot be encoded on the CPU."""
         return False
+
+    def of_gradients(self) -> Algorithm:
+        """Return the method with its defaults for gradients, where these differ from those for updates."""
+        if self.leaves_residual:
+            raise ValueError(
+                f"{self}: gradients have no copy of the model; pass residual='own' or synchronize=\"updates\""
+            )
+        return self
 
     def is_dense(self, step: int) -> bool:
         """Return True if a step averages the vectors in full precision, by the reducer ``parts(...).dense``."""

@@ -158,9 +158,11 @@ def _gib(nbytes: int) -> str:
 
 
 def _whole(n: Any) -> int:
-    if getattr(n, "shape", ()) or isinstance(n, list | tuple):
+    shape = getattr(n, "shape", ())
+    if shape or isinstance(n, list | tuple):
+        what = f"of shape {list(shape)}" if shape else f"{n!r:.80}"
         raise TypeError(
-            f"{type(n).__name__} {n!r:.80} is no number of elements: pass a whole one, such as vector.size or "
+            f"{type(n).__name__} {what} is no number of elements: pass a whole one, such as vector.size or "
             "len(vector), and the vector itself to aggregate"
         )
     if isinstance(n, float | np.floating) and float(n).is_integer():

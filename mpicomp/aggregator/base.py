@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept, Testable
-from collectives.arrays import Stream, named, require_stream
+from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
 from collectives.communicator.routes import VERSION
@@ -159,13 +159,15 @@ class Aggregator:
     # One step --------------------------------------------------------------------------------------------------------
 
     @overload
-    def aggregate(self, vector: Kept, out: Kept | None = None, stream: Stream | None = None) -> Kept: ...
+    def aggregate(self, vector: Kept, out: Kept | None = None, stream: DeviceStream | None = None) -> Kept: ...
     @overload
-    def aggregate(self, vector: Difference, out: Kept, stream: Stream | None = None) -> Kept: ...
+    def aggregate(self, vector: Difference, out: Kept, stream: DeviceStream | None = None) -> Kept: ...
     @overload
-    def aggregate(self, vector: Difference, out: None = None, stream: Stream | None = None) -> AnyArray: ...
+    def aggregate(self, vector: Difference, out: None = None, stream: DeviceStream | None = None) -> AnyArray: ...
     @keep_uncompiled
-    def aggregate(self, vector: Array | Difference, out: Array | None = None, stream: Stream | None = None) -> Array:
+    def aggregate(
+        self, vector: Array | Difference, out: Array | None = None, stream: DeviceStream | None = None
+    ) -> Array:
         """Approximate the mean of the ranks' vectors.
 
         Parameters
@@ -490,9 +492,15 @@ class Aggregator:
     def _view(self, array: Array) -> Flat:
         vector = flat(array) if self._device is None else on_device(self._device, array)
         if vector.dtype != self.dtype:
-            raise TypeError(f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}")
+            raise TypeError(
+                f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}: convert the vector, "
+                f'or start another by dtype="{vector.dtype}"'
+            )
         if (n := math.prod(vector.shape)) != self.n:
-            raise ValueError(f"the vector has {n} elements, the aggregator was started for {self.n}")
+            raise ValueError(
+                f"the vector has {n} elements, the aggregator was started for {self.n}: start another for {n}, once, "
+                "and keep it"
+            )
         return vector
 
     # After the death of ranks ----------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class Parts(NamedTuple):
     >>> with mpicomp.Communicator() as comm:
     ...     parts = mpicomp.QSGD(levels=7).parts(comm, VectorSpec(4, "float32"))
     >>> parts.codec, parts.dense
-    (Quantizer(bucket=512, levels=7, norm='linf', coding='fixed'), None)
+    (Quantizer(bucket=512, levels=7, norm='linf', coding='fixed', correlated=False), None)
     """
 
     feedback: Feedback

@@ -7,25 +7,28 @@ from typing import Any
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.auto import Auto
-from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority_vote import MajorityVote
 from mpicomp.algorithms.marsit import Marsit
-from mpicomp.algorithms.one_bit_sgd import OneBitSGD
 from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.power_sgd import PowerSGD
 from mpicomp.algorithms.qsgd import ECQSGD, QSGD
-from mpicomp.algorithms.random_k import RandomK
-from mpicomp.algorithms.registry import ALGORITHMS, method, require_name
+from mpicomp.algorithms.registry import ALGORITHMS, list_methods, method, require_name
+from mpicomp.algorithms.relay import Relay
 from mpicomp.algorithms.scalecom import ScaleCom
 from mpicomp.algorithms.sparse_loco import SparseLoCo
-from mpicomp.algorithms.ssdm import SSDM
-from mpicomp.algorithms.terngrad import TernGrad
 from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
-from mpicomp.algorithms.true_top_k import TrueTopK
+from mpicomp.contrib.cascading_ssdm import CascadingSSDM
+from mpicomp.contrib.ef21 import EF21
+from mpicomp.contrib.majority_vote import MajorityVote
+from mpicomp.contrib.one_bit_sgd import OneBitSGD
+from mpicomp.contrib.random_k import RandomK
+from mpicomp.contrib.ssdm import SSDM
+from mpicomp.contrib.terngrad import TernGrad
+from mpicomp.contrib.true_top_k import TrueTopK
 
+list_methods()  # here, where other packages can import ours
 NAMES = (*ALGORITHMS, "auto")
 """Names of methods on command lines. "auto" chooses between two methods, see `Auto`."""
 
@@ -55,13 +58,13 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     --------
     >>> from mpicomp.algorithms import ALGORITHMS, NAMES, algorithm
     >>> algorithm("qsgd", levels=7)
-    QSGD(levels=7, bucket=512, norm='linf', seed=0, coding='fixed')
+    QSGD(levels=7, bucket=512, norm='linf', seed=0, coding='fixed', correlated=False)
     >>> algorithm("marsitt")
     Traceback (most recent call last):
         ...
     ValueError: there is no algorithm 'marsitt' (did you mean 'marsit'?): choose one of dense, ...
     >>> sorted(name for name in ALGORITHMS if algorithm(name).synchronize == "updates")
-    ['marsit', 'sparse-loco']
+    ['marsit', 'relay', 'sparse-loco']
     >>> set(NAMES) - set(ALGORITHMS)
     {'auto'}
     """
@@ -72,6 +75,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
 __all__ = [
     "ALGORITHMS",
     "ECQSGD",
+    "EF21",
     "NAMES",
     "QSGD",
     "SSDM",
@@ -90,6 +94,7 @@ __all__ = [
     "PerNode",
     "PowerSGD",
     "RandomK",
+    "Relay",
     "ScaleCom",
     "SparseLoCo",
     "TernGrad",

@@ -22,7 +22,7 @@ from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.registry import method
-from mpicomp.algorithms.wrapping import WrappingMethod
+from mpicomp.algorithms.wrapping import WrappingMethod, require_residual
 from mpicomp.auto.chosen import Chosen, ChosenFeedback, Pending
 from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
@@ -80,6 +80,7 @@ class Auto(WrappingMethod):
                 f"compressing must be a method, or its name, whose results are estimates of the mean, not {one!r}: "
                 "the steps before the choice and after it must be of one size"
             )
+        require_residual(one, "Auto")
         if isinstance(one, PerNode):
             raise ValueError("choose between nodes: write PerNode(Auto(...)) instead of Auto(PerNode(...))")
         integer(self, "trial_steps", 2)

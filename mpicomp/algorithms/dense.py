@@ -16,19 +16,20 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT
-from collectives.dense.allreduce import PIECE_BYTES
 from collectives.execution.handle import keep_uncompiled
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.aggregator.registration import method
 from mpicomp.codecs.full_precision import FullPrecision, Rounded
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import NoFeedback
-from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.reducers.full_precision_mean import FullPrecisionMean, summed_model
 from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import two_pass
 
 
+@method("dense", forms=({}, {"wire": "float16"}, {"wire": "bfloat16"}), advised={})
 @dataclass(frozen=True, repr=False)
 class Dense(Algorithm):
     """Mean over ranks in full precision (parallel SGD, "PSGD"), or rounded to 16 bits on the way.
@@ -108,9 +109,4 @@ class Dense(Algorithm):
         if self.wire is not None:
             codec = Rounded(self.wire)
             return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Direct())
-        # 16-bit vectors travel as float32 until their sum is complete
-        summing = 8 if dtype == "float64" else 4
-        complete = 2 if dtype in SIXTEEN_BIT else summing
-        return MessageModel(
-            lambda elements, weight: elements * (complete if weight == ranks else summing), PIECE_BYTES // summing
-        )
+        return summed_model(dtype, ranks)

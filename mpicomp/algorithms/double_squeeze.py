@@ -12,14 +12,16 @@ is added to the next step's input.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.codecs.base import Codec, encodes_on_devices
 from mpicomp.codecs.full_precision import FullPrecision
-from mpicomp.codecs.options import integer
+from mpicomp.codecs.options import choice, integer
 from mpicomp.codecs.registry import compressor
 from mpicomp.codecs.scaled_sign import OneBit
 from mpicomp.feedback.error_feedback import ErrorFeedback
@@ -59,6 +61,11 @@ class _TwoPassMethod(Algorithm):
         )
 
 
+@method(
+    "double-squeeze",
+    Learned(Grade.PROMISING, "had dense's loss in the one training that was tried"),
+    forms=({}, {"compressor": "random-sparsification:p=0.3"}),
+)
 @dataclass(frozen=True)
 class DoubleSqueeze(_TwoPassMethod):
     """Options of DoubleSqueeze: compression with error feedback on the way to the owners and on the way back.
@@ -70,6 +77,9 @@ class DoubleSqueeze(_TwoPassMethod):
         are counted from the start of the vector, so the result does not depend on which rank owns an element.
     seed : int
         Equal on all ranks.
+    residual : "own" or "copy"
+        Place of the errors of the first pass, as in `Relay`: a vector of its own, or the rank's copy of the model,
+        which requires ``synchronize="updates"``.
 
     Raises
     ------
@@ -94,12 +104,29 @@ class DoubleSqueeze(_TwoPassMethod):
     (array([ 4.,  0., -3.,  0.], dtype=float32), array([0. , 0.1, 0. , 0.2], dtype=float32))
     """
 
+    residual: Literal["own", "copy"] = "own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice(self, "residual", ("own", "copy"))
+
+    @property
+    @override
+    def leaves_residual(self) -> bool:
+        return self.residual == "copy"
+
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback on both passes x compressor x two passes."""
         codec = compressor(self.compressor)
-        return two_pass(comm, spec, codec, codec, ErrorFeedback(), ErrorFeedback(), self.seed)
+        first = ErrorFeedback(0.0 if self.leaves_residual else 1.0)  # errors are kept, but added by the caller
+        return two_pass(comm, spec, codec, codec, first, ErrorFeedback(), self.seed)
 
 
+@method(
+    "mem-sgd",
+    Learned(Grade.COMPARED, "learns as double-squeeze, which sends less"),
+    forms=({}, {"compressor": "top-k:rate=10"}),
+)
 @dataclass(frozen=True)
 class MemSGD(_TwoPassMethod):
     """Options of MEM-SGD: compression with error feedback to the owners, and the mean in full precision back.

@@ -21,7 +21,7 @@ from collectives.communicator.nodes import NodeLayout, Nodes
 from mpicomp.aggregator.algorithm import Algorithm, Driver, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method
-from mpicomp.algorithms.wrapping import WrappingMethod
+from mpicomp.algorithms.wrapping import WrappingMethod, require_residual
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import Feedback
 from mpicomp.nodes import torch_group
@@ -96,6 +96,7 @@ class PerNode(WrappingMethod):
         one = self.algorithm
         if not isinstance(one, Algorithm) or isinstance(one, PerNode):
             raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
+        require_residual(one, "PerNode")
         if getattr(getattr(one, "compressing", one), "rates", None) is not None:
             raise ValueError(f"{one!r} has rates by position, which shards of a vector do not have: pass one rate")
 

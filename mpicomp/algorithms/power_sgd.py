@@ -24,6 +24,7 @@ from collectives.execution.workers import PieceWork, in_parts
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Work
+from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
 from mpicomp.feedback import nonfinite
@@ -36,6 +37,11 @@ _MOST_RANK = 1024
 USUAL_SIDE = 1024  # rows and columns of the matrices that `message_model` assumes
 
 
+@method(
+    "power-sgd",
+    Learned(Grade.PROMISING, "had dense's accuracy in the one training that was tried"),
+    forms=({"rank": 2, "start_step": 1},),
+)
 @dataclass(frozen=True)
 class PowerSGD(Algorithm):
     """Options of PowerSGD: two thin factors of each matrix of gradients are averaged instead of the matrix.

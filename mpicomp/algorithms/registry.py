@@ -1,51 +1,58 @@
-"""Table of methods by their command-line names."""
+"""Table of methods by their command-line names: those of this library, and those of installed packages."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any
 
 from collectives.quoting import suggestion
+from mpicomp import contrib
 from mpicomp.aggregator.algorithm import Algorithm
-from mpicomp.algorithms.cascading_ssdm import CascadingSSDM
-from mpicomp.algorithms.dense import Dense
-from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD
-from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority_vote import MajorityVote
-from mpicomp.algorithms.marsit import Marsit
-from mpicomp.algorithms.one_bit_sgd import OneBitSGD
-from mpicomp.algorithms.power_sgd import PowerSGD
-from mpicomp.algorithms.qsgd import ECQSGD, QSGD
-from mpicomp.algorithms.random_k import RandomK
-from mpicomp.algorithms.scalecom import ScaleCom
-from mpicomp.algorithms.sparse_loco import SparseLoCo
-from mpicomp.algorithms.ssdm import SSDM
-from mpicomp.algorithms.terngrad import TernGrad
-from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
-from mpicomp.algorithms.true_top_k import TrueTopK
+from mpicomp.aggregator.registration import REGISTERED
+from mpicomp.algorithms import (  # noqa: F401 - which registers them
+    dense,
+    double_squeeze,
+    ef_signsgd,
+    marsit,
+    power_sgd,
+    qsgd,
+    relay,
+    scalecom,
+    sparse_loco,
+    top_k_sgd,
+)
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "dense": Dense,
-    "marsit": Marsit,
-    "cascading-ssdm": CascadingSSDM,
-    "majority-vote": MajorityVote,
-    "ef-signsgd": EFSignSGD,
-    "ssdm": SSDM,
-    "qsgd": QSGD,
-    "ecq-sgd": ECQSGD,
-    "terngrad": TernGrad,
-    "one-bit-sgd": OneBitSGD,
-    "double-squeeze": DoubleSqueeze,
-    "mem-sgd": MemSGD,
-    "power-sgd": PowerSGD,
-    "local-top-k": LocalTopK,
-    "top-k-sgd": TopKSGD,
-    "scalecom": ScaleCom,
-    "random-k": RandomK,
-    "true-top-k": TrueTopK,
-    "sparse-loco": SparseLoCo,
-}
+FIRST = ("dense", "marsit", "relay")
+"""Methods that lists begin with."""
+ENTRY_POINTS = "mpicomp.methods"
+"""Group of the entry points by which other packages bring methods: each names a module that registers some."""
+
+
+for _module in iter_modules(contrib.__path__):
+    import_module(f"{contrib.__name__}.{_module.name}")
+
+ALGORITHMS: dict[str, type[Algorithm]] = {}
 """Class of the options of each method, by its name on command lines. `Auto` chooses between two, and has no entry."""
+
+
+def list_methods() -> None:
+    """Fill `ALGORITHMS` by all methods that are registered, those of other packages included.
+
+    A package of which a module cannot be imported is a warning: this program may not need it.
+    """
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:  # noqa: BLE001 - whatever another package raises while it is imported
+            package = point.dist.name if point.dist else point.value
+            cause = f"{type(error).__name__}: {error}"
+            warnings.warn(f"the methods of {package} ({point.value}) are missing: {cause}", stacklevel=2)
+    ordered = [*FIRST, *sorted(REGISTERED.keys() - {*FIRST})]
+    ALGORITHMS.update((name, REGISTERED[name].kind) for name in ordered)
 
 
 def method(name: str, **options: Any) -> Algorithm:

@@ -19,12 +19,18 @@ from typing import ClassVar, Literal
 
 from collectives.annotations import override
 from mpicomp.aggregator.algorithm import Synchronize
-from mpicomp.algorithms.families import GatheringMethod
+from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.codecs.options import adopt, number
 from mpicomp.codecs.sparse_levels import SparseLevels, represents
 from mpicomp.feedback.error_feedback import ErrorFeedback
+from mpicomp.reducers.families import GatheringMethod
 
 
+@method(
+    "sparse-loco",
+    Learned(Grade.BEHIND, "ended behind dense after 10 synchronizations; it is for long trainings"),
+    forms=({}, {"rate": 10, "chunk": 200, "bits": 32, "decay": 1.0}),
+)
 @dataclass(frozen=True)
 class SparseLoCo(GatheringMethod):
     """Options of SparseLoCo: the largest elements of each chunk in two bits, and a residual that decays.

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import fields, replace
+from typing import Any, cast
 
 from collectives.annotations import override
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Synchronize
+
+
+def require_residual(method: Algorithm, wrapper: str) -> None:
+    """Raise ValueError if a method leaves its residual to the caller, who does not see it within a wrapper."""
+    if method.leaves_residual:
+        raise ValueError(
+            f"{method!r} leaves its residual in the copy of the model, which {wrapper} does not see: pass "
+            "residual='own'"
+        )
 
 
 class WrappingMethod(Algorithm):
@@ -45,6 +56,13 @@ class WrappingMethod(Algorithm):
     def nonfinite(self) -> str:
         """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
         return str(getattr(self.method, "nonfinite", "raise"))
+
+    @override
+    def of_gradients(self) -> Algorithm:
+        method, best = self.method, self.method.of_gradients()
+        options: Any = self
+        place = next(one.name for one in fields(options) if getattr(self, one.name) is method)
+        return self if best is method else cast(Algorithm, replace(options, **{place: best}))
 
     @override
     def shard_alignment(self, n: int, dtype: str) -> int | None:

@@ -21,7 +21,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.step import StepDriver
-from mpicomp.auto.trials import COUNT, Front, Plan, Schedule, Side, Stage, Stopwatch, Times, slowest
+from mpicomp.auto.trials import COUNT, Front, Schedule, Side, Stage, Stopwatch, TrialPlan, TrialTimes, slowest
 from mpicomp.feedback.base import NoFeedback
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
@@ -100,11 +100,11 @@ class Chosen(Driver):
         self.plan = self._next = self.first_plan(0)
         self.compressed = False
 
-    def first_plan(self, step: int) -> Plan:
+    def first_plan(self, step: int) -> TrialPlan:
         """Return the plan of a vector without measured times; a single rank sends nothing and has no choice."""
-        return Plan(Stage.BRIEF if self.ranks > 1 else Stage.CHOSEN, step)
+        return TrialPlan(Stage.BRIEF if self.ranks > 1 else Stage.CHOSEN, step)
 
-    def load(self, plan: Plan, compressed: bool) -> None:
+    def load(self, plan: TrialPlan, compressed: bool) -> None:
         """Continue from another state."""
         self._watch.clear()
         self._take(plan, compressed)
@@ -154,7 +154,7 @@ class Chosen(Driver):
         self._watch.fail()
         self._clock = None
 
-    def _take(self, plan: Plan, compressed: bool) -> None:
+    def _take(self, plan: TrialPlan, compressed: bool) -> None:
         """Adopt the plan of a completed step, which the method has made or not."""
         self.plan, self.compressed = plan, compressed
         goes_on = compressed == (plan.side is Side.COMPRESSED)
@@ -197,7 +197,7 @@ class Chosen(Driver):
         else:
             yield from self._running.steps(call)
 
-    def _decide(self, call: VectorCall) -> Generator[bool, None, Plan]:
+    def _decide(self, call: VectorCall) -> Generator[bool, None, TrialPlan]:
         """Return the next plan, from the times of all ranks."""
         channel, step = self._channel, call.step
         self._watch.report(step, channel.mine)
@@ -209,7 +209,7 @@ class Chosen(Driver):
         return plan
 
 
-def _describe_choice(spec: VectorSpec, name: str, side: Side, times: Times) -> str:
+def _describe_choice(spec: VectorSpec, name: str, side: Side, times: TrialTimes) -> str:
     """Return a line such as "vector 3, 25.0 MB: marsit, 4.1 ms instead of 31 (a step 60 ms instead of 83)"."""
     nbytes, other = spec.n * spec.stored.itemsize, Side.DENSE if side is Side.COMPRESSED else Side.COMPRESSED
     size = f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.3g} kB"
@@ -254,11 +254,11 @@ class ChosenFeedback:
         self._driver.load(plan, compressed)
         return f"{compared} {plan}".strip()
 
-    def _plan_of(self, state: dict[str, Any]) -> tuple[Plan, bool]:
+    def _plan_of(self, state: dict[str, Any]) -> tuple[TrialPlan, bool]:
         step = int(state["step"])
         *numbers, ranks, compressed = np.asarray(state[KEY], np.float64).tolist()
         try:
-            plan = Plan.of(numbers, step)
+            plan = TrialPlan.of(numbers, step)
         except ValueError as error:
             raise ValueError(f"this state's {KEY} {error}: take an earlier one") from None
         return plan if ranks == self._driver.ranks else self._driver.first_plan(step), bool(compressed)

@@ -59,7 +59,7 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """Plan of a vector's next steps; equal on all ranks."""
 
     stage: Stage
@@ -73,7 +73,7 @@ class Plan:
         return [self.stage, self.since, self.side, self.period_s]
 
     @classmethod
-    def of(cls, numbers: Sequence[float], step: int) -> Plan:
+    def of(cls, numbers: Sequence[float], step: int) -> TrialPlan:
         """Return the plan of such numbers in a state of a step; raise ValueError if they are invalid."""
         stage, since, side, period_s = numbers
         known = stage in tuple(Stage) and side in (Side.DENSE, Side.COMPRESSED)
@@ -82,7 +82,7 @@ class Plan:
         return cls(Stage(int(stage)), int(since), Side(int(side)), period_s)
 
 
-class Times(NamedTuple):
+class TrialTimes(NamedTuple):
     """Seconds of the slowest rank, by side; below 0: not measured."""
 
     calls: list[float]
@@ -93,7 +93,7 @@ class Times(NamedTuple):
         return median([turn[side] for turn in self.periods if turn[side] >= 0] or [-1.0])
 
 
-class Place(NamedTuple):
+class TrialPlace(NamedTuple):
     """Role of a step in its plan."""
 
     side: Side  # DENSE or COMPRESSED: the driver that makes the step
@@ -108,7 +108,7 @@ class Schedule:
     trial_steps: int
     retry_every: int | None
 
-    def end(self, plan: Plan) -> int:
+    def end(self, plan: TrialPlan) -> int:
         """Return the step at which ranks exchange times and make the next plan."""
         if plan.stage is Stage.CHOSEN:
             every = self.retry_every
@@ -116,25 +116,25 @@ class Schedule:
         blocks, length = self._blocks(plan)
         return plan.since + len(blocks) * length
 
-    def quiet_until(self, plan: Plan) -> int:
+    def quiet_until(self, plan: TrialPlan) -> int:
         """Return the step before which a chosen side runs unmeasured after its first step; 0 while on trial."""
         return self.end(plan) - LOOKS - 1 if plan.stage is Stage.CHOSEN else 0
 
-    def place(self, plan: Plan, step: int) -> Place:
+    def place(self, plan: TrialPlan, step: int) -> TrialPlace:
         """Return the role of a step before the end."""
         if plan.stage is Stage.CHOSEN:
-            return Place(plan.side, plan.side if step >= self.quiet_until(plan) else None, 0)
+            return TrialPlace(plan.side, plan.side if step >= self.quiet_until(plan) else None, 0)
         blocks, length = self._blocks(plan)
         block, place = divmod(step - plan.since, length)
         side = blocks[block]
         way = plan.side if side is Side.MIXED else side
-        return Place(way, side if place >= SKIPPED else None, block // len(Side))
+        return TrialPlace(way, side if place >= SKIPPED else None, block // len(Side))
 
-    def same_block(self, plan: Plan, step: int) -> bool:
+    def same_block(self, plan: TrialPlan, step: int) -> bool:
         """Return True if the step before is of the same block, so that the period between them is of one side."""
         return plan.stage is Stage.CHOSEN or (step - plan.since) % self._blocks(plan)[1] > 0
 
-    def _blocks(self, plan: Plan) -> tuple[tuple[Side, ...], int]:
+    def _blocks(self, plan: TrialPlan) -> tuple[tuple[Side, ...], int]:
         """Return the sides, and the steps of a block: skipped, measured, and one that ends the last period."""
         if plan.stage is Stage.BRIEF:
             return (Side.DENSE, Side.COMPRESSED), SKIPPED + math.ceil(self.trial_steps / BRIEF_PART) + 1
@@ -146,7 +146,7 @@ class Schedule:
 
     # Deciding --------------------------------------------------------------------------------------------------------
 
-    def next(self, plan: Plan, step: int, times: Times) -> Plan:
+    def next(self, plan: TrialPlan, step: int, times: TrialTimes) -> TrialPlan:
         """Return the plan that begins at the end of another one."""
         if plan.stage is Stage.CHOSEN:
             return self._go_on(plan, step, times)
@@ -155,29 +155,29 @@ class Schedule:
             return replace(plan, since=step)  # times are missing after a restart from a state: repeat the trial
         return self._after_brief(step, times) if plan.stage is Stage.BRIEF else self._after_full(plan, step, times)
 
-    def _go_on(self, plan: Plan, step: int, times: Times) -> Plan:
+    def _go_on(self, plan: TrialPlan, step: int, times: TrialTimes) -> TrialPlan:
         """Return a new trial after 1, 2, 4, ... times `retry_every` or if the period has changed, else go on."""
         assert self.retry_every is not None
         period, turn = times.period(plan.side), step // self.retry_every
         known = period > 0 and plan.period_s > 0
         changed = known and not 1 / CHANGED <= period / plan.period_s <= CHANGED
         if changed or turn & (turn - 1) == 0:
-            return Plan(Stage.BRIEF, step)
+            return TrialPlan(Stage.BRIEF, step)
         return replace(plan, since=step)
 
     @staticmethod
-    def _after_brief(step: int, times: Times) -> Plan:
+    def _after_brief(step: int, times: TrialTimes) -> TrialPlan:
         dense, compressed = times.period(Side.DENSE), times.period(Side.COMPRESSED)
         dense_s, compressed_s, _ = times.calls
         wins = compressed_s < (1 - WORTH_CALL) * dense_s
         if not wins and (compressed_s >= HOPELESS * dense_s or compressed >= HOPELESS * dense):
-            return Plan(Stage.CHOSEN, step, Side.DENSE, dense)
+            return TrialPlan(Stage.CHOSEN, step, Side.DENSE, dense)
         if wins and dense >= CLEAR * compressed and dense >= CLEAR_S:
-            return Plan(Stage.CHOSEN, step, Side.COMPRESSED, compressed)
-        return Plan(Stage.FULL, step, Side.COMPRESSED if wins else Side.DENSE, dense)
+            return TrialPlan(Stage.CHOSEN, step, Side.COMPRESSED, compressed)
+        return TrialPlan(Stage.FULL, step, Side.COMPRESSED if wins else Side.DENSE, dense)
 
     @staticmethod
-    def _after_full(plan: Plan, step: int, times: Times) -> Plan:
+    def _after_full(plan: TrialPlan, step: int, times: TrialTimes) -> TrialPlan:
         dense = times.period(Side.DENSE)
 
         def pays(side: Side) -> bool:
@@ -186,10 +186,10 @@ class Schedule:
 
         mixed, compressed = (times.period(side) for side in (Side.MIXED, Side.COMPRESSED))
         if pays(Side.MIXED) and not (pays(Side.COMPRESSED) and mixed > (1 + WORTH) * compressed):
-            return Plan(Stage.CHOSEN, step, plan.side, mixed)
+            return TrialPlan(Stage.CHOSEN, step, plan.side, mixed)
         if pays(Side.COMPRESSED):
-            return Plan(Stage.CHOSEN, step, Side.COMPRESSED, compressed)
-        return Plan(Stage.CHOSEN, step, Side.DENSE, dense)
+            return TrialPlan(Stage.CHOSEN, step, Side.COMPRESSED, compressed)
+        return TrialPlan(Stage.CHOSEN, step, Side.DENSE, dense)
 
 
 # Times, as measured by one rank ---------------------------------------------------------------------------------------
@@ -231,9 +231,9 @@ class Stopwatch:
         """Forget all times."""
         self._calls: list[list[float]] = [[] for _ in Side]
         self._periods: list[list[list[float]]] = [[[] for _ in Side] for _ in range(TURNS)]
-        self._last: tuple[int, Place | None, float] = (-1, None, 0.0)
+        self._last: tuple[int, TrialPlace | None, float] = (-1, None, 0.0)
 
-    def begin(self, step: int, place: Place, same_block: bool, now: float) -> None:
+    def begin(self, step: int, place: TrialPlace, same_block: bool, now: float) -> None:
         """Start the time of a call; its place decides the side for which the call counts, if any."""
         before, last, began = self._last
         if same_block and last is not None and last.measured is not None and before == step - 1:
@@ -258,10 +258,10 @@ class Stopwatch:
         row[len(Side) :] = self._front.common(step, own).ravel()
 
 
-def slowest(rows: Doubles) -> Times:
+def slowest(rows: Doubles) -> TrialTimes:
     """Return the times of the slowest rank, from the reports of all ranks."""
     calls, *periods = rows.max(axis=0).reshape(-1, len(Side)).tolist()
-    return Times(calls, periods)
+    return TrialTimes(calls, periods)
 
 
 def _median(times: list[float]) -> float:

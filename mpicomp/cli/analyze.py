@@ -217,7 +217,7 @@ def _ranks(found: list[Any], size: int) -> list[int]:
 
 
 @dataclass
-class Finding:
+class HangFinding:
     """Ranks that keep others waiting, or whose call differs.
 
     Attributes
@@ -264,7 +264,7 @@ class Report:
     missing_files: list[int]
     reasons: dict[str, list[int]]
     named: list[int]
-    findings: list[Finding]
+    findings: list[HangFinding]
     notes: list[str]
 
 
@@ -275,10 +275,10 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     missing = [rank for rank in range(n_ranks) if rank not in by_rank]
     # Ranks that wait to take the place of a dead one have the members' key, each with a communicator of its own.
     groups = dict.fromkeys((key, tuple(members)) for one in files for key, members in one.members.items())
-    different: list[Finding] = []
-    late: list[Finding] = []
-    silent: list[Finding] = []
-    ahead: list[Finding] = []
+    different: list[HangFinding] = []
+    late: list[HangFinding] = []
+    silent: list[HangFinding] = []
+    ahead: list[HangFinding] = []
     for key, members in groups:
         group = _Group(key, members, [one for one in files if one.members.get(key) == list(members)])
         different += group.differing()
@@ -317,9 +317,9 @@ class _Group:
         self.without = {one.rank: one for one in files}
         self.tolerance_s = 0.0 if any(one.has_failed for one in files) else LATE_S
 
-    def differing(self) -> list[Finding]:
+    def differing(self) -> list[HangFinding]:
         """Return the first call in which the ranks differ, and the first one after which they went on."""
-        first: dict[str, Finding] = {}
+        first: dict[str, HangFinding] = {}
         for number in sorted({number for one in self.files for number in one.calls.get(self.key, {})}):
             ranks_of: dict[str, list[int]] = {}
             for one, call in self._calls(number):
@@ -332,7 +332,7 @@ class _Group:
                 listed = "; ".join(f"{list_ranks(some)}: {_short(name)}" for name, some in ranks_of.items())
                 kind, then = ("differed", ", and the ranks went on") if self._has_passed(number) else ("differs", "")
                 sentence = f"call {number} of {self._name()} {kind}{then}: {listed}"
-                first.setdefault(kind, Finding(kind, ranks, self.members, number, common, [], sentence))
+                first.setdefault(kind, HangFinding(kind, ranks, self.members, number, common, [], sentence))
         return [*first.values()]
 
     def _has_passed(self, number: int) -> bool:
@@ -342,7 +342,7 @@ class _Group:
             call.begun > end for one, end in ended for key in one.calls for call in one.waiting(key)
         )
 
-    def late(self) -> list[Finding]:
+    def late(self) -> list[HangFinding]:
         """Return the ranks that had not begun a call in which others were waiting when they wrote their files."""
         found: dict[int, list[int]] = {}
         for one in self.files:
@@ -361,10 +361,10 @@ class _Group:
                 f"{list_ranks(ranks)} {_has(ranks)} not begun call {number} of {self._name()}, {_short(call.name)}, "
                 f"in which {others}: {seconds:.3g} s late at the time of the file"
             )
-            findings.append(Finding("late", ranks, self.members, number, call.name, waiting_ranks, sentence))
+            findings.append(HangFinding("late", ranks, self.members, number, call.name, waiting_ranks, sentence))
         return findings
 
-    def silent(self) -> list[Finding]:
+    def silent(self) -> list[HangFinding]:
         """Return the ranks without an answer, or without a file, for which others wait within a call."""
         found = []
         unanswered = sorted({rank for one in self.files for rank in one.unanswered if rank in self.members})
@@ -383,7 +383,7 @@ class _Group:
                 f"{list_ranks(silent)} did not answer while {list_ranks(ranks_waiting)} {_wait(ranks_waiting)} "
                 f"{in_call}{described}: stopped, dead or busy outside of calls"
             )
-            found.append(Finding("silent", silent, self.members, number, call.name, ranks_waiting, sentence))
+            found.append(HangFinding("silent", silent, self.members, number, call.name, ranks_waiting, sentence))
         lost = [rank for rank in self.missing if rank not in unanswered]
         stalled = max(one.written for one in self.files) - call.begun > self.tolerance_s
         if lost and stalled and not silent:
@@ -393,10 +393,10 @@ class _Group:
                 f"{list_ranks(lost)} left no record of this communicator, and {others} "
                 f"{in_call}{described}: stopped, dead, or on a host whose files are elsewhere"
             )
-            found.append(Finding("no file", lost, self.members, number, call.name, ranks_waiting, sentence))
+            found.append(HangFinding("no file", lost, self.members, number, call.name, ranks_waiting, sentence))
         return found
 
-    def ahead(self) -> list[Finding]:
+    def ahead(self) -> list[HangFinding]:
         """Return the ranks that have ended a call that another rank had not begun long after."""
         for one in self.files:
             number = one.begun[self.key] + 1
@@ -410,7 +410,7 @@ class _Group:
                     f"{list_ranks(ranks)} {_has(ranks)} ended call {number} of {self._name()}, {_short(name)}, which "
                     f"rank {one.rank} has not begun: calls are not compared (verify=False), or failed"
                 )
-                return [Finding("ahead", ranks, self.members, number, name, [], sentence)]
+                return [HangFinding("ahead", ranks, self.members, number, name, [], sentence)]
         return []
 
     def _calls(self, number: int) -> list[tuple[RankFile, RankCall]]:

@@ -29,6 +29,13 @@ COMMANDS = {
 }
 
 
+EXAMPLES = """\
+for example:
+  mpicomp demo                   the gain on slow links, in a minute
+  mpicomp run -n 4 train.py      your program on four ranks
+  mpicomp bench --help           options of a command"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; `argv` is for tests, the command line by default."""
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -37,8 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not os.environ.get("HOME") and arguments[:1] != ["doctor"]:  # which reports it; Open MPI does not start then
         os.environ["HOME"] = tempfile.gettempdir()
     parser, options = make_parser(arguments[:1])
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        found = _suggestion(arguments[0], COMMANDS)
+    if not arguments:
+        print(f"{parser.format_usage()}\n{EXAMPLES}")
+        return 2
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        found = _suggestion(arguments[0], [*COMMANDS, "train"])
+        if "'train'" in found:
+            found = ", to train, start your own script: mpicomp run -n 4 train.py"
         parser.error(f"there is no command {arguments[0]!r}{found}: choose one of {', '.join(COMMANDS)}")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:

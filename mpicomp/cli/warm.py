@@ -15,6 +15,7 @@ from mpi4py import MPI
 from collectives import TopologyName
 from mpicomp import algorithms
 from mpicomp.aggregator.algorithm import Algorithm
+from mpicomp.aggregator.registration import REGISTERED
 from mpicomp.aggregator.rehearsal import WARM, rehearse
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.cli.command import Steps
@@ -22,44 +23,8 @@ from mpicomp.codecs import Draw, RowQuantizer, TopRows
 from mpicomp.kernels.cache_folder import CACHE
 from mpicomp.kernels.streams import Stream
 
-# Every method in the forms that call different kernels.
 FORMS: tuple[Algorithm, ...] = (
-    algorithms.Marsit(2),
-    algorithms.Marsit(None),
-    algorithms.Marsit(4, residual="paper"),
-    algorithms.Marsit(None, residual="paper", global_step=0.5),
-    algorithms.Marsit(3, compensation=False),
-    algorithms.Marsit(None, compensation=False, global_step=1.0),
-    algorithms.Marsit(3, winners=2),
-    algorithms.Dense(),
-    algorithms.Dense(wire="float16"),
-    algorithms.Dense(wire="bfloat16"),
-    algorithms.CascadingSSDM(),
-    algorithms.CascadingSSDM(normalise=True),
-    algorithms.MajorityVote(),
-    algorithms.EFSignSGD(),
-    algorithms.EFSignSGD(bucket=300),
-    algorithms.SSDM(),
-    algorithms.SSDM(momentum=0.9, scale="norm", coding="elias"),
-    algorithms.QSGD(),
-    algorithms.QSGD(norm="l2", bucket=100, coding="entropy"),
-    algorithms.ECQSGD(),
-    algorithms.TernGrad(),
-    algorithms.TernGrad(bucket=100, clip=None),
-    algorithms.OneBitSGD(),
-    algorithms.DoubleSqueeze(),
-    algorithms.DoubleSqueeze("random-sparsification:p=0.3"),
-    algorithms.MemSGD(),
-    algorithms.MemSGD("top-k:rate=10"),
-    algorithms.LocalTopK(10),
-    algorithms.TopKSGD(10),
-    algorithms.ScaleCom(10, chunk=70, beta=0.4, warmup_steps=1),
-    algorithms.ScaleCom(10, exact=True),
-    algorithms.PowerSGD(2, start_step=1),
-    algorithms.RandomK(10),
-    algorithms.TrueTopK(10, chunk=30),
-    algorithms.SparseLoCo(),
-    algorithms.SparseLoCo(10, 200, bits=32, decay=1.0),
+    *(one.kind(**options) for one in REGISTERED.values() for options in one.forms),
     algorithms.PerNode(algorithms.Dense()),
 )
 DTYPES = ("float32", "float64", "float16", "bfloat16")

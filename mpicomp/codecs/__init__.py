@@ -4,9 +4,10 @@ from mpicomp.codecs.base import Codec, Draw, Mergeable
 from mpicomp.codecs.bucketed import Bucketed
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.elias_counts import Elias
+from mpicomp.codecs.levels import Levels
 from mpicomp.codecs.quantizer import Quantizer, Ternary
-from mpicomp.codecs.registry import COMPRESSORS, compressor
-from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
+from mpicomp.codecs.registry import COMPRESSORS, ROW_CODECS, compressor, row_codec
+from mpicomp.codecs.rows import FullRows, LevelRows, RowQuantizer, TopRows
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
@@ -17,6 +18,7 @@ from mpicomp.codecs.vote_counts import Counts
 
 __all__ = [
     "COMPRESSORS",
+    "ROW_CODECS",
     "Bucketed",
     "Clipping",
     "Codec",
@@ -24,6 +26,8 @@ __all__ = [
     "Draw",
     "Elias",
     "FullRows",
+    "LevelRows",
+    "Levels",
     "Mergeable",
     "OneBit",
     "Quantizer",
@@ -38,4 +42,5 @@ __all__ = [
     "TopRows",
     "TwoMeans",
     "compressor",
+    "row_codec",
 ]

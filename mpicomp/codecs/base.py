@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.annotations import Array, override
 from collectives.annotations import Bytes as Bytes
-from mpicomp.kernels.streams import Stream, source
+from mpicomp.kernels.streams import Stream, shared_source, source
 
 Finite: TypeAlias = Any
 """Whether all values have a code: on the host True or None, on a device bool[] that its kernels write."""
@@ -35,6 +35,8 @@ class Draw:
         Merges made into these elements before.
     offset : int
         Index of the first element in its vector; a multiple of 512.
+    ranks : int
+        Ranks that encode the same elements.
 
     Examples
     --------
@@ -51,6 +53,12 @@ class Draw:
     rank: int
     ordinal: int = 0
     offset: int = 0
+    ranks: int = 1
+
+    @property
+    def shared_source(self) -> np.uint64:
+        """Counter word of all ranks, with the rank's share of `correlated` draws."""
+        return shared_source(self.stream, self.step, self.rank, self.ranks)
 
     @property
     def source(self) -> np.uint64:

@@ -35,6 +35,20 @@ class ChunkedOrExact(Chunked, Protocol):
         ...
 
 
+class MaskedMomentum(Protocol):
+    """Options with a momentum of each rank, cleared where elements are sent with `masking`."""
+
+    @property
+    def momentum(self) -> float:
+        """Fraction of the momentum that a step keeps; 0: no momentum."""
+        ...
+
+    @property
+    def masking(self) -> bool:
+        """True if sent elements lose their momentum."""
+        ...
+
+
 def require(holds: bool, name: str, wanted: str, value: object) -> None:
     """Raise ValueError unless `holds`; `wanted` describes the values that are accepted."""
     if not holds:
@@ -103,6 +117,14 @@ def chunk_or_exact(options: ChunkedOrExact, rates: Sequence[int]) -> None:
     if options.exact and options.chunk is not None:
         raise ValueError(f"chunk must be None with exact=True, which has no chunks, not {options.chunk!r}")
     chunk(options, rates)
+
+
+def masked_momentum(options: MaskedMomentum) -> None:
+    """Check the options `momentum` and `masking`."""
+    number(options, "momentum", "at least 0 and below 1", lambda momentum: 0 <= momentum < 1)
+    flag(options, "masking")
+    if options.masking and not options.momentum:
+        raise ValueError("masking=True needs a momentum, whose parts that were sent it clears: pass momentum=0.9")
 
 
 def adopt(options: object, checked: Any) -> None:

@@ -37,7 +37,7 @@ from mpicomp.codecs.base import (
     checked,
 )
 from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
-from mpicomp.codecs.options import choice, integer
+from mpicomp.codecs.options import choice, flag, integer
 from mpicomp.kernels.cpu.quantizer import POWERS
 
 MOST_LEVELS = 127
@@ -58,6 +58,9 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
     coding : "fixed" or "entropy"
         Codes of ceil(log2(2 s + 1)) bits, or an entropy code for each message: about as many bits as the entropy of
         the message's codes, on the host alone.
+    correlated : bool
+        True: ranks share their random words, shifted so that their roundings cancel where their values agree. Each
+        rank's values stay unbiased.
 
     Raises
     ------
@@ -86,9 +89,11 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
     levels: int = 4
     norm: Literal["l2", "linf"] = "linf"
     coding: Literal["fixed", "entropy"] = "fixed"
+    correlated: bool = False
 
     def __post_init__(self) -> None:
         Bucketed.__post_init__(self)
+        flag(self, "correlated")
         integer(self, "levels", 1, MOST_LEVELS)
         choice(self, "norm", ("l2", "linf"))
         choice(self, "coding", ("fixed", "entropy"))
@@ -157,7 +162,9 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
         if scales is not None:
             numbers[:], norm = scales, None
         work, by = np.empty(kernel.WORDS, np.uint64), (self.levels, self._negative)
-        return kernel.encode(*_counters(draw), values, self.bucket, norm, numbers, *by, work, sent, planes)
+        return kernel.encode(
+            *_counters(draw, self.correlated), values, self.bucket, norm, numbers, *by, work, sent, planes
+        )
 
     def _encode_drawn(self, values: Array, payload: Bytes, sent: Array | None, draw: Draw) -> Finite:
         codes, scales, finite = self._drawn(values, draw)
@@ -230,7 +237,7 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
         codes = on.arrays.empty(values, len(values), "uint8")
         work = np.empty(on.quantizer.WORDS, np.uint64)
         by = self.levels, self._negative
-        on.quantizer.quantize(*_counters(draw), values, self.bucket, scales, *by, work, codes)
+        on.quantizer.quantize(*_counters(draw, self.correlated), values, self.bucket, scales, *by, work, codes)
         return codes
 
     def pack(self, codes: Array, scales: Array, payload: Bytes) -> None:
@@ -251,9 +258,10 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
             payload[length.stop + used :] = 0
 
 
-def _counters(draw: Draw) -> tuple[Words, np.uint64, np.uint64, np.uint64]:
+def _counters(draw: Draw, correlated: bool) -> tuple[Words, np.uint64, np.uint64, np.uint64]:
     """Return the key schedule, and the counters of the first element, step and source."""
-    return draw.stream.schedule(), np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
+    source = draw.shared_source if correlated else draw.source
+    return draw.stream.schedule(), np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), source
 
 
 def _recoded(codes: Bytes, levels: int, shift: int) -> Bytes:
@@ -270,7 +278,7 @@ class Ternary(Quantizer):
 
     Parameters
     ----------
-    bucket, coding
+    bucket, coding, correlated
         As in `Quantizer`.
     levels : int
         Always 1.

@@ -282,6 +282,14 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
             chosen = on.arrays.convert(on.arrays.xp.clip(chosen, -FLOAT32_MAX, FLOAT32_MAX), out.dtype)
         on.sparse.spread_chunks(chosen, indices, self.elements, self.keep, out, adding)
 
+    def clear_sent(self, payload: Bytes, out: Array) -> None:
+        """Overwrite the elements of a vector that a payload has with 0."""
+        on, (chosen, planes) = kernels.beside(out), self._parts(payload, len(out), 1)
+        indices, places = (on.arrays.empty(out, len(chosen), kind) for kind in ("uint32", "int64"))
+        unpack_indices(planes, indices)
+        on.sparse.expand(indices, self.elements, self.keep, 0, len(out), places)
+        on.sparse.remember(None, out, None, None, 0, places, None, out)
+
     @override
     def mean(self, payloads: Array, mean: Array) -> Finite:
         on, n = kernels.beside(mean), len(mean)

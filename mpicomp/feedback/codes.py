@@ -5,6 +5,7 @@ A step that meets NaN, infinity or an overflow, on whichever rank, gives all ran
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from mpicomp.codecs.bucketed import count
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
 from mpicomp.feedback.mirror import Mirror
-from mpicomp.feedback.payloads import Payloads, Results
+from mpicomp.feedback.payloads import Decode, Payloads, Results
 from mpicomp.feedback.saved_state import OWNED, check_owned
 
 SHARE_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
@@ -147,6 +148,10 @@ class Codes(Feedback):
         """Return the elements to encode: a piece of this rank's vector, unless a subclass alters it."""
         return self._values[cut.start : cut.stop]
 
+    @abstractmethod
+    def _mean_of(self, piece: int) -> Decode:
+        """Return the function that overwrites a piece of the result with the decoded mean."""
+
     def _encode(self, piece: int, cut: range) -> None:
         """Encode a piece of this rank's vector."""
         payloads = self._payloads
@@ -207,11 +212,15 @@ class GatheredCodes(Codes):
 
     @override
     def decode(self, piece: int) -> Testable | None:
+        return self._results.write(self._cuts[piece], self._mean_of(piece))
+
+    @override
+    def _mean_of(self, piece: int) -> Decode:
         payloads, codec, of_rank = self._payloads, self._payloads.codec, len(self._cuts)
         if averages(codec) and not self.on_host:
             rows = payloads.rows(piece, of_rank)
-            return self._results.write(self._cuts[piece], lambda mean, _: codec.mean(rows, mean))
-        return self._results.write(self._cuts[piece], partial(take_mean, codec, payloads.there[piece::of_rank]))
+            return lambda mean, _: codec.mean(rows, mean)
+        return partial(take_mean, codec, payloads.there[piece::of_rank])
 
 
 class OwnedCodes(Codes):
@@ -270,14 +279,18 @@ class OwnedCodes(Codes):
 
     @override
     def decode(self, piece: int) -> Testable | None:
-        cut, codec, payload = self._cuts[piece], self._means.codec, self._means.there[piece]
+        self._means.deliver(piece)
+        return self._results.write(self._cuts[piece], self._mean_of(piece))
+
+    @override
+    def _mean_of(self, piece: int) -> Decode:
+        codec, payload = self._means.codec, self._means.there[piece]
         decode: Callable[[Array], Finite] = partial(codec.decode, payload, weight=self._ranks)
         if redraws(codec):
-            decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(cut))
+            decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(self._cuts[piece]))
         elif averages(codec) and not self.on_host:
             decode = partial(codec.mean, payload.view(1, -1))  # which also looks for values that are not finite
-        self._means.deliver(piece)
-        return self._results.write(cut, lambda out, _: decode(out))
+        return lambda out, _: decode(out)
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,8 @@ class FeedbackEncoder:
         The decoded values are rounded to this type where they are applied, and the residual includes that.
     kind : "mean" or "owner"
         Of the residual.
+    ranks : int
+        Ranks that encode the same elements.
     """
 
     def __init__(
@@ -158,10 +160,11 @@ class FeedbackEncoder:
         rank: int,
         applied: str | None = None,
         kind: StateKind = "mean",
+        ranks: int = 1,
     ) -> None:
         self._device, self._on_host, self._dtype, self._applied = device, device.name == "cpu", dtype, applied
         self.codec, self._step = codec_on(device, codec), 0
-        self._rule, self._stream, self._rank = rule, stream, rank
+        self._rule, self._stream, self._rank, self._ranks = rule, stream, rank, ranks
         self.residual, self.finite = Residual(device, 0 if rule is None else n, dtype, kind), FiniteFlag(device)
         simple = rule if isinstance(rule, ErrorFeedback) and applied is None else None
         self._encode_keeping = simple.in_codec(self.codec) if simple is not None else None
@@ -217,7 +220,7 @@ class FeedbackEncoder:
 
     def draw(self, cut: range) -> Draw:
         """Return the place in the random stream that a piece of this step begins at."""
-        return Draw(self._stream, self._step, self._rank, 0, cut.start)
+        return Draw(self._stream, self._step, self._rank, 0, cut.start, self._ranks)
 
     def _write(self, values: Array, payload: Array, draw: Draw, sent: Array | None = None) -> Any:
         """Encode, and overwrite `sent`, if it is given, with the values that others will decode."""

@@ -44,8 +44,8 @@ class FiniteFlag:
 
     @property
     def landed(self) -> bool:
-        """The device's flag as the last copy has found it; later kernels may have cleared it."""
-        return bool(self._here[0])
+        """The device's flag as the last copy has found it; later kernels may have cleared it. The host's own flag."""
+        return self._is_set if self._on_host else bool(self._here[0])
 
     def reset(self) -> None:
         """Set the flag for another step."""

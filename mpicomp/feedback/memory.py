@@ -1,9 +1,10 @@
-"""The memory of methods whose ranks all send the same elements, and the layout of what is kept of a vector.
+"""The memory of methods whose ranks all send the same elements, and the layout of its arrays.
 
     v      = (m + g)[I]
     m      <- (1 - beta) m + beta (m + g), but (1 - beta) m at I     for beta = 1: m + g, but exactly 0 at I
 
-m is the memory (the residual), g this rank's vector, I the places that are sent.
+m is the memory (the residual), g this rank's vector, I the places that are sent. With a momentum of each rank,
+u <- momentum u + g takes the place of g, and with masking u becomes 0 at I.
 """
 
 from __future__ import annotations
@@ -125,9 +126,13 @@ class Memory(Feedback):
     beta : float
     dtype : str
         Type of the vectors.
+    momentum : (float, bool), optional
+        Momentum, and whether it is masked.
 
     Attributes
     ----------
+    vector : ndarray[n]
+        This rank's vector, or its momentum, of the step that is made.
     parts : tuple of Part
     runs : tuple of Part
         The same elements in as many pieces as kernels are best given.
@@ -156,20 +161,26 @@ class Memory(Feedback):
         parts: tuple[Part, ...],
         beta: float,
         dtype: str,
+        momentum: tuple[float, bool] | None = None,
     ) -> None:
         self._residual = Residual(device, n, compute)
         super().__init__(device, {"residual": self._residual})
+        self._momentum, (fraction, self._masks) = None, momentum or (0.0, False)
+        if momentum is not None:
+            self._momentum = self.residuals["momentum"] = Residual(device, n, compute, pending=False)
         self.parts = parts
         self.runs = parts if self.on_host else joined(parts)
         self._n, count, kind = n, parts[-1].last if parts else 0, compute.type
         self.dtype, self.places = compute, device.zeros(count, "int64")
         self._summed = False
         whole = float(beta) == 1.0
+        self._fraction = kind(fraction)
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)
         self._kept = None if whole else device.zeros(count, compute.name)
         self._result_type = dtype
-        self._vector: Array = None
+        self.vector: Array = None
+        self._given: Array = None
         self._out: Array = None
         self._flags: Mirror | None = None
         nbytes = count * compute.itemsize
@@ -203,13 +214,17 @@ class Memory(Feedback):
     def begin(self, call: StepInput) -> None:
         """Look at another vector; `commit` counts once `renew` has made a residual."""
         self._summed = False
-        self._vector, self._out = call.values, call.out
+        self.vector = self._given = call.values
+        self._out = call.out
+        if self._momentum is not None:
+            self.vector, old = self._momentum.following, self._momentum.current
+            self.launch(self.kernels.arrays.compensate, self._given, old, self._fraction, self.vector)
         self.finite.reset()
 
     @override
     def end(self) -> None:
         super().end()
-        self._vector, self._out = None, None
+        self.vector = self._given = self._out = None
 
     def check(self, part: Part, vector: Array) -> None:
         """Clear `finite` unless vector + residual is finite in a part."""
@@ -285,14 +300,14 @@ class Memory(Feedback):
     @override
     def encode(self, piece: int) -> Testable | None:
         """Take the values at the places; there is one piece. They and `finite` are known once the handle completes."""
-        picked = self._vector, self._residual.current, self.places, self._past, self._picked, self._kept
+        picked = self.vector, self._residual.current, self.places, self._past, self._picked, self._kept
         self.launch(self.kernels.sparse.pick, *picked)
         return None if self._flags is None else self._flags.fetch()
 
     @override
     def report(self, row: Doubles) -> None:
         # the sum of finite values and a finite residual may have overflowed
-        row[0] = _GOOD if self.finite else _OVERFLOWED if self.all_finite(self._vector) else _BAD
+        row[0] = _GOOD if self.finite else _OVERFLOWED if self.all_finite(self._given) else _BAD
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
@@ -321,9 +336,13 @@ class Memory(Feedback):
         some, values = share.elements, share.values
         kept_values = None if self._kept is None else self._kept[values]
         old, scales, among = self._residual.current[some], (self._past, self._gain), self.places[values]
-        x = None if self._summed else self._vector[some]
+        x = None if self._summed else self.vector[some]
         following = self._residual.following[some]
         self.launch(self.kernels.sparse.remember, x, old, *scales, share.start, among, kept_values, following)
+        if self._masks:
+            self.launch(
+                self.kernels.sparse.remember, None, old, None, None, share.start, among, None, self.vector[some]
+            )
 
     @override
     def decode(self, piece: int) -> Testable | None:

@@ -55,6 +55,8 @@ class Payloads:
         Elements of each piece.
     flags : bool
         A device's flags of finite payloads cross with them.
+    nbytes : callable, optional
+        Returns the bytes of a length in place of the codec.
 
     Attributes
     ----------
@@ -68,9 +70,16 @@ class Payloads:
         Payloads where they are sent from and received: on the host the same arrays.
     """
 
-    def __init__(self, device: Device, codec: Codec, lengths: Sequence[int], flags: bool = True) -> None:
+    def __init__(
+        self,
+        device: Device,
+        codec: Codec,
+        lengths: Sequence[int],
+        flags: bool = True,
+        nbytes: Callable[[int], int] | None = None,
+    ) -> None:
         self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
-        sizes = [self.codec.nbytes(n) for n in lengths]
+        sizes = list(map(nbytes or self.codec.nbytes, lengths))
         self.there: list[Array]
         self.finite: list[FiniteFlag] = []
         if self._on_host:

@@ -14,7 +14,7 @@ from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.sign_blocks import BlockTable
 from mpicomp.feedback.votes import VoteLayout, VoteValues
-from mpicomp.kernels.streams import Stream, source
+from mpicomp.kernels.streams import Stream, shared_source, source
 
 
 class _Part(NamedTuple):
@@ -48,16 +48,26 @@ class StochasticVotes(VoteValues):
         Random words of the signs.
     has_norm : bool
         Results are scaled by the largest of the ranks' norms; False: they are means of signs.
+    correlated : bool
+        Ranks share their random words, see `shared_source`.
     """
 
     def __init__(
-        self, layout: VoteLayout, groups: ScaleGroups, rank: int, momentum: float, stream: Stream, has_norm: bool
+        self,
+        layout: VoteLayout,
+        groups: ScaleGroups,
+        rank: int,
+        momentum: float,
+        stream: Stream,
+        has_norm: bool,
+        correlated: bool,
     ) -> None:
         kind = compute_type(layout.dtype)
         self._momentum = Residual(layout.device, layout.n, kind, pending=False) if momentum else None
         super().__init__(layout, groups, {} if self._momentum is None else {"momentum": self._momentum})
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)
+        self._stream = stream if correlated else None
         self._has_norm, self._norms = has_norm, np.zeros(groups.starts.size)  # N of each group
         self._rounded = np.zeros(groups.starts.size, kind)
         self._largest, self._norm_kernels = np.finfo(kind).max, kernels.of("cpu").ssdm
@@ -87,6 +97,8 @@ class StochasticVotes(VoteValues):
     def begin(self, call: StepInput) -> None:
         super().begin(call)
         self._step = np.uint64(call.step & 0xFFFFFFFF)
+        if self._stream is not None:
+            self._source = shared_source(self._stream, call.step, self._rank, self._ranks)
 
     @override
     def reports_first(self, step: int) -> bool:

@@ -86,6 +86,23 @@ def source(rank: int, ordinal: int = 0) -> np.uint64:
     return np.uint64(rank | ordinal << 20)
 
 
+def shared_source(stream: Stream, step: int, rank: int, ranks: int) -> np.uint64:
+    """Return the counter word that all ranks share, and above it the number that a rank adds to each 32-bit word.
+
+    These numbers are the multiples of 2^32 / ranks, in an order that is drawn for each step. So the words of each rank
+    are uniform, and those of all ranks spread evenly (Suresh, Sun, Ro, Yu: *Correlated quantization for distributed
+    mean estimation and optimization*, ICML 2022).
+    """
+    return source(0) | np.uint64((_order(stream, step, ranks)[rank] << 32) // ranks << 32)
+
+
+@lru_cache(maxsize=64)
+def _order(stream: Stream, step: int, ranks: int) -> tuple[int, ...]:
+    key_0, key_1 = stream.key()
+    words = np.random.Philox(key=key_0 << 32 | key_1, counter=step).random_raw(ranks)
+    return tuple(np.argsort(words, kind="stable").tolist())
+
+
 @lru_cache(maxsize=4096)
 def bernoulli_table(incoming_weight: int, held_weight: int) -> tuple[Bytes, Words]:
     """Return the alias table for four bits at a time, each 1 with probability incoming / (incoming + held).

@@ -90,8 +90,13 @@ class TorchGroup:
         self.broadcast(part, root).wait()
 
     def close(self) -> None:
-        """End the group."""
+        """End the group; its folder stays until `clean_up`."""
         self._backend.shutdown()
+        # with its store, which looks for its file and then opens it: PyTorch aborts where it has gone in between
+        self._backend = None
+
+    def clean_up(self) -> None:
+        """Remove the folder, once all ranks have ended the group."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -173,7 +178,8 @@ def connect(comm: Communicator, nodes: Nodes, kind: str) -> None:
         # not before: a rank that has yet to open the store would wait minutes for a folder that is gone
         if group is not None:
             group.close()
-        elif folder is not None:
+        nodes.local.barrier()
+        if folder is not None:
             folder.cleanup()
         raise
     assert group is not None

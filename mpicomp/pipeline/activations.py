@@ -28,6 +28,7 @@ from collectives.annotations import Bytes, override
 from collectives.caller_warning import warn_caller
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Draw
+from mpicomp.codecs.registry import row_codec
 from mpicomp.codecs.rows import FullRows
 from mpicomp.codecs.rows.row_codec import DeltaCodec, RowCodec, Rows
 from mpicomp.kernels.streams import Stream
@@ -54,9 +55,15 @@ class Direct(Compression):
 
     Parameters
     ----------
-    codec : RowCodec
-        ``FullRows()``: float32; ``FullRows("float16")``; ``RowQuantizer(bits=4)``: DirectQ; for gradients also
-        ``TopRows(0.2, RowQuantizer(8))``: the largest fifth.
+    codec : RowCodec or str
+        ``FullRows()``: float32; ``FullRows("float16")``; ``RowQuantizer(bits=4)``: DirectQ; ``LevelRows(levels=16)``;
+        for gradients also ``TopRows(0.2, RowQuantizer(8))``: the largest fifth. Or a name with options, such as
+        ``"levels:levels=16,bucket=64"`` (`mpicomp.codecs.row_codec`).
+
+    Raises
+    ------
+    ValueError
+        There is no codec of this name, or an option is out of range.
 
     Examples
     --------
@@ -68,11 +75,14 @@ class Direct(Compression):
     4
     """
 
-    codec: RowCodec = field(default_factory=FullRows)
+    codec: RowCodec | str = field(default_factory=FullRows)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", row_codec(self.codec))
 
     @override
     def start(self, place: CodingPlace) -> DirectCoding:
-        return DirectCoding(self.codec, place.stream("direct rows"), place.pipeline)
+        return DirectCoding(row_codec(self.codec), place.stream("direct rows"), place.pipeline)
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,8 @@ class Deltas(Compression):
 
     Parameters
     ----------
-    codec : DeltaCodec
-        Of the differences, such as ``RowQuantizer(bits=3)``.
+    codec : DeltaCodec or str
+        Of the differences, such as ``RowQuantizer(bits=3)`` or ``"levels:levels=8"``.
     examples : int
         The ids given to `PipelineStage.step` are 0 to examples - 1. Augmented examples need an id for each variant,
         such as ``2 * id + flipped``.
@@ -93,7 +103,7 @@ class Deltas(Compression):
         Name of this run and model: a file of another one is refused, and a run of the same name goes on from the
         messages that both ends of a cut have. Without a name, messages in files serve a run again only once it has
         loaded its state.
-    stored : RowCodec, optional
+    stored : RowCodec or str, optional
         Keep messages in fewer bits; None: float32.
     check_every : int
         Steps between two comparisons of the messages that the two ends of a cut have kept.
@@ -101,7 +111,7 @@ class Deltas(Compression):
     Raises
     ------
     ValueError
-        `examples` or `check_every` is below 1.
+        `examples` or `check_every` is below 1, or there is no codec of this name.
     TypeError
         The codec sends no differences.
 
@@ -121,20 +131,18 @@ class Deltas(Compression):
     100
     """
 
-    codec: DeltaCodec
+    codec: DeltaCodec | str
     examples: int
     folder: str | Path | None = None
     run: str = ""
-    stored: RowCodec | None = None
+    stored: RowCodec | str | None = None
     check_every: int = 100
 
     def __post_init__(self) -> None:
         for name in ("examples", "check_every"):
             options.integer(self, name, 1)
-        if not hasattr(self.codec, "encode_delta"):
-            raise TypeError(
-                f"{self.codec!r:.80} sends no differences: pass another codec, such as RowQuantizer(bits=3)"
-            )
+        object.__setattr__(self, "codec", _delta_codec(self.codec))
+        object.__setattr__(self, "stored", None if self.stored is None else row_codec(self.stored))
         if getattr(self.codec, "rounding", "") == "stochastic" and getattr(self.codec, "bits", 0) == 2:
             # Measured on rows of 256 normal values. Differences shrink from visit to visit only below 0.707.
             warn_caller(
@@ -149,15 +157,23 @@ class Deltas(Compression):
         return DeltaCoding(self, place.stream("row differences"), partial(self._store, name), place.pipeline)
 
     def _store(self, name: str, row_shape: tuple[int, ...], resuming: bool) -> Store:
+        stored = None if self.stored is None else row_codec(self.stored)
         if self.folder is None:
-            return MessageStore(self.examples, row_shape, codec=self.stored)
+            return MessageStore(self.examples, row_shape, codec=stored)
         path = Path(self.folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        store = FileMessageStore(path, self.examples, row_shape, codec=self.stored, fingerprint=self.run)
+        store = FileMessageStore(path, self.examples, row_shape, codec=stored, fingerprint=self.run)
         if not (resuming or self.run):  # the file may be that of any run before
             store.forget_all()
             store.pair = 0  # so that the states of those runs do not take the file for theirs
         return store
+
+
+def _delta_codec(codec: DeltaCodec | str) -> DeltaCodec:
+    found = row_codec(codec)
+    if not isinstance(found, DeltaCodec):
+        raise TypeError(f"{found!r:.80} sends no differences: pass another codec, such as RowQuantizer(bits=3)")
+    return found
 
 
 class DeltaCoding(Coding):
@@ -171,7 +187,8 @@ class DeltaCoding(Coding):
     def __init__(
         self, deltas: Deltas, stream: Stream, make_store: Callable[[tuple[int, ...], bool], Store], source: int = 0
     ) -> None:
-        self._codec, self._examples, self._check_every = deltas.codec, deltas.examples, deltas.check_every
+        self._codec = _delta_codec(deltas.codec)
+        self._examples, self._check_every = deltas.examples, deltas.check_every
         self._stream, self._make_store, self._source = stream, make_store, source
         self._store: Store | None = None
         self._pending: list[tuple[Ids, Rows]] = []

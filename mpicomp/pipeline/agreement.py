@@ -44,10 +44,10 @@ class MessagesDiffer(PipelineError):
 
     Attributes
     ----------
-    cuts : list of int
+    cuts : sequence of int
     """
 
-    def __init__(self, cuts: list[int], text: str) -> None:
+    def __init__(self, text: str, cuts: Sequence[int] = ()) -> None:  # pickle makes it of the text alone
         super().__init__(text)
         self.cuts = cuts
 
@@ -87,7 +87,7 @@ def agree_on_batch(
     everyones = comm.allgather(np.array([[fault is not None, examples, mark, *checksums]], np.int64))
     cuts = np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist()
     if cuts:  # before other errors: a checksum is compared only once
-        raise MessagesDiffer(cuts, f"{comm.here}: stages {cuts[0]} and {cuts[0] + 1} {DIFFERENT}")
+        raise MessagesDiffer(f"{comm.here}: stages {cuts[0]} and {cuts[0] + 1} {DIFFERENT}", cuts)
     if everyones[:, 0].any():
         raise_faults(comm.allgather_object(fault), "the step was not begun")
     sizes = {int(size) for size in everyones[:, 1] if size >= 0}

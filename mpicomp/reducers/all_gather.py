@@ -84,7 +84,8 @@ def all_gather(
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
     cuts = pieces(range(spec.n), longest, codec.alignment)
     program = gather_program(comm.rank, comm.size, cuts)
-    encoder = FeedbackEncoder(device, codec, rule, spec.n, spec.compute.type, program.longest_piece, stream, comm.rank)
+    about = spec.n, spec.compute.type, program.longest_piece, stream
+    encoder = FeedbackEncoder(device, codec, rule, *about, comm.rank, ranks=comm.size)
     payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
     results = Results(device, spec.dtype, program.longest_piece)
     codes = feedback(device, {"residual": encoder}, cuts, payloads, results)

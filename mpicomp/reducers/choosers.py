@@ -54,7 +54,7 @@ class DrawnPlaces(Chooser):
         at = np.uint64(call.step & 0xFFFFFFFF)
         for run in memory.runs:
             memory.draw_places(run, self._schedule, at, self._source)
-            memory.check(run, call.values)
+            memory.check(run, memory.vector)
         spent = traffic.clock() - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent
@@ -112,13 +112,13 @@ class LeaderChoice(Chooser, Payload):
         if not self._parts:
             return
         leader = call.step % comm.size
-        self._leads, self._values = comm.rank == leader, call.values
+        self._leads, self._values = comm.rank == leader, memory.vector
         if not memory.on_host:
             if self._leads:
-                memory.find(call.values, with_residual=True)
+                memory.find(memory.vector, with_residual=True)
                 yield from done(call, memory.fetch_indices())
             else:
-                memory.check_all(call.values, with_residual=True)
+                memory.check_all(memory.vector, with_residual=True)
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
         yield from execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
@@ -178,7 +178,7 @@ class TrueChoice(Chooser):
         traffic, memory, mean = call.traffic, self._memory, self._mean
         clock = traffic.clock
         start = clock()
-        memory.add(call.values, mean)
+        memory.add(memory.vector, mean)
         memory.check_all(mean, with_residual=False)
         added = clock()
         if self._on_device is None:

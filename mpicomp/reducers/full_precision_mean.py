@@ -11,10 +11,12 @@ from collectives.annotations import Array, FloatArray, override
 from collectives.arrays import Device, named
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.arrays.vectors import Flat, held
+from collectives.dense.allreduce import PIECE_BYTES
 from collectives.execution.handle import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp import kernels
+from mpicomp.aggregator.algorithm import MessageModel
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Work
 from mpicomp.aggregator.side_channel import SideChannel
@@ -187,3 +189,12 @@ class SkippingMean(FullPrecisionMean):
                 raise
             self.skipped = True
             self._feedback.skipped += 1
+
+
+def summed_model(dtype: str, ranks: int) -> MessageModel:
+    """Return the model of the messages of dense sums; 16-bit vectors travel as float32 until a sum is complete."""
+    summing = 8 if dtype == "float64" else 4
+    complete = 2 if dtype in SIXTEEN_BIT else summing
+    return MessageModel(
+        lambda elements, weight: elements * (complete if weight == ranks else summing), PIECE_BYTES // summing
+    )

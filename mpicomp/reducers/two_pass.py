@@ -70,17 +70,18 @@ def owned_codes(
     streams: tuple[Stream, ...],
     keys: tuple[str, ...],
     scales: SharedScales | None = None,
+    feedback: Callable[..., OwnedCodes] = OwnedCodes,
 ) -> Parts:
     """Return the parts of `two_pass`, with given streams of worker and owner, and keys of errors in states.
 
-    scales : as in `mpicomp.reducers.all_gather.all_gather`.
+    scales, feedback : as in `mpicomp.reducers.all_gather.all_gather`.
     """
     longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes(), second), named(spec.device)
     program = comm.program(route(comm), spec.n, codec.alignment, longest)
     here = spec.n, spec.compute.type, program.longest_piece
-    worker = FeedbackEncoder(device, codec, rule, *here, streams[0], comm.rank)
+    worker = FeedbackEncoder(device, codec, rule, *here, streams[0], comm.rank, ranks=comm.size)
     # an owner sends the result itself, so its error is that of all ranks and includes the rounding to 16 bits
-    applied = spec.dtype if spec.sixteen_bit and len(keys) == 2 else None
+    applied = spec.dtype if spec.sixteen_bit and len(keys) == 2 and feedback is OwnedCodes else None
     owner = FeedbackEncoder(named("cpu"), second, owners_rule, *here, streams[1], 0, applied, "owner")
     encoders = dict(zip(keys, (worker, owner), strict=False))
     lengths = [len(cut) for cut in program.pieces]
@@ -89,11 +90,11 @@ def owned_codes(
     own = reducer.own if owners_rule is not None else None
     results = Results(device, spec.dtype, program.longest_piece)
     about = owner, means, reducer.sent, codec, comm.size, own
-    feedback = OwnedCodes(device, encoders, program.pieces, mine, results, *about)
+    codes = feedback(device, encoders, program.pieces, mine, results, *about)
     if scales is not None:
-        feedback.share_scales(scales)
-    reducer.complete = feedback.encode_mean
-    return Parts(feedback, codec, reducer)
+        codes.share_scales(scales)
+    reducer.complete = codes.encode_mean
+    return Parts(codes, codec, reducer)
 
 
 class TwoPassReducer(Reducer):

@@ -1,11 +1,11 @@
 """mpicomp for PyTorch: optimizers, hooks and process groups.
 
 ``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
-and :class:`OneBitAdam`. ``ddp`` has :func:`ddp_hook`, which averages for DistributedDataParallel, and ``fsdp``
-:func:`fsdp_hook`, for FSDP2. ``process_group`` is a backend of ``torch.distributed``. The first three average flat
-vectors: ``buckets.py`` lays parameters out in these, ``bucket_reducers.py`` averages one, ``bucket_queue.py`` several
-during backward. ``state`` saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes the
-ranks' models equal.
+and :class:`OneBitAdam` and its relatives, whose ranks exchange momenta; ``contrib`` has young ones. ``ddp`` has
+:func:`ddp_hook`, which averages for DistributedDataParallel, and ``fsdp`` :func:`fsdp_hook`, for FSDP2.
+``process_group`` is a backend of ``torch.distributed``. The first three average flat vectors: ``buckets.py`` lays
+parameters out in these, ``bucket_reducers.py`` averages one, ``bucket_queue.py`` several during backward. ``state``
+saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes the ranks' models equal.
 
 NumPy views of tensors on the CPU reach the aggregators without a copy. Tensors on GPUs go there as they are, or as
 signs and codes that are made of them there (``devices.py``).
@@ -17,13 +17,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mpicomp.torch.contrib.lion import DistributedLion as DistributedLion
+    from mpicomp.torch.contrib.sign_muon import SignMuon as SignMuon
     from mpicomp.torch.ddp import DDPHookState as DDPHookState
     from mpicomp.torch.ddp import ddp_hook as ddp_hook
     from mpicomp.torch.fsdp import FSDPHook as FSDPHook
     from mpicomp.torch.fsdp import fsdp_hook as fsdp_hook
     from mpicomp.torch.fsdp import fsdp_wire as fsdp_wire
+    from mpicomp.torch.optimizer.deepspeed_config import from_deepspeed as from_deepspeed
     from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
     from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam as OneBitAdam
+    from mpicomp.torch.optimizer.one_bit_lamb import OneBitLamb as OneBitLamb
+    from mpicomp.torch.optimizer.zero_one_adam import ZeroOneAdam as ZeroOneAdam
     from mpicomp.torch.process_group import register_backend as register_backend
     from mpicomp.torch.replication import average_buffers as average_buffers
     from mpicomp.torch.replication import broadcast_optimizer_state as broadcast_optimizer_state
@@ -35,10 +40,15 @@ if TYPE_CHECKING:
 
 # Loaded on first access: a script that redistributes states needs no MPI.
 _NAMES = {
+    "contrib.lion": "DistributedLion",
+    "contrib.sign_muon": "SignMuon",
     "ddp.hook": "DDPHookState ddp_hook",
     "fsdp": "FSDPHook fsdp_hook fsdp_wire",
+    "optimizer.deepspeed_config": "from_deepspeed",
     "optimizer.distributed_optimizer": "DistributedOptimizer",
     "optimizer.one_bit_adam": "OneBitAdam",
+    "optimizer.one_bit_lamb": "OneBitLamb",
+    "optimizer.zero_one_adam": "ZeroOneAdam",
     "process_group": "register_backend",
     "replication": "average_buffers broadcast_optimizer_state broadcast_parameters require_same",
     "state.checkpoints": "load_checkpoint save_checkpoint",
@@ -52,6 +62,7 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
+    import_module("mpicomp.name_clash").require_ours()
     return getattr(import_module(f"mpicomp.torch.{_HOMES[name]}"), name)
 
 

@@ -74,6 +74,7 @@ class BucketReducer:
         self._handle: Handle | None = None
         self._alone: Callable[[], None] | None = None  # postponed search of values taken alone, by `wait`
         self._moves: Difference | None = None
+        self.leaves_residual = algorithm.leaves_residual
         self._event_name = type(algorithm).__name__  # in profiles
         self._end_event: Callable[[], None] | None = None
 
@@ -89,6 +90,12 @@ class BucketReducer:
         filled = [one.numel() > 0 for one in before]
         were, are, views = ([t.numpy() for t in compress(side, filled)] for side in (before, after, self.vector_views))
         self._moves = Difference(were, are, views, self._vector_array, may_stay_packed)
+
+    def write_moves(self) -> None:
+        """Write the moves, if the next call is given some, into ``vector``; the call then writes ``mean``."""
+        moves, self._moves = self._moves, None
+        if moves is not None:
+            moves.take()
 
     def fresh_mean_views(self) -> list[Tensor]:
         """Return the members' means as new tensors on the memory of ``mean``, which a caller may keep and rebind.
@@ -107,6 +114,13 @@ class BucketReducer:
         moves, self._moves = self._moves, None
         if moves is None or not moves.subtract_result():
             torch._foreach_sub_(self.parameters, self.mean_views)
+
+    def left_out(self) -> list[Tensor]:
+        """Return the errors of the last step, which the algorithm leaves to its caller, in the members' shapes."""
+        errors = self.aggregator.residual
+        assert errors is not None
+        found = errors if isinstance(errors, Tensor) else torch.from_numpy(errors)
+        return self.bucket.views(found.to(self.vector.device))
 
     def clear(self) -> None:
         """Let the vector of the next call be zeros."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from collectives import Communicator
 from collectives.caller_warning import warn_caller
+from collectives.execution.traffic import TrafficLog
 from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense
+from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.parameters import SIXTEEN_BIT, require_own_gradients
+from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
@@ -25,10 +31,107 @@ AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], 
 _USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
 
 
-class NonCopyable:
+class NonCopyable(ABC):
     """Base of objects that communicate: a copy or a pickle would lose its place among the ranks' calls."""
 
     comm: Communicator
+    _watch: TrainingWatch | None = None
+
+    @property
+    @abstractmethod
+    def aggregators(self) -> tuple[Aggregator, ...]:
+        """One aggregator per vector."""
+
+    @property
+    @abstractmethod
+    def reducers(self) -> Sequence[BucketReducer]:
+        """The reducers of all steps."""
+
+    @property
+    def counted(self) -> Iterable[Aggregator]:
+        """The aggregators of all steps."""
+        return [one.aggregator for one in self.reducers]
+
+    def diagnostics(self, every: int | None = None, audit_every: int | None = None) -> Diagnostics:
+        """Watch the training from the first call on, and return the last measurements.
+
+        Call it after every step, or every few. Nothing is watched before the first call. A `UserWarning` with the cure
+        is issued once if a residual grows without bound, which comes before a training diverges.
+
+        Parameters
+        ----------
+        every : int, optional
+            Averages of a bucket from one measurement to the next; None: as in the first call, which takes 10.
+        audit_every : int, optional
+            Averages from one audit to the next, which compares means with exact ones, in one all-reduce of a sample.
+            None: as in the first call, which takes 0, for no audits. With audits all ranks must call this function,
+            and with a delay ``state_dict``, after the same steps.
+
+        Returns
+        -------
+        Diagnostics
+            Norms of means and residuals, cosine of the last audit.
+
+        Raises
+        ------
+        ValueError
+            A number is out of range, or is not that of the first call.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> def train(comm):
+        ...     weights = torch.nn.Parameter(torch.linspace(1, 2, 3000))
+        ...     sgd = torch.optim.SGD([weights], lr=0.1)
+        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Relay(16), comm, synchronize="gradients")
+        ...     for step in range(4):
+        ...         optimizer.zero_grad()
+        ...         weights.square().sum().backward()
+        ...         optimizer.step()
+        ...         found = optimizer.diagnostics(every=1, audit_every=2)
+        ...     return found
+        >>> found = mpicomp.run_local(2, train)[0]
+        >>> found.audits, found.cosine > 0.9, found.residual_ratio < 1
+        (1, True, True)
+        """
+        with self.comm.refusing("diagnostics", ValueError, where=self.comm.here):
+            watch = given_watch(self._watch, every, audit_every)
+        self._watch = watch
+        return watch.look(self)
+
+    @property
+    def traffic(self) -> TrafficLog:
+        """Bytes, messages and seconds of this rank's averages of gradients, updates or momenta.
+
+        ``traffic.last`` is the cost of the last synchronization, ``traffic.total`` that of all of them; both are zero
+        before the first. Checks of calls count, broadcasts and sums of your own do not. Vectors in flight at once wait
+        at once, so that their seconds add up to more than the time that passes. Nothing is counted for this that is
+        not counted in any case.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import mpicomp
+        >>> from mpicomp.torch import DistributedOptimizer
+        >>> def train(comm):
+        ...     weights = torch.nn.Parameter(torch.ones(3000))
+        ...     optimizer = DistributedOptimizer(torch.optim.SGD([weights]), mpicomp.Dense(), comm)
+        ...     for step in range(2):
+        ...         weights.sum().backward()
+        ...         optimizer.step()
+        ...     return optimizer.traffic
+        >>> traffic = mpicomp.run_local(2, train)[0]
+        >>> traffic.last.bytes_sent >= 12_000, traffic.total.bytes_sent >= 24_000
+        (True, True)
+        """
+        found = TrafficLog()
+        for one in self.aggregators:
+            found.last.add(one.traffic.last)
+        for one in self.counted:
+            found.total.add(one.traffic.total)
+        return found
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
         raise TypeError(
@@ -40,8 +143,10 @@ class NonCopyable:
 # Algorithms of parameters ---------------------------------------------------------------------------------------------
 
 
-def algorithms_by_name(choice: AlgorithmChoice, members: Sequence[NamedParameter]) -> dict[str, Algorithm]:
-    """Return the algorithm of each parameter.
+def algorithms_by_name(
+    choice: AlgorithmChoice, members: Sequence[NamedParameter], of_gradients: bool = True
+) -> dict[str, Algorithm]:
+    """Return the algorithm of each parameter, with its defaults for gradients unless these are not averaged.
 
     Raises
     ------
@@ -60,7 +165,7 @@ def algorithms_by_name(choice: AlgorithmChoice, members: Sequence[NamedParameter
                 "rates by position do not fit buckets that are laid out by the order of gradients; choose by "
                 "parameter: algorithm=lambda name, parameter: mpicomp.ScaleCom(rate=rates[name])"
             )
-    return found
+    return {name: one.of_gradients() for name, one in found.items()} if of_gradients else found
 
 
 def _choose(choice: AlgorithmChoice, member: NamedParameter) -> Algorithm:
@@ -163,6 +268,8 @@ def names_by_parameter(
     if named_parameters is None:
         return {}
     cure = "pass model.named_parameters()"
+    if inspect.ismethod(named_parameters):
+        raise TypeError(f"named_parameters is a method: {cure}, with the parentheses")
     if isinstance(named_parameters, torch.nn.Module):
         raise TypeError(f"named_parameters is the model: {cure}")
     try:
@@ -193,7 +300,7 @@ class Options:
     outer: str = "None"
     fragments: int = 1
     delay: int = 0
-    blend: float = 0.0
+    blend: float | Literal["steps"] = 0.0
     islands: bool = False
 
     def __str__(self) -> str:
@@ -234,6 +341,9 @@ class Options:
             raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
         if mode == "updates":
             _require_scales(algorithms)
+            leaving = next((one for one in algorithms.values() if one.leaves_residual), None)
+            if leaving is not None and (self.islands or self.delay or self.blend):
+                raise ValueError(f"{leaving} cannot be combined with islands, delay or blend: pass residual='own'")
         else:
             for member in members:
                 require_own_gradients(member.name, member.parameter, ', or use synchronize="updates"')
@@ -255,8 +365,8 @@ class Options:
             raise ValueError(f"fragments is {fragments!r}; choose a whole number, 1 or more")
         if not isinstance(delay, Integral) or delay < 0:
             raise ValueError(f"delay is {delay!r}; choose a whole number of steps, 0 or more")
-        if not isinstance(blend, Real) or not 0 <= blend < 1:
-            raise ValueError(f"blend is {blend!r}; choose a number from 0 up to, not including, 1")
+        if blend != "steps" and (not isinstance(blend, Real) or not 0 <= blend < 1):
+            raise ValueError(f"blend is {blend!r}; choose a number from 0 up to, not including, 1, or 'steps'")
         if self.synchronize == "gradients" and (fragments > 1 or delay or blend):
             raise ValueError('fragments, delay and blend need synchronize="updates", with local_steps')
         if fragments > steps:

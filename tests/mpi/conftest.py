@@ -20,6 +20,7 @@ import pytest
 
 from collectives import Communicator
 from tests.mpi.lanes import TIMEOUT_S, parametrize_sizes
+from tests.run_lanes import ONCE, lanes_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RankAgreement(config), PLUGIN)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--once", choices=ONCE, default="none", help="tests that run in one lane only, see run_lanes.py")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize_sizes(metafunc)
 
@@ -57,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip(reason="runs under mpirun with --with-mpi: python tests/run_lanes.py"))
         return
-    fits = [_fits(item, plugin.size) for item in items]
+    fits = [_fits(item, plugin.size) and _runs_here(item, plugin.size, config.getoption("--once")) for item in items]
     left_out = [item for item, is_run in zip(items, fits, strict=True) if not is_run]
     items[:] = [item for item, is_run in zip(items, fits, strict=True) if is_run]
     config.hook.pytest_deselected(items=left_out)
@@ -72,10 +77,19 @@ def _marker_problem(item: pytest.Item) -> str | None:
     return None
 
 
-def _fits(item: pytest.Item, size: int) -> bool:
+def _runs_here(item: pytest.Item, size: int, once: str) -> bool:
+    # other numbers of ranks give a test that runs on all of the lane's another parameter
+    return item.get_closest_marker("all_lanes") is not None or size in lanes_of(
+        item.path, lambda n_ranks: _fits(item, n_ranks, whole=size), once
+    )
+
+
+def _fits(item: pytest.Item, size: int, whole: int = 0) -> bool:
+    """Return whether a test can run on `size` ranks; one on `whole` ranks of this lane runs on all of another."""
     limits = [mark.kwargs for mark in item.iter_markers("mpi")]
     callspec = getattr(item, "callspec", None)
     needed = callspec.params.get("mpi_comm", 1) if callspec else 1
+    needed = 1 if needed == whole else needed
     return needed <= size and all(lim.get("min_size", 1) <= size <= lim.get("max_size", size) for lim in limits)
 
 

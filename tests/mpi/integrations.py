@@ -1,4 +1,4 @@
-"""Set-up of the tests with Lightning, Accelerate and Transformers, which `make test-integrations` installs."""
+"""Set-up of the tests with Lightning, Accelerate, Transformers and TensorBoard: `make test-integrations` has them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,15 @@ def require(package: str) -> None:
     """Skip the module where a package is missing."""
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: make test-integrations installs it", allow_module_level=True)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and values of each scalar in the one file of TensorBoard in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (file,) = folder.rglob("*tfevents*")
+    events = EventAccumulator(str(file)).Reload()
+    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 @pytest.fixture(autouse=True)

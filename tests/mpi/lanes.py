@@ -22,6 +22,8 @@ TIMEOUT_S = 20.0
 # Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
 PARTS = (5, 7)
 PARTS_FROM = 8
+# Marks a test, or a module, above the communicator that runs in all lanes, because a lone rank takes another way.
+all_lanes = pytest.mark.all_lanes
 # Marks a test, or a module, that runs on these parts too.
 every_size = pytest.mark.every_size
 # Marks a test, or a module, for which more ranks take longer and show nothing else.

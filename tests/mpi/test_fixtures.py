@@ -25,6 +25,7 @@ METHODS = ("allreduce", *ALGORITHMS)
 OPTIONS = (
     "marsit(full_precision_every=3, residual=paper)/ring/float32",
     "marsit(full_precision_every=3) segmented/ring/float32",
+    "relay(levels=3, bucket=320) segmented/ring/float32",
     "ssdm(momentum=0.9, scale=norm, coding=elias)/ring/float32",
     "ef-signsgd(bucket=1000) segmented/ring/float32",
     "qsgd(norm=l2, coding=entropy)/ring/float32",

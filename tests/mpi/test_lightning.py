@@ -21,9 +21,11 @@ from tests.mpi import integrations
 integrations.require("lightning")
 
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from lightning.pytorch.plugins.precision import Precision  # noqa: E402
 
 from mpicomp.lightning import MPIShardedStrategy, MPIStrategy  # noqa: E402
+from mpicomp.tracking import lightning_callback  # noqa: E402
 
 pytestmark = integrations.MARKS
 reset = integrations.reset
@@ -58,9 +60,9 @@ def fit(strategy: Any, steps: int, module: LightningModule | None = None, **opti
     module = Module() if module is None else module
     resumed = options.pop("ckpt_path", None)
     trainer = Trainer(
-        strategy=strategy, accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False,
+        strategy=strategy, accelerator="cpu", max_steps=steps, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, limit_train_batches=6, use_distributed_sampler=False,
-        **{"num_sanity_val_steps": 0} | options,
+        **{"num_sanity_val_steps": 0, "logger": False} | options,
     )  # fmt: skip
     trainer.fit(module, loader(trainer.global_rank), ckpt_path=resumed)
     return module, trainer
@@ -179,6 +181,20 @@ def test_gradients_accumulate(way: dict[str, Any], comm: Communicator) -> None:
     module, trainer = fit(MPIStrategy(comm=comm, **way), 3, accumulate_grad_batches=2, gradient_clip_val=0.5)
     assert trainer.global_step == 3
     require_same(module, comm)
+
+
+def test_all_loggers_have_the_curves_once_for_each_step(comm: Communicator, folder: Path) -> None:
+    loggers = [CSVLogger(folder, "csv"), TensorBoardLogger(folder, "curves")]
+    strategy = MPIStrategy(ScaleCom(rate=4), comm, average="optimizer")
+    fit(strategy, 5, accumulate_grad_batches=2, log_every_n_steps=1, logger=loggers, callbacks=[lightning_callback(2)])
+    for logger in loggers:
+        logger.finalize("success")
+    comm.barrier()
+    curves = integrations.curves(folder)
+    assert [step for step, _ in curves["mpicomp/bytes_sent"]] == [2, 4]
+    assert [step for step, _ in curves["loss"]] == [0, 1, 2, 3, 4]
+    (table,) = folder.rglob("metrics.csv")
+    assert "mpicomp/total_bytes_sent" in table.read_text()
 
 
 class Signal(Callback):

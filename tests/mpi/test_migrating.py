@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mpicomp
 from collectives import Communicator
-from mpicomp.torch import DDPHookState, DistributedOptimizer, OneBitAdam
+from mpicomp.torch import DDPHookState, DistributedOptimizer, OneBitAdam, OneBitLamb, ZeroOneAdam
 from tests.documents import PROJECT
 from tests.mpi.examples import Names, run
 from tests.mpi.lanes import three_ranks
@@ -75,10 +75,10 @@ def require_one_model(model: nn.Module, comm: Communicator) -> None:
 def try_out(code: str, value: Any, names: Names) -> None:
     """Train with a row's objects and check that the ranks share one model; or check that its value is right."""
     model = names.get("model")
-    if isinstance(value, DistributedOptimizer | OneBitAdam):
+    if isinstance(value, DistributedOptimizer | OneBitAdam | ZeroOneAdam | OneBitLamb):
         module = model.module if isinstance(model, DistributedDataParallel) else model
         train(module, value, passes=2 if "passes_per_step=2" in code else 1)
-        if isinstance(value, DistributedOptimizer) and value.models_differ:
+        if value.models_differ:
             value.synchronize()
         require_one_model(module, value.comm)
     elif isinstance(value, tuple) and isinstance(value[0], DDPHookState):

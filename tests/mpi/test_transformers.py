@@ -20,6 +20,7 @@ integrations.require("accelerate")
 
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
+from mpicomp.tracking import trainer_callback  # noqa: E402
 from mpicomp.transformers import MPICallback  # noqa: E402
 
 pytestmark = integrations.MARKS
@@ -47,9 +48,9 @@ def rows() -> list[dict[str, Tensor]]:
 
 def trainer(callback: MPICallback, folder: Path, steps: int, **options: Any) -> Trainer:
     arguments = TrainingArguments(
-        output_dir=str(folder), report_to="none", disable_tqdm=True, use_cpu=True, max_steps=steps,
+        output_dir=str(folder), disable_tqdm=True, use_cpu=True, max_steps=steps,
         ddp_find_unused_parameters=False, per_device_train_batch_size=4, lr_scheduler_type="constant",
-        learning_rate=0.01, **{"save_strategy": "no"} | options,
+        learning_rate=0.01, **{"save_strategy": "no", "report_to": "none"} | options,
     )  # fmt: skip
     return callback.attach(Trainer(Model(PretrainedConfig()), arguments, train_dataset=rows()))
 
@@ -70,6 +71,20 @@ def test_training_goes_on_from_a_checkpoint_to_the_bit(comm: Communicator, folde
     resumed.train(resume_from_checkpoint=str(folder / "saved" / "checkpoint-3"))
     assert resumed.state.global_step == 6
     assert torch.equal(weights(resumed.model), weights(straight.model))
+
+
+def test_tensorboard_has_the_curves_and_the_loss_of_every_step(
+    comm: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "curves"))
+    callback = MPICallback(ScaleCom(rate=4), comm)
+    made = trainer(callback, folder, 4, report_to="tensorboard", logging_steps=1)
+    made.add_callback(trainer_callback(made, callback, every=2))
+    made.train()
+    comm.barrier()
+    curves = integrations.curves(folder / "curves")
+    assert [step for step, _ in curves["train/mpicomp/bytes_sent"]] == [2, 4]
+    assert [step for step, _ in curves["train/loss"]] == [1, 2, 3, 4]
 
 
 def test_a_signal_on_one_rank_saves_and_stops_all(comm: Communicator, folder: Path) -> None:

@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from mpicomp.codecs import Codec, Draw
 from mpicomp.codecs.clipping import Clipping
+from mpicomp.codecs.levels import Levels
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.sparse_levels import SparseLevels
 from mpicomp.codecs.top_k import RandomSparsification, TopK
 from mpicomp.kernels.streams import bernoulli_table
+from tests.reference.levels import in_levels
 from tests.reference.philox import mix_words
 from tests.reference.signs import block_sums, unpack_bits
 from tests.reference.sparse import FLOAT32_MAX, largest_in_levels, top
-from tests.reference.stochastic_signs import uniforms
+from tests.reference.stochastic_signs import shared, uniforms
 
 Values = NDArray[Any]
 
@@ -87,11 +89,15 @@ def decoded(codec: Codec, values: Values, draw: Draw, scales: NDArray[np.float32
         return out
     if isinstance(codec, SparseLevels):
         return largest_in_levels(values, codec.rate, codec.chunk, codec.bits)
+    if isinstance(codec, Levels):
+        return in_levels(values, codec.levels, codec.bucket, codec.coding)
     if isinstance(codec, RandomSparsification):
         quotients = np.clip(values.astype(np.float64) / codec.p, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
         return np.where(chosen(draw, values.size, codec.p), quotients, 0).astype(values.dtype)
     assert isinstance(codec, Quantizer | OneBit | TwoMeans)
     drawn = words(draw, values.size)
+    if getattr(codec, "correlated", False):
+        drawn = shared(draw.stream.key(), draw.offset + values.size, draw.step, draw.rank, draw.ranks)[draw.offset :]
     for number, (start, bucket) in enumerate(buckets(values, codec.bucket)):
         part = slice(start, start + bucket.size)
         positive = bucket >= 0

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicomp.codecs import Draw, RowQuantizer
+from mpicomp.codecs import Draw, LevelRows, RowQuantizer
+from tests.reference import levels
 from tests.reference.compressors import total
 from tests.reference.philox import draw as draw_words
 
@@ -81,7 +82,7 @@ def values_of(codec: RowQuantizer, codes: NDArray[np.int64], scale: np.float32) 
 def encoded(
     codec: RowQuantizer, values: NDArray[Any], draw: Draw, row_keys: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """The payload, and what it decodes to."""
+    """The payload, and its decoded values."""
     kind, scales, bodies, found = np.dtype(codec.scale), b"", b"", np.empty_like(values)
     for r, row in enumerate(values):
         scale = scale_of(codec, row)
@@ -90,3 +91,17 @@ def encoded(
         bodies += packed(codes, codec.bits)
         found[r] = values_of(codec, codes, scale)
     return np.frombuffer(scales + bodies, np.uint8), found
+
+
+def encoded_in_levels(codec: LevelRows, values: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """The payload of rows whose buckets begin again with each of them, and its decoded values."""
+    scales, bodies, found = [], [np.empty(0, np.uint8)], np.empty_like(values)
+    for r, row in enumerate(values):
+        for start in range(0, row.size, codec.bucket):
+            part = slice(start, start + codec.bucket)
+            bits, numbers, found[r, part] = levels.coded(row[part], codec.levels)
+            scales.append(bits)
+            bodies.append(levels.packed(numbers, codec.levels))
+    body = np.concatenate(bodies)
+    body = np.pad(body, (0, body.size % 2))
+    return np.concatenate([body, np.array(scales, np.uint16).view(np.uint8)]), found

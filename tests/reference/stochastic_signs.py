@@ -24,6 +24,13 @@ def uniforms(key: tuple[int, int], first_group: int, n: int, step: int, source: 
     return np.stack([words.reshape(groups, 16) for words in draws], axis=1).reshape(-1)[:n]
 
 
+def shared(key: tuple[int, int], n: int, step: int, rank: int, ranks: int) -> NDArray[np.uint32]:
+    """Uniforms of correlated draws: those of rank 0, with a multiple of 2^32 / ranks added that differs by rank."""
+    order = np.argsort(np.random.Philox(key=key[0] << 32 | key[1], counter=step).random_raw(ranks), kind="stable")
+    total = uniforms(key, 0, n, step, 0).astype(np.uint64) + np.uint64(2**32 * int(order[rank]) // ranks)
+    return (total % np.uint64(2**32)).astype(np.uint32)
+
+
 def stochastic_bits(
     x: NDArray[Any], norm: float, key: tuple[int, int], first_group: int, step: int, source: int
 ) -> NDArray[np.uint64]:

@@ -14,6 +14,7 @@ from mpicomp.kernels.streams import Stream
 from tests.reference.one_process.base import Simulation, Vectors
 from tests.reference.philox import draw
 from tests.reference.signs import magnitude_from, pack_bits, signs, unpack_bits
+from tests.reference.stochastic_signs import shared as shared_uniforms
 from tests.reference.stochastic_signs import sums_of_squares, uniforms
 
 Words = NDArray[np.uint64]
@@ -143,7 +144,10 @@ class StochasticSigns(VoteMethod):
         for rank in range(self.size):
             norm = self.spread(longest if shared else norms[rank])
             scale = np.divide(2.0**31, norm, out=np.zeros(self.n), where=norm > 0)
-            drawn = uniforms(self.stream("stochastic sign").key(), 0, self.n, self.t, rank)
+            key = self.stream("stochastic sign").key()
+            drawn = uniforms(key, 0, self.n, self.t, rank)
+            if self.options.correlated:
+                drawn = shared_uniforms(key, self.n, self.t, rank, self.size)
             positive[rank] = drawn < 2.0**31 + x[rank].astype(np.float64) * scale
         factors = longest.astype(self.compute) if shared else (longest > 0).astype(self.compute)
         return self.scaled(positive, factors / self.compute(self.size))

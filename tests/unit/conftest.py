@@ -19,6 +19,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def launcher_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give Open MPI's launcher a folder without the files that killed jobs have left on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRTE_MCA_prte_tmpdir_base", str(tmp_path_factory.mktemp("launchers")))
+        yield
+
+
 @pytest.fixture
 def comm() -> Iterator[Communicator]:
     """Give a communicator of one rank."""

@@ -42,7 +42,7 @@ def check(
 
 def test_a_machine_that_has_all_skips_nothing(tmp_path: Path) -> None:
     made, warned = check(tmp_path)
-    tests = ("test", "test-mpich", "test-core", "test-integrations", "test-slurm", "test-cluster")
+    tests = ("test-all", "test-mpich", "test-core", "test-integrations", "test-slurm", "test-cluster")
     for target in ("lint", "site", *tests):
         assert f"made {target}\n" in made
     assert not warned
@@ -81,9 +81,9 @@ def test_without_slurm_its_tests_are_skipped_aloud(tmp_path: Path) -> None:
 
 def test_the_end_of_the_log_says_which_tests_failed(tmp_path: Path) -> None:
     lint, test = "echo E501; exit 1", 'echo "FAILED tests/a.py::test_b - why"; echo much more; exit 2'
-    make = f"case $1 in lint) {lint};; test) {test};; esac"
+    make = f"case $1 in lint) {lint};; test-all) {test};; esac"
     made, _ = check(tmp_path, status=1, make=make)
-    assert made.endswith("--- failed: lint test\nE501\nFAILED tests/a.py::test_b - why\n")
+    assert made.endswith("--- failed: lint test-all\nE501\nFAILED tests/a.py::test_b - why\n")
 
 
 def test_a_page_that_cannot_be_built_fails_the_run_and_is_named_at_its_end(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from tests import run_lanes
-from tests.conftest import pytest_collection_modifyitems
-from tests.run_lanes import ABOVE_COMMUNICATOR, MOST_RANKS_ABOVE, PROJECT, TESTS, left_out
+from tests.conftest import Durations, first_cases, pytest_collection_modifyitems
+from tests.run_lanes import ABOVE_COMMUNICATOR, HOME_LANES, MOST_RANKS_ABOVE, PROJECT, TESTS, lanes_of, left_out
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -98,6 +99,48 @@ def test_many_ranks_leave_out_layers_above_the_communicator_where_no_test_needs_
             text = file.read_text()
             assert "every_size" not in text, file
             assert all(int(n) <= MOST_RANKS_ABOVE for n in re.findall(r"min_size=(\d+)", text)), file
+
+
+@pytest.mark.parametrize(
+    ("path", "most", "once", "lanes"),
+    [
+        ("torch/ddp/test_hook.py", 8, "above", {3}),
+        ("torch/ddp/test_hook.py", 2, "above", {2}),
+        ("torch/ddp/test_hook.py", 1, "above", {1}),
+        ("test_readme.py", 4, "above", {3}),
+        ("torch/ddp/test_hook.py", 3, "none", {1, 2, 3}),
+        ("algorithms/test_marsit.py", 4, "above", {1, 2, 3, 4}),
+        ("algorithms/test_marsit.py", 4, "all", {3}),
+        ("collectives/test_split.py", 8, "above", {1, 2, 3, 4, 8}),
+        ("collectives/test_split.py", 8, "all", {3, 8}),
+        ("collectives/test_split.py", 2, "all", {2}),
+    ],
+)
+def test_a_run_of_all_tests_runs_each_in_its_lanes(path: str, most: int, once: str, lanes: set[int]) -> None:
+    assert lanes_of(TESTS / path, lambda n_ranks: n_ranks <= most, once) == lanes
+    assert set(HOME_LANES) == {1, 2, 3, 4, 8}
+
+
+def test_a_lane_leaves_out_what_another_runs(tmp_path: Path) -> None:
+    body = """
+        def test_all(mpi_comm):
+            pass
+
+        @pytest.mark.all_lanes
+        def test_everywhere(mpi_comm):
+            pass
+
+        @pytest.mark.mpi(max_size=2)
+        def test_few(mpi_comm):
+            pass
+
+        @pytest.mark.parametrize("mpi_comm", [2], indirect=True)
+        def test_part(mpi_comm):
+            pass
+    """
+    output = run_lane(tmp_path, "2,3", body, "--once", "all").output
+    assert "2 passed, 2 deselected" in output.partition("=== 3 ranks ===")[0], output
+    assert "3 passed, 1 deselected" in output.partition("=== 3 ranks ===")[2], output
 
 
 def test_one_rank_failing_fails_all_and_is_named(tmp_path: Path) -> None:
@@ -185,3 +228,27 @@ def test_a_python_without_mpirun_is_named_in_one_line(
     with pytest.raises(SystemExit, match="2"):
         run_lanes.main(["--ranks", "2"])
     assert f"there is no mpirun for {sys.executable}" in capsys.readouterr().err
+
+
+def test_a_smoke_run_has_the_first_case_of_each_test_of_gpu_kernels(request: pytest.FixtureRequest) -> None:
+    def items(folder: str) -> list[pytest.Item]:
+        module = pytest.Module.from_parent(request.session, path=PROJECT / "tests" / "unit" / folder / "test_it.py")
+        made = [("one", "one[a]"), ("one", "one[b]"), ("two", "two")]
+        return [
+            pytest.Function.from_parent(module, name=name, originalname=original, callobj=items)
+            for original, name in made
+        ]
+
+    kernels, codecs = items("kernels/gpu"), items("codecs")
+    assert first_cases([*kernels, *codecs]) == [kernels[0], kernels[2], *codecs]
+
+
+def test_durations_of_a_long_run_are_added_up_by_file(tmp_path: Path) -> None:
+    durations = Durations(tmp_path / "new", "serial")
+    for nodeid, seconds in (("t/u/a.py::one[x]", 30.0), ("t/u/b.py::two", 60.0), ("t/u/a.py::one[y]", 50.04)):
+        report = pytest.TestReport(nodeid, ("", 0, ""), {}, "passed", None, "call", duration=seconds)
+        durations.pytest_runtest_logreport(report)
+        durations.pytest_sessionfinish()
+    assert json.loads((tmp_path / "new" / "u-serial.json").read_text()) == {"t/u/a.py": 80.0, "t/u/b.py": 60.0}
+    Durations(tmp_path, "other").pytest_sessionfinish()
+    assert [*tmp_path.glob("*.json")] == []

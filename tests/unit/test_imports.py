@@ -55,7 +55,10 @@ LAYERS = {
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ARRAYS),
-    "mpicomp.algorithms": Layer(("mpicomp.nodes", "mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS),
+    "mpicomp.contrib": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
+    "mpicomp.algorithms": Layer(
+        ("mpicomp.contrib", "mpicomp.nodes", "mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS
+    ),
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.torch": Layer(
         ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
@@ -68,6 +71,7 @@ LAYERS = {
     "mpicomp.lightning": Layer(("mpicomp.torch", "collectives"), ("torch", "lightning")),
     "mpicomp.accelerate": Layer(("mpicomp.torch", "collectives"), ("torch", "accelerate")),
     "mpicomp.transformers": Layer(("mpicomp.torch", "collectives"), ("torch", "transformers")),
+    "mpicomp.tracking": Layer(("mpicomp.torch", "collectives")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }

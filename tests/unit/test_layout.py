@@ -11,6 +11,7 @@ from tests.documents import PROJECT
 TOGETHER = {
     "collectives/arrays": "unit/collectives/arrays/test_device.py",
     "collectives/communicator": "unit/collectives/communicator/test_facade.py",
+    "collectives/error_report.py": "unit/cli/run/test_output.py",
     "collectives/errors.py": "unit/test_readme.py",
     "collectives/network_probe.py": "mpi/cli/test_advise.py",
     "collectives/progress": "mpi/collectives/progress/test_thread.py",
@@ -19,6 +20,7 @@ TOGETHER = {
     "collectives/threads": "unit/collectives/threads/test_run_local.py",
     "mpicomp/algorithms": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/checkpoint": "unit/checkpoint/test_state.py",
+    "mpicomp/contrib": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/cli": "unit/cli/test_command.py",
     "mpicomp/feedback": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/kernels": "unit/kernels/test_cache_folder.py",

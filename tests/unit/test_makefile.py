@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -67,17 +68,29 @@ def test_what_is_complete_is_not_installed_again(project: Path) -> None:
     assert set_up(project)[0] == []
 
 
+@pytest.mark.parametrize("target", ["test", "test-all"])
 @pytest.mark.parametrize("failing", ["pytest", "run_lanes", "neither"])
-def test_all_parts_of_the_tests_run_and_the_worst_status_counts(failing: str, project: Path) -> None:
+def test_all_parts_of_the_tests_run_and_the_worst_status_counts(failing: str, target: str, project: Path) -> None:
     programs = {".venv/bin/python": f'echo "ran $*"; case "$*" in *{failing}*) exit 1 ;; esac', ".venv/bin/mpirun": ""}
     for path, text in (programs | {"slurm/env.sh": 'PATH="$PWD/.venv/bin:$PATH"', ".venv/.ready": ""}).items():
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(f"#!/bin/sh\n{text}\n")
         (project / path).chmod(0o755)
     done = subprocess.run(
-        ["make", "-C", str(project), "test"], env=os.environ | {"MAKEFLAGS": ""},
+        ["make", "-C", str(project), target], env=os.environ | {"MAKEFLAGS": ""},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "ran -m pytest tests/unit" in done.stdout, done.stderr
     assert "ran tests/run_lanes.py" in done.stdout, done.stderr
     assert (done.returncode == 0) == (failing == "neither")
+    is_short = target == "test"
+    assert (" --smoke --ignore tests/unit/apps " in done.stdout) == is_short
+    assert (" --once all" in done.stdout) == is_short
+
+
+def test_what_the_short_run_leaves_out_exists() -> None:
+    text = (PROJECT / "Makefile").read_text()
+    (names,) = re.findall(r"^WHOLE_JOBS := ((?:.*\\\n)*.*)", text, re.MULTILINE)
+    paths = [PROJECT / "tests" / "unit" / name for name in names.replace("\\", "").split()]
+    assert len(paths) > 3
+    assert [path for path in paths if not path.exists()] == []

@@ -51,6 +51,7 @@ USED = {
     "LinkModel": "group latencies load save",
     "Mergeable": "merge",
     "OneBitAdam": "frozen masked steps zero_grad",
+    "ZeroOneAdam": "synchronize",
     "PipelineStage": "bytes_sent compare_stores evaluate is_first is_last load_state_dict predict state_dict step "
     "stores_alike",
     "SharedSelection": "alignment bind nbytes votes words",

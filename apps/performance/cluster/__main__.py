@@ -47,8 +47,8 @@ FOLDER = PROJECT / "runs" / "performance" / "cluster"
 DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
 CAPTIONS = {
     "cluster-time": "Lines: time of an all-reduce against the size of the vector, a panel for each rate of the links",
-    "cluster-speedup": "Lines: how many times as fast as Open MPI's best Marsit is, against the rate of the links, "
-    "for three sizes of vectors, below the limit of 32 times",
+    "cluster-speedup": "Lines: how many times as fast as the best dense one Marsit's all-reduce is, against the rate "
+    "of the links, for three sizes of vectors, below the limit of 32 times",
     "cluster-stages": "Bars: parts of a call that encode, merge, decode, wait and do everything else, at each rate",
     "cluster-overlap": "Lines: time of sending alone, computing alone and both at once, against the rate of the links",
     "cluster-methods": "Marks: time of the all-reduce of each method at two rates of the links",

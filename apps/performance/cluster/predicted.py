@@ -18,7 +18,7 @@ from collectives import Communicator, LinkModel, Ring, Topology, Torus, topology
 from collectives.cost.link import ComputeModel
 from collectives.network_probe import measure_network
 from mpicomp.algorithms import Algorithm, Dense, Marsit
-from mpicomp.cli.advise.predict import Job, call_seconds
+from mpicomp.cli.advise.predict import PredictedJob, call_seconds
 from mpicomp.cli.advise.report import WORTH, duration, rate
 from mpicomp.cli.advise.speeds import Speed, measure_speed, without_dense_rounds
 
@@ -60,7 +60,9 @@ def predict(record: Record, name: str, cell: Cell | None = None) -> float:
     for advised in record["advised"]:
         measured = advised["speeds"]["dense" if isinstance(algorithm, Dense) else "one-bit"]
         speed = Speed(ComputeModel(**measured["work"]), measured["call_s"])
-        job = Job(cell.cluster.nodes, cell.n, "float32", LinkModel(**advised["network"]), advised["piece_bytes"])
+        job = PredictedJob(
+            cell.cluster.nodes, cell.n, "float32", LinkModel(**advised["network"]), advised["piece_bytes"]
+        )
         found.append(call_seconds(job, algorithm, over, speed))
     return fmean(found)
 
@@ -68,7 +70,7 @@ def predict(record: Record, name: str, cell: Cell | None = None) -> float:
 def measure_methods(comm: Communicator, methods: Mapping[str, Algorithm], n: int) -> dict[str, float]:
     """Predict a call of each method as `mpicomp advise` does, around a ring or by its own route; collective."""
     network = measure_network(comm)
-    job = Job(comm.size, n, "float32", network, comm.packed_piece_bytes())
+    job = PredictedJob(comm.size, n, "float32", network, comm.packed_piece_bytes())
     found = {}
     for name, algorithm in methods.items():
         speed = measure_speed(comm, algorithm, n, "float32", network)

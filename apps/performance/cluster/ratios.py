@@ -8,7 +8,15 @@ from itertools import pairwise
 from statistics import median
 
 from apps.emulator.rate import token_bucket
-from apps.performance.cluster.implementations import DENSE_RING, MPI_DEFAULT, MPICH_DEFAULT, ONE_BIT_RING, TUNED_NAMES
+from apps.performance.cluster.implementations import (
+    DENSE_RING,
+    GLOO,
+    MARSIT_RING,
+    MPI_DEFAULT,
+    MPICH_DEFAULT,
+    ONE_BIT_RING,
+    TUNED_NAMES,
+)
 from apps.performance.cluster.records import IN_MPICH, cluster_of, medians_by_job
 from apps.records import Record
 from collectives.cost.rate import Rate
@@ -16,6 +24,11 @@ from collectives.cost.rate import Rate
 NOTEWORTHY = 0.1
 """From what share on tables mark that the bucket of a link helped."""
 MPI_NAMES = (MPI_DEFAULT, *TUNED_NAMES)
+DENSE_NAMES = (*MPI_NAMES, GLOO, DENSE_RING)
+BEST_DENSE = "best dense"
+"""The baseline of every speed-up: the fastest of `DENSE_NAMES` in the same run."""
+PERIOD = 100
+"""Steps from one full-precision round of Marsit to the next, by default."""
 
 
 def seconds(record: Record, name: str) -> float | None:
@@ -26,22 +39,37 @@ def seconds(record: Record, name: str) -> float | None:
 
 def best_mpi(record: Record) -> tuple[str, float] | None:
     """The fastest of Open MPI in this cell, its default included: name and median."""
-    measured = [(name, s) for name in MPI_NAMES if (s := seconds(record, name)) is not None]
+    return _fastest(record, MPI_NAMES)
+
+
+def best_dense(record: Record) -> tuple[str, float] | None:
+    """The fastest all-reduce without compression in this cell, of Open MPI, Gloo and ours: name and median."""
+    return _fastest(record, DENSE_NAMES)
+
+
+def _fastest(record: Record, names: Sequence[str]) -> tuple[str, float] | None:
+    measured = [(name, s) for name in names if (s := seconds(record, name)) is not None]
     return min(measured, key=lambda pair: pair[1], default=None)
 
 
 def speedup(record: Record, name: str, over: str) -> float | None:
-    """Return the speed-up of one implementation over another; `over` may be "best MPI"."""
-    best = best_mpi(record)
+    """Return the speed-up of one implementation over another; `over` may be `BEST_DENSE`."""
+    best = best_dense(record)
     ours = seconds(record, name)
-    theirs = (best[1] if best else None) if over == "best MPI" else seconds(record, over)
+    theirs = (best[1] if best else None) if over == BEST_DENSE else seconds(record, over)
     return None if ours is None or theirs is None else theirs / ours
+
+
+def default_speedup(record: Record) -> float | None:
+    """Return the speed-up of Marsit's defaults over `BEST_DENSE`: of `PERIOD` calls, one is a dense ring's."""
+    best, ours, full = best_dense(record), seconds(record, MARSIT_RING), seconds(record, DENSE_RING)
+    return None if best is None or ours is None or full is None else best[1] * PERIOD / ((PERIOD - 1) * ours + full)
 
 
 def speedups_by_job(record: Record, name: str, over: str) -> list[float]:
     """The same of the medians of each job."""
-    best = best_mpi(record)
-    baseline = best[0] if over == "best MPI" and best is not None else over
+    best = best_dense(record)
+    baseline = best[0] if over == BEST_DENSE and best is not None else over
     if name not in record["timings"] or baseline not in record["timings"]:
         return []
     pairs = zip(*(medians_by_job(record["timings"][one]) for one in (name, baseline)), strict=True)

@@ -188,9 +188,10 @@ COMPARED: Sequence[Column] = (
     *map(timed, (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT)),
     ("best of Open MPI, ms", _best),
     timed(GLOO),
-    ("one-bit over best", lambda record: times(ratios.speedup(record, ONE_BIT_RING, "best MPI"))),
-    ("over dense ring", lambda record: times(ratios.speedup(record, ONE_BIT_RING, DENSE_RING))),
-    ("Marsit over best", lambda record: times(ratios.speedup(record, MARSIT_RING, "best MPI"))),
+    ("best dense", lambda record: (ratios.best_dense(record) or (ABSENT,))[0]),
+    ("one-bit over it", lambda record: times(ratios.speedup(record, ONE_BIT_RING, ratios.BEST_DENSE))),
+    ("Marsit over it", lambda record: times(ratios.speedup(record, MARSIT_RING, ratios.BEST_DENSE))),
+    ("Marsit, K = 100, over it", lambda record: times(ratios.default_speedup(record))),
 )
 MPICH: Sequence[Column] = (
     *PLACE,

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from apps.performance.cluster.grid import TWO_LEVEL, Cell, Cluster
 from apps.performance.cluster.implementations import DENSE_RING, MARSIT_RING, MPI_DEFAULT, ONE_BIT_RING
 from apps.performance.cluster.predicted import predict
-from apps.performance.cluster.ratios import best_mpi, nominal_rate, over_bound, payload_rate, speedup, speedups_by_job
+from apps.performance.cluster.ratios import (
+    BEST_DENSE,
+    best_dense,
+    nominal_rate,
+    over_bound,
+    payload_rate,
+    speedup,
+    speedups_by_job,
+)
 from apps.performance.cluster.records import cell_of, cluster_of
 from apps.performance.cluster.tables import NOTHING, hidden, time_text
 from apps.performance.part import Column, table
@@ -31,12 +39,12 @@ class Target:
 
 
 TARGETS = (
-    Target(4, "1gbit", ONE_BIT_RING, "best MPI", 28),
+    Target(4, "1gbit", ONE_BIT_RING, BEST_DENSE, 28),
     Target(4, "1gbit", ONE_BIT_RING, DENSE_RING, 26),
-    Target(4, "1gbit", MARSIT_RING, "best MPI", 23),
+    Target(4, "1gbit", MARSIT_RING, BEST_DENSE, 23),
     Target(4, "10gbit", ONE_BIT_RING, MPI_DEFAULT, 11),
-    Target(4, "10gbit", ONE_BIT_RING, "best MPI", 9),
-    Target(4, "10gbit", MARSIT_RING, "best MPI", 6.5),
+    Target(4, "10gbit", ONE_BIT_RING, BEST_DENSE, 9),
+    Target(4, "10gbit", MARSIT_RING, BEST_DENSE, 6.5),
 )
 OVERLAP_FOUR, OVERLAP_TWO = 0.85, 0.75
 MOST_OVER_BOUND, MODEL_OFF = 1.08, 0.2
@@ -87,9 +95,9 @@ def _ratios(by_cell: dict[Cell, Record]) -> Iterator[Row]:
         record = by_cell.get(Cell(Cluster.parse(target.nodes, target.links), N_BYTES))
         reached = None if record is None else speedup(record, target.name, target.over)
         if record is not None and reached is not None:
-            best = best_mpi(record)
-            name = best[0] if target.over == "best MPI" and best is not None else target.over
-            over = f"best MPI ({name})" if name != target.over else name
+            best = best_dense(record)
+            name = best[0] if target.over == BEST_DENSE and best is not None else target.over
+            over = f"{BEST_DENSE} ({name})" if name != target.over else name
             each = ", ".join(f"{one:.1f}" for one in speedups_by_job(record, target.name, target.over))
             yield Row(
                 f"{target.name} over {over}, {target.nodes} nodes, {target.links}", f"{reached:.1f} ({each})",

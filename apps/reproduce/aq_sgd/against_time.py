@@ -22,7 +22,7 @@ from apps.reproduce.aq_sgd.step_times import (
     reached_s,
 )
 from apps.reproduce.aq_sgd.variations import DEEP, DIRECT, OURS, deep
-from apps.reproduce.claims import Claim, paired
+from apps.reproduce.claims import Claim, paired, time_to_goal
 from apps.reproduce.marsit.step_time import BUSY
 from apps.studies.results import Results
 
@@ -121,11 +121,7 @@ def _judge(
     }
     spent = {name: [ends[name][-1] if one is None else one for one in of_one] for name, of_one in at.items()}
     missed = {name: sum(one is None for one in of_one) for name, of_one in at.items()}
-    shown = ", ".join(
-        f"{name.split(',')[0]} {np.mean(of_one):.3g} s"
-        + (f" (not reached by {missed[name]} seeds)" if missed[name] else "")
-        for name, of_one in spent.items()
-    )
+    shown = ", ".join(f"{name.split(',')[0]} {time_to_goal(of_one, missed[name])}" for name, of_one in spent.items())
     gain = float(np.mean(spent["fp32"]) / np.mean(spent[OURS]))
     sooner = paired(spent[OURS], spent["fp32"])
     behind = seconds[OURS][LATER] / seconds[DIRECT][LATER] - 1

@@ -32,7 +32,7 @@ from collectives.network_probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
-from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, Job, break_even, fastest_dense, is_predicted, ways
+from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, PredictedJob, break_even, fastest_dense, is_predicted, ways
 from mpicomp.cli.advise.report import COMPARED, METHODS, QUICK, Record
 from mpicomp.cli.advise.speeds import Speed, has_equal_nodes, measure_nodes, measure_speed, without_dense_rounds
 from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
@@ -137,7 +137,7 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
         if has_nodes:
             steps.begin("measuring sums within nodes")
             nodes = measure_nodes(comm, request.count, request.dtype, request.quick)
-        job = Job(size, request.count, request.dtype, network, comm.packed_piece_bytes(), nodes)
+        job = PredictedJob(size, request.count, request.dtype, network, comm.packed_piece_bytes(), nodes)
         measured: dict[Algorithm, Speed] = {}
         speeds: dict[str, Speed] = {}
         left_out: list[str] = []
@@ -226,7 +226,7 @@ class Countdown:
 
 def predictions(
     request: AdviseRequest,
-    job: Job,
+    job: PredictedJob,
     speeds: Mapping[str, Speed],
     mpi_s: float | None,
     names: Collection[str] | None = None,

@@ -31,7 +31,7 @@ WALKED = (
 
 
 @dataclass(frozen=True)
-class Job:
+class PredictedJob:
     """An all-reduce: `n` elements on `size` ranks; packed payloads are sent in pieces of `piece_bytes`.
 
     With `nodes`, neighbouring ranks form nodes, in which vectors may be summed before they are sent to other nodes.
@@ -44,7 +44,7 @@ class Job:
     piece_bytes: int
     nodes: NodeSpeed | None = None
 
-    def between_nodes(self) -> Job:
+    def between_nodes(self) -> PredictedJob:
         """Return the all-reduce between nodes of one rank's part of the vector; a node's ranks share its link."""
         assert self.nodes is not None
         link, local = self.network, self.nodes.ranks
@@ -58,7 +58,7 @@ class Job:
             network = LinkModel(latency_s, bandwidth, link.overhead_s)
         return replace(self, size=self.size // local, n=-(-self.n // local), network=network, nodes=None)
 
-    def scaled(self, factor: float) -> Job:
+    def scaled(self, factor: float) -> PredictedJob:
         """Return the same job with all links faster by a factor."""
         link = self.network
         uplink = None if link.uplink_bytes_s is None else link.uplink_bytes_s * factor
@@ -80,7 +80,7 @@ class Way:
     dense_speed: Speed
     per_node: bool = False
 
-    def seconds(self, job: Job) -> float:
+    def seconds(self, job: PredictedJob) -> float:
         """Return the predicted time of a call, the mean for a method with full-precision rounds."""
         if self.per_node:
             assert job.nodes is not None
@@ -93,7 +93,7 @@ class Way:
         return (1 - part) * seconds + part * call_seconds(job, Dense(), self.topology, self.dense_speed)
 
 
-def _call_seconds(job: Job, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
+def _call_seconds(job: PredictedJob, algorithm: Algorithm, topology: Topology, speed: Speed) -> float:
     """Return the predicted time of a call without full-precision rounds, over a topology or the method's own route."""
     wire = algorithm.message_model(job.n, job.dtype, job.size, job.piece_bytes)
 
@@ -126,7 +126,9 @@ def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
         yield name, make()
 
 
-def ways(job: Job, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed) -> Iterator[tuple[str, Way]]:
+def ways(
+    job: PredictedJob, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed
+) -> Iterator[tuple[str, Way]]:
     """Yield every method over every topology that fits, or over its own route, with the name of the route.
 
     Ways between nodes follow, if there are nodes.
@@ -148,7 +150,7 @@ def is_predicted(algorithm: Algorithm, size: int, n: int, dtype: str, piece_byte
     return route is None or size <= MOST_WALKED or route.name not in WALKED
 
 
-def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | None:
+def break_even(way: Way, dense: Callable[[PredictedJob], float], job: PredictedJob) -> float | None:
     """Return the bytes per second of each rank's link, to a few percent, below which a way is faster than a dense sum.
 
     None: it is never faster; infinity: it is always faster.
@@ -184,7 +186,7 @@ def break_even(way: Way, dense: Callable[[Job], float], job: Job) -> float | Non
     return here * math.sqrt(low * high)
 
 
-def fastest_dense(job: Job, speed: Speed) -> Callable[[Job], float]:
+def fastest_dense(job: PredictedJob, speed: Speed) -> Callable[[PredictedJob], float]:
     """Return the time of our own dense sum, over the best topology that moves the fewest bytes, as a function."""
     frugal = [one for _, one in topologies(job.size, job.network) if isinstance(one, Ring | HalvingDoubling | Torus)]
     return cache(lambda other: min(call_seconds(other, Dense(), topology, speed) for topology in frugal))

@@ -1,6 +1,6 @@
 """Report of ``mpicomp advise``, its choice between methods, and their learning records.
 
-A learning record decides between methods with about equal predictions. docs/choosing.md has the same table, with the
+A learning record decides between methods with about equal predictions. docs/choose.md has the same table, with the
 source of each figure.
 """
 
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from collectives import TOPOLOGIES
+from mpicomp import algorithms
 from mpicomp.aggregator.arguments import expression
-from mpicomp.algorithms import ALGORITHMS, Algorithm, Dense, Marsit, algorithm
+from mpicomp.aggregator.registration import REGISTERED, Grade, Learned
+from mpicomp.algorithms import ALGORITHMS, Algorithm, Dense, algorithm
 
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
@@ -131,55 +132,13 @@ def rate(bytes_s: float) -> str:
 # Learning records ----------------------------------------------------------------------------------------------------
 
 
-class Grade(IntEnum):
-    """Learning record of a method in trainings; a lower grade is better."""
-
-    AS_DENSE = 1  # within a point of dense in each of many trainings, with momentum and Adam too
-    PROMISING = 2  # as dense in the few trainings that were tried
-    BEHIND = 3  # more than a point behind dense, or clearly above its loss, in a training of a usual kind
-    COMPARED = 4  # for comparison only: behind, or never the best choice
-
-
-class Learned(NamedTuple):
-    """A grade, and its reason, as the end of a sentence that begins with the method."""
-
-    grade: Grade
-    experience: str
-
-
-_MARSIT = Learned(Grade.AS_DENSE, "ended within 0.73 points of dense in each of 15 trainings")
-_WINNERS = Learned(Grade.AS_DENSE, "ended where marsit does in 15 trainings, within the spread of the seeds")
 LEARNING: Mapping[str, Learned] = {
-    "marsit-100": _MARSIT,
-    "marsit": _MARSIT,
-    "marsit-1-winner": _WINNERS,
-    "marsit-2-winners": _WINNERS,
-    "double-squeeze": Learned(Grade.PROMISING, "had dense's loss in the one training that was tried"),
-    "one-bit-sgd": Learned(Grade.PROMISING, "had dense's loss in the two convex problems that were tried"),
-    "ecq-sgd": Learned(Grade.PROMISING, "had dense's loss in the two convex problems that were tried"),
-    "power-sgd": Learned(Grade.PROMISING, "had dense's accuracy in the one training that was tried"),
-    "ef-signsgd": Learned(Grade.BEHIND, "ended as dense in one training, and 5 points behind in another"),
-    "scalecom": Learned(Grade.BEHIND, "ended as dense without momentum, and 1 to 23 points behind with it"),
-    "sparse-loco": Learned(Grade.BEHIND, "ended behind dense after 10 synchronizations; it is for long trainings"),
-    "qsgd": Learned(Grade.BEHIND, "ended with a greater loss than dense in two of three trainings"),
-    "majority-vote": Learned(Grade.COMPARED, "ended 1 and 5 points behind dense"),
-    "ssdm": Learned(Grade.COMPARED, "ended 11 and 27 points behind dense"),
-    "top-k-sgd": Learned(Grade.COMPARED, "ended with a greater loss than dense"),
-    "terngrad": Learned(Grade.COMPARED, "ended 2 % above dense's loss in one of two problems"),
-    "mem-sgd": Learned(Grade.COMPARED, "learns as double-squeeze, which sends less"),
-    "local-top-k": Learned(Grade.COMPARED, "sends more with every rank, which scalecom does not"),
-    "random-k": Learned(Grade.COMPARED, "sends elements without looking at them"),
+    name: one.learned for form in REGISTERED.values() for name, one in form.advised.items()
 }
-
-# CascadingSSDM only shows that it fails. TrueTopK is a reference for studies: it sends more than a dense sum.
-_LEFT_OUT = ("cascading-ssdm", "true-top-k")
-METHODS: Mapping[str, Algorithm] = {
-    "dense": algorithm("dense"),
-    "marsit-100": Marsit(full_precision_every=100),
-    "marsit": Marsit(full_precision_every=None),
-    "marsit-1-winner": Marsit(full_precision_every=None, winners=1),
-    "marsit-2-winners": Marsit(full_precision_every=None, winners=2),
-    **{name: algorithm(name) for name in ALGORITHMS if name not in ("dense", "marsit", *_LEFT_OUT)},
+METHODS: Mapping[str, Algorithm] = {"dense": algorithm("dense")} | {
+    name: REGISTERED[method].kind(**one.options)
+    for method in ALGORITHMS
+    for name, one in REGISTERED[method].advised.items()
 }
 QUICK = tuple(name for name in METHODS if name == "dense" or LEARNING[name].grade <= Grade.PROMISING)
 """Methods of ``--quick``: those whose record is as good as that of dense sums."""
@@ -275,12 +234,14 @@ def lines_to_copy(record: Record, choice: Choice) -> list[str]:
     where = [f'topology="{topology}"'] if named else []
     if record["threads"] > 1:
         where.append(f"threads={record['threads']}")
-    made = f"mpicomp.{expression(method)}"
+    home = "mpicomp" if type(method).__name__ in algorithms.__all__ else type(method).__module__
+    made = f"{home}.{expression(method)}"
     if row["per_node"]:
         made = f"mpicomp.PerNode({made})"
         if record["ranks_per_node"] is not None:
             where.append(f"ranks_per_node={record['ranks_per_node']}")
     return [
+        *([] if home == "mpicomp" else [f"import {home}"]),
         "import mpicomp.torch",
         f"comm, method = mpicomp.Communicator({', '.join(where)}), {made}",
         "optimizer = mpicomp.torch.DistributedOptimizer(optimizer, method, comm, model.named_parameters())",

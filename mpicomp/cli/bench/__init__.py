@@ -26,7 +26,7 @@ from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, count
 from mpicomp.cli.bench import report
 from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, checked_call, measure
 from mpicomp.cli.bench.report import Line
-from mpicomp.cli.bench.vectors import DEVICES, HOST_ONLY, Gpu, Vectors, find_gpu, make_vectors
+from mpicomp.cli.bench.vectors import DEVICES, HOST_ONLY, GpuVectors, Vectors, find_gpu, make_vectors
 from mpicomp.cli.command import UsageError, conduct, open_file, require_none, write
 from mpicomp.cli.timing import gather
 
@@ -147,7 +147,7 @@ def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     return status
 
 
-def _subject(request: BenchRequest, comm: Communicator, vectors: Vectors, gpu: Gpu | None) -> Subject:
+def _subject(request: BenchRequest, comm: Communicator, vectors: Vectors, gpu: GpuVectors | None) -> Subject:
     """Start the all-reduce to be timed; collective. Raises UsageError on every rank if it cannot start."""
     if request.algorithm is None:
         return allreduce(comm)

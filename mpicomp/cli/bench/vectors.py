@@ -112,7 +112,7 @@ def make_vectors(comm: Communicator, n: int, dtype: str, device: Device | None) 
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuVectors:
     """The GPU of this rank."""
 
     device: Device
@@ -126,7 +126,7 @@ class Gpu:
         return self.where if self.encodes else "cpu"
 
 
-def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> Gpu:
+def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> GpuVectors:
     """Assign a GPU to this rank: those of a node are assigned to its ranks in turn; collective.
 
     The method may encode vectors there. Raises UsageError on every rank if one has no usable GPU.
@@ -152,7 +152,7 @@ def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> Gpu
         "gpus": len(set(places)),
         "gpu_names": sorted(set(names)),
     }
-    return Gpu(device, where, encodes, fields)
+    return GpuVectors(device, where, encodes, fields)
 
 
 def gpu_count() -> int:

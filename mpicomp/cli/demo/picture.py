@@ -21,9 +21,10 @@ def output_problem(path: Path) -> str:
     """Return why a picture cannot be written to a file, and the cure; empty if it can."""
     if path.suffix.lower() not in SUFFIXES:
         return f"--output {path}: name a file that ends with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    if not path.parent.is_dir():
+        return f"--output {path}: there is no folder {path.parent}; make it first, or name another file"
     existed = path.exists()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab"):
             pass
     except OSError as error:

@@ -119,7 +119,7 @@ def _demonstrate(request: DemoRequest, world: Communicator) -> int:
             print(
                 f"Picture: none ({request.output}: {error.strerror}); make room there, or name another file (--output)"
             )
-        print("", *report.next_steps(), sep="\n", flush=True)
+        print("", *report.next_steps(request.link), sep="\n", flush=True)
     return 0
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from collectives.cost.rate import EmulatedLink
 from mpicomp.cli.demo.model import N_PARAMETERS
 from mpicomp.cli.demo.text import N_TESTED
 from mpicomp.cli.demo.training import BATCH, Point
 
 LEAST_GAIN = 1.05  # smaller factors are within the noise of a machine's timing
 HEADINGS = ("method", "steps", "accuracy", "MB sent by each rank", "seconds", "of these waiting")
+
+SLOW_BYTES_S = 5e7  # of a link, below which there is much to gain
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,12 @@ class Comparison:
         ]
 
 
-def next_steps() -> list[str]:
-    """Return commands and pages to try next, a line each."""
+def next_steps(link: EmulatedLink | None) -> list[str]:
+    """Return commands to try after a demo over this link, a line each."""
+    slow = link is not None and link.bytes_per_s < SLOW_BYTES_S
+    rate, effect = ("1gbit", "a faster link leaves less") if slow else ("100mbit", "a slower link leaves more")
     steps = {
-        "mpicomp demo --link 1gbit": "a faster link leaves less to gain",
+        f"mpicomp demo --link {rate}": f"{effect} to gain",
         "mpicomp run -n 2 -m mpicomp advise": "the method that pays on your network, for your model",
         "python -m pydoc mpicomp.torch.DistributedOptimizer": "the same in your PyTorch loop: wrap its optimizer",
     }

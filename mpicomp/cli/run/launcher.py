@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from collectives.error_report import VARIABLE
 from collectives.launcher import without_launcher
 from mpicomp.cli.run.allocation import Allocation
 from mpicomp.cli.run.environment import MEMORY, THREADS
@@ -49,7 +50,7 @@ class Launcher(NamedTuple):
         elif "Open MPI" in self.version:
             line += ["--hostfile", found.host_file] if found.host_file else []
             if not one_machine:  # other hosts get Open MPI's own settings alone
-                line += [part for name in (THREADS, *MEMORY) for part in ("-x", name)]
+                line += [part for name in (THREADS, *MEMORY, VARIABLE) for part in ("-x", name)]
         return [*line, *options]
 
 

@@ -1,6 +1,6 @@
 """``mpicomp run`` starts a program on several ranks: it finds the launcher and sets the variables that a job needs.
 
-The launcher takes the place of this process: input, output, signals and exit status are its own.
+Input, output, signals and the exit status are the launcher's. Errors of ranks are printed once, the cause last.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mpicomp.cli.arguments import choice, integer
 from mpicomp.cli.run.allocation import Allocation, granted, this_machine
 from mpicomp.cli.run.environment import THREADS, choose, threads
 from mpicomp.cli.run.launcher import Launcher, find, with_python
+from mpicomp.cli.run.output import run_job
 
 USAGE_ERROR = 2
 MOST_HOSTS_SHOWN = 8
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the program. Returns the exit status of an error alone: otherwise the launcher replaces this process."""
+    """Run the program and return the launcher's exit status."""
     try:
         return _start(args)
     except ValueError as error:
@@ -128,7 +129,7 @@ def _start(args: argparse.Namespace) -> int:
         print(shlex.join(["env", *unset, *(f"{name}={value}" for name, value in settings.added.items()), *line]))
         return 0
     print(_placement(launcher, found, n_ranks, environ[THREADS], one_machine), file=sys.stderr, flush=True)
-    return os.execve(line[0], line, environ)  # it does not return
+    return run_job(line, environ)
 
 
 def _require_room(n_ranks: int, found: Allocation, one_machine: bool, options: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ class RowCodec(Protocol):
         ...
 
 
+@runtime_checkable
 class DeltaCodec(RowCodec, Protocol):
     """A codec that can also send rows as differences to a message that both ends hold."""
 
@@ -82,13 +83,15 @@ def check_rows(name: str, rows: AnyArray) -> None:
 
 
 def check_pair(values: AnyArray, message: AnyArray) -> None:
-    """Raise ValueError unless the values and their message are rows of one shape."""
+    """Raise ValueError unless the values and their message are rows of one shape in memory of their own."""
     check_rows("the values", values)
     check_rows("the message", message)
     if values.shape != message.shape:
         raise ValueError(
             f"the values have shape {values.shape}, their message {message.shape}: pass the message of that example"
         )
+    if np.may_share_memory(values, message):
+        raise ValueError("the values and the message share memory: pass a copy of the values")
 
 
 def check_payload(codec: RowCodec, payload: Bytes, shape: tuple[int, ...]) -> None:

@@ -124,8 +124,6 @@ class RowQuantizer(DeltaCodec):
         self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
         check_pair(values, message)
-        if np.may_share_memory(values, message):
-            raise ValueError("the values and the message share memory: pass a copy of the values")
         self._encode(values, message, payload, draw, row_keys)
 
     @override

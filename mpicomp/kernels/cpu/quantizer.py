@@ -11,7 +11,7 @@ from numba import float64, int32, njit, uint32, uint64
 from mpicomp.kernels.cpu.bucketed import L2, as_float32, of_bucket
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import narrow, to_float64, to_uint8, to_uint32, widen
-from mpicomp.kernels.cpu.philox import draw_two, load_keys_of_two
+from mpicomp.kernels.cpu.philox import LOW, draw_two, load_keys_of_two
 from mpicomp.kernels.cpu.planes import pack_planes, powers_of_two, unpack_planes
 from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
 
@@ -37,9 +37,9 @@ def _uniforms(keys, first, step, source, count, words):
 
 
 @njit(nogil=True, inline="always")
-def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, base):
-    """Write codes of x[start:stop] to codes[start - base:]. uniform : 32 random bits of each."""
-    limit = float64(levels)
+def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift, codes, base):
+    """Write codes of x[start:stop] to codes[start - base:]. uniform : 32 random bits of each; shift is added."""
+    limit, shifts = float64(levels), splat(uint32(shift))
     zero, most, minus, none = splat(x.dtype.type(0)), splat(limit), splat(uint32(negative)), splat(uint32(0))
     i = start
     while i < stop:
@@ -49,7 +49,7 @@ def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes
         ratios, units = splat(ratio), splat(ONE_OF_2_32)
         while i + LANES <= end:
             v = load(x, i)
-            u = to_float64(load(uniform, i - start)) * units
+            u = to_float64(load(uniform, i - start) + shifts) * units
             place = widen(absolute(v)) * ratios
             level = to_uint32(select(most > place, place, most) + u)  # NaN becomes the highest
             below = select(zero > v, select(level > none, minus, none), none)
@@ -57,7 +57,9 @@ def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes
             i += LANES
         while i < end:
             exact = abs(float64(x[i])) * ratio
-            level = int32((exact if exact < limit else limit) + float64(uniform[i - start]) * ONE_OF_2_32)
+            level = int32(
+                (exact if exact < limit else limit) + float64(uint32(uniform[i - start] + uint32(shift))) * ONE_OF_2_32
+            )
             codes[i - base] = level + (negative if x[i] < 0 and level > 0 else 0)
             i += 1
 
@@ -94,16 +96,17 @@ def _write_values(codes, base, start, stop, bucket, scales, levels, negative, ou
 def quantize(schedule, first, step, source, x, bucket, scales, levels, negative, work, codes):
     """Compute the code of each element: level floor(min(levels |x| / scale, levels) + u), u uniform in [0, 1).
 
-    schedule, step, source : as in `mpicomp.kernels.cpu.philox.draw_words`. first : index of x[0], a multiple of 16.
+    schedule, step, source : as in `mpicomp.kernels.cpu.philox.draw_words`; the upper half of `source` is added to each
+    32-bit word, modulo 2^32. first : index of x[0], a multiple of 16.
     x : float32[n] or float64[n]. bucket : elements that share a scale, counted from x[0]. scales : float32 of each.
     levels : s. negative : s or more. work : uint64[WORDS], overwritten. codes : uint8[n], overwritten.
     """
-    keys = load_keys_of_two(schedule)
+    keys, shift = load_keys_of_two(schedule), source >> uint64(32)
     uniform = work.view(np.uint32)
     for start in range(0, x.size, TILE):
         stop = min(x.size, start + TILE)
-        _uniforms(keys, first + uint64(start), step, source, stop - start, work)
-        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, 0)
+        _uniforms(keys, first + uint64(start), step, source & LOW, stop - start, work)
+        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift, codes, 0)
 
 
 @kernel
@@ -119,7 +122,7 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
     bool
         Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
     """
-    keys = load_keys_of_two(schedule)
+    keys, shift = load_keys_of_two(schedule), source >> uint64(32)
     uniform, codes = work.view(np.uint32), work[TILE // 2 :].view(np.uint8)
     scaled, finite = 0, True
     for start in range(0, x.size, TILE):
@@ -131,8 +134,8 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
                 finite &= np.isfinite(found)
                 scales[scaled] = as_float32(found)
                 scaled += 1
-        _uniforms(keys, first + uint64(start), step, source, stop - start, work)
-        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, start)
+        _uniforms(keys, first + uint64(start), step, source & LOW, stop - start, work)
+        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift, codes, start)
         pack_planes(codes[: stop - start], POWERS, planes[:, start // 64 : (stop + 63) // 64])
         if sent is not None:
             _write_values(codes, start, start, stop, bucket, scales, levels, negative, sent, False)

@@ -225,3 +225,16 @@ def absolute(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: 
     name = f"llvm.fabs.v{vector.lanes}f{vector.dtype.bitwidth}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector.llvm, [vector.llvm]), name)
     return builder.call(function, args)
+
+
+@instruction(lambda array, index: types.none)
+def prefetch(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    """Load the cache line of an element ahead; the index may be out of range."""
+    index = context.cast(builder, args[1], sig.args[1], types.intp)
+    data = context.make_array(sig.args[0])(context, builder, args[0]).data
+    pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [pointer, number, number, number]), "llvm.prefetch.p0i8"
+    )
+    builder.call(function, [builder.bitcast(builder.gep(data, [index]), pointer), *map(number, (0, 3, 1))])
+    return context.get_dummy_value()

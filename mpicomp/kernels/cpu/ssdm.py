@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, float64, njit, uint64
+from numba import float32, float64, njit, uint32, uint64
 
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import as_lanes, fold, lane, to_bits, to_float64, widen
@@ -76,12 +76,14 @@ def norm(g, out):
 def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, gain, norm, bits):
     """Compute moved = beta momentum + gain g; bit i is 1 with probability 1/2 + x[i] / (2 norm), to 2^-32, x = moved.
 
-    schedule, step, source : as in `philox.draw_words`; element e of a group of 512 takes 32-bit word
+    schedule, step, source : as in `quantizer.quantize`; element e of a group of 512 takes 32-bit word
     e mod 16 of draw e div 16. first : index of g[0] in its vector, a multiple of 64. g : float32[n] or float64[n].
     momentum : like g, or None: x is g itself. moved : like momentum, overwritten. norm : float64; 0 gives fair coins.
     bits : uint64[ceil(n / 64)], overwritten.
     """
     keys, keys_of_two = load_keys(schedule), load_keys_of_two(schedule)
+    shift, source = uint32(source >> uint64(32)), source & LOW
+    shifts = splat(shift)
     scale = TWO_31 / norm if norm > 0 else float64(0)
     middle, scales = splat(TWO_31), splat(scale)
     words = g.size // 64
@@ -96,7 +98,7 @@ def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, ga
                 x = _moved(g, momentum, beta, gain, i)
                 if momentum is not None:
                     store(moved, i, x)
-                below = middle + widen(x) * scales > to_float64(as_lanes(pair[h]))
+                below = middle + widen(x) * scales > to_float64(as_lanes(pair[h]) + shifts)
                 word |= to_bits(below) << uint64(LANES * (k + h))
         bits[j] = word
     if words < bits.size:
@@ -106,7 +108,7 @@ def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, ga
             low, high = draw(keys, element >> uint64(9), (element >> uint64(4)) & uint64(31), step, source)
             for i in range(start, min(start + LANES, g.size)):
                 two = lane(low, high, (i - start) // 2)
-                uniform = two >> uint64(32) if (i - start) % 2 else two & LOW
+                uniform = uint32((two >> uint64(32) if (i - start) % 2 else two & LOW) + uint64(shift))
                 y = _moved_one(g, momentum, beta, gain, i)
                 if momentum is not None:
                     moved[i] = y

@@ -49,12 +49,14 @@ def draw_pair(key, block, number, step, source):
 def uniforms(key, first, step, source, SIZE: tl.constexpr):
     """uint32[SIZE]: 32 bits for each element from `first` on; both are multiples of 16.
 
+    The upper half of `source` is added to each, modulo 2^32.
     Sixteen elements e, e + 1, ... have the words of draw e mod 512 / 16 of group e div 512, two elements a word.
     """
     turn = tl.cast(first, tl.int64) // 16 + tl.arange(0, SIZE // 16)[:, None]
-    x0, x1, x2, x3 = draw(key, ((turn >> 5) << 2) + tl.arange(0, 4)[None, :], turn & 31, step, source)
+    both = tl.cast(source, tl.int64)
+    x0, x1, x2, x3 = draw(key, ((turn >> 5) << 2) + tl.arange(0, 4)[None, :], turn & 31, step, both & 0xFFFFFFFF)
     pairs = tl.join(tl.join(x0, x1), tl.join(x2, x3))  # [turn, l, half of a word, words l or 4 + l]
-    return tl.reshape(tl.permute(pairs, (0, 3, 1, 2)), [SIZE])
+    return tl.reshape(tl.permute(pairs, (0, 3, 1, 2)), [SIZE]) + ((both >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit

@@ -49,7 +49,7 @@ def _to_bfloat16(value):
 
 
 @triton.jit
-def _to_float32(codes, BFLOAT16: tl.constexpr):
+def to_float32(codes, BFLOAT16: tl.constexpr):
     """The float32 numbers of int16 codes."""
     code = codes.to(tl.uint16, bitcast=True).to(tl.uint32)
     if BFLOAT16:
@@ -86,7 +86,7 @@ def narrow(values: Tensor, bfloat16: bool, out: Tensor) -> Tensor:
 @triton.jit
 def _widen_kernel(codes, n, out, BFLOAT16: tl.constexpr, ADD: tl.constexpr, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    value = _to_float32(read(codes, start, n, WIDTH), BFLOAT16).to(out.dtype.element_ty)
+    value = to_float32(read(codes, start, n, WIDTH), BFLOAT16).to(out.dtype.element_ty)
     if ADD:
         value = read(out, start, n, WIDTH) + value
     write(out, start, n, value, WIDTH)

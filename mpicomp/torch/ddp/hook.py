@@ -37,6 +37,7 @@ from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.torch.bucket_queue import overlap_by_thread
+from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
@@ -127,7 +128,12 @@ class DDPHookState(NonCopyable, StateOwner):
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One aggregator per vector; none before the vectors are laid out."""
-        return tuple(reducer.aggregator for reducer in self._vectors.reducers)
+        return tuple(reducer.aggregator for reducer in self.reducers)
+
+    @property
+    @override
+    def reducers(self) -> Sequence[BucketReducer]:
+        return self._vectors.reducers
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -380,7 +386,8 @@ def ddp_hook(
                 f"the algorithm is {shown(algorithm)}; pass an instance, or for choices by parameters' names also the "
                 "model: ddp_hook(algorithm, comm, model)"
             )
-        algorithms = [*algorithms_by_name(algorithm, members).values(), algorithm]
+        whole = algorithm.of_gradients() if isinstance(algorithm, Algorithm) else algorithm
+        algorithms = [*algorithms_by_name(algorithm, members).values(), whole]
         if comm.regroup is not None:
             _require_survivable(model)
         in_background = comm.size > 1 and overlap_by_thread(comm)

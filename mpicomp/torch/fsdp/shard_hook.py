@@ -10,7 +10,7 @@ until FSDP has finished the backward; a callback of autograd's that comes after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from collectives import Communicator
+from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
@@ -28,6 +29,7 @@ from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode
 from mpicomp.torch.bucket_queue import overlap_by_thread
+from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.fsdp import job_agreement
@@ -102,7 +104,12 @@ class FSDPHook(NonCopyable):
     @property
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One aggregator for each vector that has elements on this rank."""
-        return tuple(vector.reducer.aggregator for vector in self._states.vectors)
+        return tuple(reducer.aggregator for reducer in self.reducers)
+
+    @property
+    @override
+    def reducers(self) -> Sequence[BucketReducer]:
+        return [vector.reducer for vector in self._states.vectors]
 
     @property
     def buckets(self) -> list[list[str]]:

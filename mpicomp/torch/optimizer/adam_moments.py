@@ -17,7 +17,7 @@ learning rate was higher than that of the step before it do not count, so a warm
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -28,17 +28,16 @@ import torch
 from torch import Tensor
 
 from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import Bucket
+from mpicomp.torch.buckets import Bucket, NamedParameter
 from mpicomp.torch.state.schema import FREEZE_RULE, State
 
 ParameterGroup: TypeAlias = dict[str, Any]
 Groups: TypeAlias = Sequence[ParameterGroup]
 STABLE = 0.96
-GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay")
 
 
 @dataclass(frozen=True, eq=False)
-class _Stretch:
+class Stretch:
     """Members of one parameter group that follow each other: their elements, their places, their parameters."""
 
     group: int
@@ -47,24 +46,32 @@ class _Stretch:
     parameters: list[Tensor]
 
 
-def check_group(group: ParameterGroup) -> None:
-    """Raise ValueError, with the option's name, if one is out of range, and TypeError if it is no number."""
+def check_group(group: ParameterGroup, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError, with the option's name, if one of the optimizer is out of range; TypeError if it is no number.
+
+    Options are those of its defaults.
+    """
     try:
-        beta1, beta2 = group["betas"]
-        checks = (
-            ("lr", group["lr"] >= 0, "0 or more"),
-            ("betas", 0 <= beta1 < 1 and 0 <= beta2 < 1, "two numbers from 0 to below 1"),
-            ("eps", group["eps"] > 0, "positive"),
-            ("weight_decay", group["weight_decay"] >= 0, "0 or more"),
-        )
+        fine = {name: _CHECKS[name][0](group[name]) for name in optimizer.defaults if name in _CHECKS}
     except (KeyError, TypeError, ValueError):
-        given = {name: group.get(name) for name in GROUP_OPTIONS}
+        given = {name: group.get(name) for name in optimizer.defaults}
         raise TypeError(
-            f"the options {given!r:.300} are not all numbers; write OneBitAdam(params, lr=0.001, betas=(0.9, 0.999))"
+            f"the options {given!r:.300} are not all numbers; write {type(optimizer).__name__}(params, lr=0.001)"
         ) from None
-    for name, fine, wanted in checks:
-        if not fine:
-            raise ValueError(f"{name} is {group[name]}; it must be {wanted}")
+    for name, is_fine in fine.items():
+        if not is_fine:
+            raise ValueError(f"{name} is {group[name]}; it must be {_CHECKS[name][1]}")
+
+
+# of each option, a condition and its text
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "lr": (lambda one: one >= 0, "0 or more"),
+    "betas": (lambda both: len(both) == 2 and all(0 <= one < 1 for one in both), "two numbers from 0 to below 1"),
+    "momentum": (lambda one: 0 <= one < 1, "a number from 0 to below 1"),
+    "orthogonalize": (lambda one: isinstance(one, bool), "True or False"),
+    "eps": (lambda one: one > 0, "positive"),
+    "weight_decay": (lambda one: one >= 0, "0 or more"),
+}
 
 
 class AdamMoments:
@@ -84,35 +91,43 @@ class AdamMoments:
         Indices (int64) of elements that were frozen with v = 0, which move by decoupled weight decay alone.
     """
 
-    def __init__(self, bucket: Bucket, group_of: Mapping[Tensor, int], preconditioned: bool) -> None:
+    def __init__(self, bucket: Bucket, group_of: Mapping[Tensor, int], preconditioned: bool = False) -> None:
         self.bucket, self._preconditioned = bucket, preconditioned
         self.m, self.v, self.result = (
             torch.zeros(bucket.n, dtype=bucket.dtype, device=bucket.device) for _ in range(3)
         )
         self._m_views, self._v_views, self._result_views = map(bucket.views, (self.m, self.v, self.result))
         self.masked = torch.zeros(0, dtype=torch.int64, device=bucket.device)
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[Stretch] = []
         parameters = [member.parameter for member in bucket.members]
         ends = [0, *accumulate(bucket.lengths)]
         for group, found in groupby(range(len(parameters)), lambda place: group_of[parameters[place]]):
             places = list(found)
             part, members = slice(ends[places[0]], ends[places[-1] + 1]), slice(places[0], places[-1] + 1)
-            self._stretches.append(_Stretch(group, part, members, parameters[members]))
+            self._stretches.append(Stretch(group, part, members, parameters[members]))
 
     @contextmanager
     def keeping(self, parameters: Collection[Tensor]) -> Iterator[None]:
         """Restore the moments and values of these parameters to those before the block."""
-        members = enumerate(self.bucket.members)
-        kept = [
-            (place, self._m_views[place].clone(), self._v_views[place].clone(), one.parameter.detach().clone())
-            for place, one in (members if parameters else ())
-            if one.parameter in parameters
-        ]
+        members = [one for one in self.bucket.members if one.parameter in parameters] if parameters else []
+        named = self.resting_moments() if members else {}
+        kept = {key: {one.name: tensors[one.name].clone() for one in members} for key, tensors in named.items()}
+        values = [self.resting_value(one).clone() for one in members]
         yield
-        for place, m, v, values in kept:  # by then `m` and `result` may have changed places
-            self._m_views[place].copy_(m)
-            self._v_views[place].copy_(v)
-            self.bucket.members[place].parameter.detach().copy_(values)
+        now = self.named() if members else {}  # `m` and `result` may have changed places
+        for key, tensors in kept.items():
+            for name, before in tensors.items():
+                now[key][name].copy_(before)
+        for one, before in zip(members, values, strict=True):
+            one.parameter.detach().copy_(before)
+
+    def resting_moments(self) -> dict[str, dict[str, Tensor]]:
+        """Return the entries of `named` that parameters keep which are frozen in this step; no copies."""
+        return self.named()
+
+    def resting_value(self, member: NamedParameter) -> Tensor:
+        """Return the value that a parameter keeps which is frozen in this step; no copy."""
+        return member.parameter.detach()
 
     def named(self) -> dict[str, dict[str, Tensor]]:
         """Return each parameter's part of m and of v, by its name; no copies."""
@@ -157,8 +172,8 @@ class AdamMoments:
             m, divisors = self._m_views[one.members], self._result_views[one.members]
             torch._foreach_addcdiv_(one.parameters, m, divisors, value=-lr / (1 - beta1**step))
 
-    def freeze(self, groups: Groups, steps: int) -> None:
-        """Turn v, after so many steps, into w."""
+    def freeze(self, groups: Groups, steps: float) -> None:
+        """Turn v, after so many steps, into w; infinitely many: without bias correction."""
         self.find_masked()
         for one in self._stretches:
             group, part = groups[one.group], self.v[one.part]
@@ -193,12 +208,12 @@ class AdamMoments:
         return total
 
     @staticmethod
-    def _add_penalty(group: ParameterGroup, gradients: list[Tensor], one: _Stretch) -> None:
+    def _add_penalty(group: ParameterGroup, gradients: list[Tensor], one: Stretch) -> None:
         if group["weight_decay"] and not group["decoupled_weight_decay"]:
             torch._foreach_add_(gradients[one.members], one.parameters, alpha=group["weight_decay"])
 
     @staticmethod
-    def _decay(group: ParameterGroup, one: _Stretch) -> None:
+    def _decay(group: ParameterGroup, one: Stretch) -> None:
         if group["weight_decay"] and group["decoupled_weight_decay"]:
             torch._foreach_mul_(one.parameters, 1 - float(group["lr"]) * group["weight_decay"])
 

@@ -40,7 +40,7 @@ from mpicomp.torch.front_ends import (
     skips_nonfinite,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments, deal_fragments
+from mpicomp.torch.optimizer.fragments import Blend, FragmentPlan, Fragments, deal_fragments
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
 from mpicomp.torch.optimizer.inner_steps import InnerSteps
 from mpicomp.torch.optimizer.islands import IslandGradients, between_islands, require_islands
@@ -105,9 +105,9 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     delay : int
         Under "updates", local steps from the one after which a fragment is sent to the one after which the mean is
         applied, less than `local_steps`. It is sent while they go on. 0: the mean is waited for.
-    blend : float
+    blend : float or "steps"
         Under "updates", the share of a rank's own values that it keeps when a mean is applied, from 0, which replaces
-        them by the common model, up to, not including, 1.
+        them by the common model, up to, not including, 1. "steps" adds the steps of the delay to the common model.
     islands : Communicator, optional
         Under "updates", the communicator of this rank's island, a part of `comm` that fast links join, such as
         ``comm.nodes.local``. Gradients are averaged within the island at every step, and the algorithm runs between
@@ -202,7 +202,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         outer: Outer | None = None,
         fragments: int = 1,
         delay: int = 0,
-        blend: float = 0.0,
+        blend: Blend = 0.0,
         islands: Communicator | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -215,8 +215,11 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
             parameters = Parameters(optimizer, names_by_parameter(named_parameters))
             members = parameters.trained
-            algorithms = algorithms_by_name(algorithm, members)
+            algorithms = algorithms_by_name(algorithm, members, of_gradients=False)
             self.mode = preferred_mode(algorithms) if synchronize is None else synchronize
+            of_gradients = self.mode == "gradients"
+            if of_gradients:
+                algorithms = algorithms_by_name(algorithm, members)
             overlap = self.mode == "gradients" if overlap is None else overlap
             options = Options(
                 self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer), fragments,
@@ -230,7 +233,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
         self._joining = False
 
         def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
-            found = algorithms_by_name(algorithm, joining)
+            found = algorithms_by_name(algorithm, joining, of_gradients)
             options.check(joining, found)
             return found
 

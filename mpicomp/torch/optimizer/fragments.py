@@ -2,9 +2,11 @@
 
     fragment p is sent after a step t with     t mod H == floor(p H / P)
     its mean is applied after step             t + delay:   x_p <- x_p - d;   local_p <- a local_p + (1 - a) x_p
+    or, of blend="steps":                                                     local_p <- x_p + (local_p - sent_p)
 
 H is `local_steps`, P the number of fragments, and a the option `blend`. Between the two steps the ranks make `delay`
-local steps of this fragment too, of which a blend of 0 keeps nothing, as x_p replaces the local tensors.
+local steps of this fragment too, of which a blend of 0 keeps nothing, as x_p replaces the local tensors, and "steps"
+keeps all: sent_p are the local tensors as they were sent.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 from collectives import Communicator
 from collectives.quoting import shown
@@ -21,10 +24,14 @@ from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
-from mpicomp.torch.state.schema import FRAGMENTS, IN_FLIGHT, NamedTensors, State
+from mpicomp.torch.state.schema import FRAGMENTS, IN_FLIGHT, IN_FLIGHT_STEPS, NamedTensors, State
 
 _BLOCK = re.compile(r"([^.]*[^.\d][^.]*\.)*\d+(?=\.)")
 """Start of a name up to the first module whose name is a number, as those of a list have."""
+
+
+Blend: TypeAlias = float | Literal["steps"]
+"""Share of a rank's own values that it keeps when a mean is applied, or "steps": all steps since it was sent."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class FragmentPlan:
     local_steps: int
     fragments: int = 1
     delay: int = 0
-    blend: float = 0.0
+    blend: Blend = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -44,7 +51,19 @@ class FragmentPlan:
     @property
     def keeps_local(self) -> bool:
         """Flag: local steps go on from their own values while a fragment is in flight, or after it was applied."""
-        return self.delay > 0 or self.blend > 0
+        return self.delay > 0 or self.weights[0] > 0
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Flag: the local steps that were made while a fragment was in flight stay."""
+        return self.blend == "steps" and self.delay > 0
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Weights of a rank's own values, or of its steps, and of the common ones when a mean is applied."""
+        if self.blend == "steps":
+            return float(self.keeps_steps), 1.0
+        return self.blend, 1 - self.blend
 
     def due(self, turn: int) -> list[int]:
         """Return the fragments that are sent after step `turn`, counted modulo `local_steps`."""
@@ -129,17 +148,24 @@ class FragmentInFlight:
         except Exception as error:  # noqa: BLE001 - raised where the means are applied, on all ranks in the same step
             self.failures.append(error)
 
-    def state(self) -> State:
-        """Return number, remaining steps and a copy of the means, which are there."""
-        pairs = [pair for one in self.reducers for pair in zip(one.bucket.names, one.mean_views, strict=True)]
-        means = {name: mean.clone() for name, mean in pairs}
-        return {"fragment": self.number, "remaining": self.remaining, "means": means}
+    def state(self, has_moves: bool) -> State:
+        """Return number, remaining steps and a copy of the means, which are there, and of the moves that were sent."""
+        copies = {key: {name: one.clone() for name, one in self._tensors(key).items()} for key in _keys(has_moves)}
+        return {"fragment": self.number, "remaining": self.remaining, **copies}
 
-    def load_means(self, means: NamedTensors) -> None:
-        """Take over the means of a state."""
-        for reducer in self.reducers:
-            for name, mean in zip(reducer.bucket.names, reducer.mean_views, strict=True):
-                mean.copy_(means[name])
+    def load(self, state: State, has_moves: bool) -> None:
+        """Take over the means of a state, and the moves that were sent."""
+        for key in _keys(has_moves):
+            for name, one in self._tensors(key).items():
+                one.copy_(state[key][name])
+
+    def _tensors(self, key: str) -> NamedTensors:
+        pairs = ((one.bucket.names, one.mean_views if key == "means" else one.vector_views) for one in self.reducers)
+        return {name: view for names, views in pairs for name, view in zip(names, views, strict=True)}
+
+
+def _keys(has_moves: bool) -> tuple[str, ...]:
+    return ("means", "moves") if has_moves else ("means",)
 
 
 class Fragments:
@@ -200,7 +226,7 @@ class Fragments:
                     f"{self._comm.here}: fragment {flight.number} cannot be saved, since its synchronization has "
                     "failed; the step that applies it raises the error"
                 )
-        in_flight = [flight.state() for flight in self.in_flight]
+        in_flight = [flight.state(self.plan.keeps_steps) for flight in self.in_flight]
         return {"turn": self.turn, "numbers": dict(self._numbers), "in_flight": in_flight}
 
     def check(self, state: object, parameters: NamedTensors, optional: Collection[str]) -> None:
@@ -220,8 +246,14 @@ class Fragments:
             )
         for one in in_flight:
             number = IN_FLIGHT.check(one)["fragment"]
+            if self.plan.keeps_steps and "moves" not in one:
+                raise ValueError(
+                    f"the state's fragment {number} in flight lacks the moves that were sent; build the optimizer with "
+                    "the blend= of the one that was saved"
+                )
+            schema = IN_FLIGHT_STEPS if self.plan.keeps_steps else IN_FLIGHT
             members = {name: parameter for name, parameter in parameters.items() if numbers.get(name) == number}
-            IN_FLIGHT.check_tensors(one, {"means": members})
+            schema.check_tensors(schema.check(one), {"means": members, "moves": members})
 
     def check_buckets(self, buckets: Sequence[Sequence[str]], rounds: State) -> None:
         """Raise ValueError unless each bucket of a state lies in one fragment, and has moved as a whole."""
@@ -253,5 +285,5 @@ class Fragments:
         for one in state["in_flight"]:
             number = one["fragment"]
             flight = FragmentInFlight(number, [*self.of(number, reducers)], one["remaining"], agreement)
-            flight.load_means(one["means"])
+            flight.load(one, self.plan.keeps_steps)
             self.in_flight.append(flight)

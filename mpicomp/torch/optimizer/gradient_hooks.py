@@ -16,7 +16,6 @@ from mpicomp.torch.buckets import NamedParameter
 
 WINDOW_ELEMENTS = 4096
 _LISTENER = "_mpicomp_listener"  # attribute of hooks: a weak reference
-_ANY_VERSION = -1  # of a gradient whose count of changes shows nothing
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -121,8 +120,8 @@ class GradientCounts:
         self.any_came = True
         if self.paused:
             return False
-        self._counts[position] += 1
-        if self._counts[position] > self._passes and sent:
+        self._counts[position] = count = self._counts[position] + 1
+        if count > self._passes and sent:
             raise RuntimeError(
                 f"the gradient of {self._names[position]!r} came once more after it was sent: call backward() "
                 f"{'once' if self._passes == 1 else f'{self._passes} times'} between two steps; to accumulate "
@@ -131,7 +130,7 @@ class GradientCounts:
                 "drop an optimizer that is not to step any more; gradients that model.zero_grad() has dropped still "
                 "count, so call optimizer.zero_grad() in its place"
             )
-        complete = self._counts[position] >= self._passes
+        complete = count >= self._passes
         self.any_complete |= complete
         return complete
 
@@ -172,18 +171,16 @@ class SentGradients:
         self._noted: dict[str, tuple[NamedParameter, Tensor, int, int]] = {}  # not sent; mostly without address
         self._sent: list[_Sent] = []
         self._windows: dict[str, _Window] = {}
-        self._step = 1
+        self._step, self._watches_all = 1, True  # in steps 1, 2, 4, 8, ...
         self._n_buckets, self._buckets_before = 0, 1
 
     def note(self, member: NamedParameter) -> None:
         """Note a gradient that is complete: the loop must leave it alone until the step."""
         gradient = member.parameter.grad
         if gradient is not None:
-            address = 0 if self._step & (self._step - 1) else _address_of(gradient)
-            # views of a bucket share one count, and backward goes on with the others
-            version = _ANY_VERSION if gradient._is_view() else gradient._version
-            self._noted[member.name] = member, gradient, version, address
-            if address:
+            self._noted[member.name] = member, gradient, gradient._version, 0
+            if self._watches_all and (address := _address_of(gradient)):
+                self._noted[member.name] = member, gradient, gradient._version, address
                 self._watch(member, gradient, whole=True)
 
     def add(self, members: Sequence[NamedParameter], mean: Tensor) -> None:
@@ -199,7 +196,7 @@ class SentGradients:
             if first <= one.address < end:
                 self._windows.pop(one.member.name, None)
         there = [one for one in there if not first <= one.address < end]
-        if there and self._step & (self._step - 1) and self._n_buckets == self._step % self._buckets_before:
+        if there and not self._watches_all and self._n_buckets == self._step % self._buckets_before:
             one = there[self._step // self._buckets_before % len(there)]
             self._watch(one.member, one.gradient, whole=False)
         self._n_buckets += 1
@@ -213,8 +210,9 @@ class SentGradients:
     def find_change(self) -> str:
         """Return the name of a gradient that was changed or replaced since it was sent, or an empty string."""
         for member, gradient, version, address in (*self._sent, *self._noted.values()):
-            is_same = member.parameter.grad is gradient and version in (gradient._version, _ANY_VERSION)
-            if not is_same or (address and _address_of(gradient) != address):
+            # views of a bucket share one count, and backward goes on with the others
+            is_changed = gradient._version != version and not gradient._is_view()
+            if is_changed or member.parameter.grad is not gradient or (address and _address_of(gradient) != address):
                 return member.name
         by_device: dict[torch.device, list[_Window]] = {}
         for window in self._windows.values():
@@ -230,6 +228,7 @@ class SentGradients:
         """Begin another step."""
         if self._sent or self._noted:
             self._step += 1
+            self._watches_all = not self._step & (self._step - 1)
             self._buckets_before = max(1, self._n_buckets)
         self._n_buckets = 0
         self._noted.clear()

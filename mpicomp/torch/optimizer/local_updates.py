@@ -77,6 +77,7 @@ class LocalUpdates(Synchronizer):
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
         self._refusal: Exception | None = None  # travels with the buckets that are sent next
         self._finite: bool | None = None  # verdict on the gradients of this step; None: not searched
+        self._owing: set[BucketReducer] = set()  # whose next copies begin with the errors of the last round
         self._warned = False
         self._searched = False  # for second views, behind the first step
         self._common = CommonModel(in_vectors=self._overlap)
@@ -168,10 +169,24 @@ class LocalUpdates(Synchronizer):
         here = self.reducers[self._queue.n_started :]
         self._first = [one for one in here if self.steps == 0 or not self._common.has_moved(one)]
         for reducer in self._first:
-            self._common.step_aside(reducer, self.reducers)
+            self._step_aside(reducer)
         joining = [member.parameter for member in self._changes.joining]
         self._common.restore_all_joining_but(joining)
         self._common.step_aside_joining(joining)
+
+    def _step_aside(self, reducer: BucketReducer) -> None:
+        """Let a bucket's parameters step aside, to copies less the errors that `synchronize` has left."""
+        self._common.step_aside(reducer, self.reducers)
+        if reducer in self._owing:
+            self._subtract_errors(reducer)
+
+    def _subtract_errors(self, reducer: BucketReducer) -> None:
+        """Subtract the errors of the last round from copies: the next moves, and gradients before, include them."""
+        self._owing.discard(reducer)
+        frozen = {member.parameter for member in self._changes.frozen}
+        for parameter, error in zip(reducer.parameters, reducer.left_out(), strict=True):
+            if parameter not in frozen:
+                parameter.data.sub_(error)
 
     def _return_to_start(self) -> None:
         """Return to where the step began: the common model, where the step is the first after a synchronization."""
@@ -288,7 +303,10 @@ class LocalUpdates(Synchronizer):
     @override
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average the ranks' moves since the last synchronization, of all fragments; return at once without moves."""
+        """Average the ranks' moves since the last synchronization, of all fragments; return at once without moves.
+
+        The parameters then hold the common model, also where copies held errors, which the next copies begin with.
+        """
         self._require_local("synchronize")
         if self.steps == 0 and not self._fragments.in_flight:
             return
@@ -297,8 +315,10 @@ class LocalUpdates(Synchronizer):
         self._masters.refresh()
         self._common.step_aside_joining(member.parameter for member in self._changes.joining)
         try:
-            for number in range(self._plan.fragments):
-                self._synchronize_fragment(number, at_once=True)
+            if self._fragments.turn > 0 or not self._plan.is_whole:
+                for number in range(self._plan.fragments):
+                    self._synchronize_fragment(number, at_once=True)
+            self._owing = {one for one in self.reducers if one.leaves_residual}
         finally:
             self._abandon_moves()
 
@@ -372,8 +392,8 @@ class LocalUpdates(Synchronizer):
     @torch.no_grad()
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
         if early:
-            if self.steps == 0:
-                self._common.step_aside(reducer, self.reducers)
+            if self.steps == 0 or not self._common.has_moved(reducer):
+                self._step_aside(reducer)
             with only(self._optimizer, reducer.parameters), self.inner_steps:
                 self._optimizer.step()
             for member in reducer.bucket.members:
@@ -393,15 +413,23 @@ class LocalUpdates(Synchronizer):
     def _take(self, reducer: BucketReducer) -> None:
         aside = [parameter for parameter in reducer.parameters if parameter in self._common.values]
         local = [parameter.data for parameter in aside]
+        if self._plan.keeps_steps:
+            # small differences first: values less values, then the moves that were sent
+            torch._foreach_sub_(local, [self._common.values[parameter] for parameter in aside])
+            torch._foreach_add_(local, reducer.vector_views)
         self._common.restore(aside)
         with self._changes.keeping_frozen(reducer.parameters):
             if self._outer is None:
                 reducer.subtract_mean()
             else:
                 self._outer.move(reducer, [member.parameter for member in self._changes.frozen])
-        if local and self._plan.blend:
-            torch._foreach_mul_(local, self._plan.blend)
-            torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=1 - self._plan.blend)
+        if reducer.leaves_residual:
+            self._common.step_aside(reducer, self.reducers)
+            self._subtract_errors(reducer)
+        own, common = self._plan.weights
+        if local and own:
+            torch._foreach_mul_(local, own)
+            torch._foreach_add_(local, [parameter.data for parameter in aside], alpha=common)
             self._common.move_aside(aside, local)
 
     def _gradients(self) -> Iterator[Tensor]:
@@ -428,13 +456,16 @@ class LocalUpdates(Synchronizer):
     @override
     def _save_rounds(self) -> State:
         common = self._common.named(self._members) if self.steps else {}
+        # the turn does not follow from the steps where models differ behind a synchronization, too
+        has_turn = not self._plan.is_whole or self.steps >= self._plan.local_steps
         return {
             "rounds": self.synchronizations,
             "steps": self.steps,
             "masters": {name: master.detach().clone() for name, master in self._named_masters().items()},
             "common": {name: one.clone() for name, one in common.items()},
             **({} if self._outer is None else {"outer": self._outer.state()}),
-            **({} if self._plan.is_whole else {"fragments": self._fragments.state()}),
+            **({"fragments": self._fragments.state()} if has_turn else {}),
+            **({"owed": self._owed_errors()} if self._owing else {}),
         }
 
     @override
@@ -446,9 +477,9 @@ class LocalUpdates(Synchronizer):
         masters = {name: one for name, one in self._named_masters().items() if name not in lacking}
         parameters = {one.name: one.parameter for one in self._members if one.name not in lacking}
         common = parameters if rounds["steps"] else {}
-        if not self._plan.is_whole:
-            common = {name: one for name, one in common.items() if name in rounds["common"]}
         if "fragments" in rounds:
+            # buckets are aside one by one
+            common = {name: one for name, one in common.items() if name in rounds["common"]}
             self._fragments.check(rounds["fragments"], {one.name: one.parameter for one in self._members}, joining)
         UPDATE_ROUNDS.check_tensors(rounds, {"masters": masters, "common": common})
         if ("outer" in rounds) != (self._outer is not None):
@@ -467,6 +498,10 @@ class LocalUpdates(Synchronizer):
         if self._outer is not None:
             self._outer.load(rounds["outer"])
         self._common.forget_moves()
+        owed = rounds.get("owed", {})
+        self._owing = {one for one in self.reducers if one.leaves_residual and one.bucket.names[0] in owed}
+        for name, error in self._owed_errors(copied=False).items():
+            error.copy_(owed[name])
         for reducer in self.reducers:
             if reducer.bucket.names[0] in rounds["common"]:
                 self._common.step_aside(reducer, self.reducers)
@@ -476,6 +511,11 @@ class LocalUpdates(Synchronizer):
         for here, of_state in ((self._named_masters(), rounds["masters"]), (self._common.named(self._members), saved)):
             for name, one in of_state.items():
                 here[name].copy_(one)
+
+    def _owed_errors(self, copied: bool = True) -> dict[str, Tensor]:
+        """Return the errors that the next copies begin with, by name."""
+        pairs = [pair for one in self._owing for pair in zip(one.bucket.names, one.left_out(), strict=True)]
+        return {name: error.clone() if copied else error for name, error in pairs}
 
     def _named_masters(self) -> dict[str, Tensor]:
         masters = {id(master) for master in self._masters.masters}

@@ -1,4 +1,4 @@
-"""The "momenta" mode, 1-bit Adam: the ranks average gradients until v is frozen, and their first moments from then on.
+"""The "momenta" mode, of 1-bit Adam and its relatives: gradients are averaged until v is frozen, then first moments.
 
 The optimizer is the object that users step; this synchronizer moves its parameters. Parameters that are added or
 unfrozen while it trains form a cohort of their own: with moments of zero, a count of steps, and a v that is frozen
@@ -7,41 +7,51 @@ after as many steps as that of the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from collectives.annotations import override
+from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm, Dense
+from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, VarianceFreeze, check_group
+from mpicomp.torch.buckets import Bucket, NamedParameter
+from mpicomp.torch.optimizer.adam_moments import AdamMoments, Groups, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
 from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import JOINED, MOMENTA, NamedTensors, State
 
+_Moments = TypeVar("_Moments", bound=AdamMoments)
+
 
 @dataclass(eq=False)
-class Cohort:
+class Cohort(Generic[_Moments]):
     """The moments of parameters that have joined at one step, after `joined` other ones."""
 
-    moments: list[AdamMoments]
+    moments: list[_Moments]
     rule: VarianceFreeze
     joined: int = 0
     frozen: bool = False
 
 
-class MomentumAveraging(Synchronizer):
+class MomentumAveraging(Synchronizer, Generic[_Moments]):
     """Makes the steps of `OneBitAdam`, each of which synchronizes.
 
-    Momenta are averaged by the reducers `squeezed`, in the same buckets as the gradients; `preconditioned`, with the
-    factor w. A state is recognized by the `options` as text.
+    Momenta are averaged by the reducers `squeezed`, in the same buckets as the gradients. `moments` makes those of a
+    bucket. A state is recognized by the `options` as text.
+
+    Attributes
+    ----------
+    steps
+        Number of steps made.
     """
 
     mode = "momenta"
@@ -53,14 +63,16 @@ class MomentumAveraging(Synchronizer):
         squeezed: BucketReducers,
         masters: MasterWeights,
         freeze_rule: VarianceFreeze,
-        preconditioned: bool,
         options: str,
+        moments: Callable[[Bucket, Mapping[Tensor, int]], _Moments],
     ) -> None:
         super().__init__(parts)
-        self._squeezed, self._preconditioned = squeezed, preconditioned
+        self.steps = 0
+        self._squeezed, self._make_moments = squeezed, moments
         self._masters, self._options = masters, options
+        self._name = type(parts.optimizer).__name__
         self.moments = self._moments_of(squeezed)  # of each bucket
-        self._cohorts = [Cohort([*self.moments], freeze_rule)]
+        self._cohorts: list[Cohort[_Moments]] = [Cohort([*self.moments], freeze_rule)]
         self._active: list[BucketReducer] = [*parts.reducers]
 
     @property
@@ -69,14 +81,19 @@ class MomentumAveraging(Synchronizer):
         return self._active
 
     @property
+    @override
+    def every_reducer(self) -> Sequence[BucketReducer]:
+        return [*self.reducers, *self._squeezed]
+
+    @property
     def frozen(self) -> bool:
         """Flag: v of all parameters is frozen."""
         return all(cohort.frozen for cohort in self._cohorts)
 
-    def _moments_of(self, reducers: Sequence[BucketReducer]) -> list[AdamMoments]:
+    def _moments_of(self, reducers: Sequence[BucketReducer]) -> list[_Moments]:
         groups = self._optimizer.param_groups
         group_of = {one: number for number, group in enumerate(groups) for one in group["params"]}
-        return [AdamMoments(reducer.bucket, group_of, self._preconditioned) for reducer in reducers]
+        return [self._make_moments(reducer.bucket, group_of) for reducer in reducers]
 
     @override
     @torch.no_grad()
@@ -87,54 +104,79 @@ class MomentumAveraging(Synchronizer):
                 loss = closure()
         self.check_before_step()
         self._take_gradients()
+        self._make_step(self._optimizer.param_groups)
+        self.phase = Phase.STEPPED
+        self._masters.publish()
+        return loss
+
+    def _make_step(self, groups: Groups) -> None:
+        """Average, and move the parameters."""
+        self._freeze_due(groups)
         self.synchronize()
-        groups = self._optimizer.param_groups
+        self.steps += 1
         resting = {member.parameter for member in self._changes.frozen}
         for cohort in self._cohorts:
-            steps = self.synchronizations - cohort.joined
+            steps = self.steps - cohort.joined
             for moments in cohort.moments:
                 with moments.keeping(resting):
                     (moments.move_frozen if cohort.frozen else moments.move)(groups, steps)
-        self.phase = Phase.STEPPED
-        self._masters.publish()
         for cohort in self._cohorts:
             if not cohort.frozen and cohort.rule.watches:
-                steps = self.synchronizations - cohort.joined
+                steps = self.steps - cohort.joined
                 cohort.rule.note(sum(moments.norm(groups, steps) for moments in cohort.moments), groups)
-        return loss
 
     @override
     def check_before_step(self) -> None:
         self.phase = Phase.COLLECTING
         super().check_before_step()
-        with self.comm.refusing("a step of OneBitAdam", TypeError, ValueError, where=self.comm.here):
-            for group in self._optimizer.param_groups:
-                check_group(group)
-            for member in (*self._parameters.trained, *self._changes.joining):
-                gradient = member.parameter.grad
-                if gradient is not None and gradient.layout != torch.strided:
-                    raise ValueError(
-                        f"the gradient of {member.name!r} is sparse, which OneBitAdam does not take; build its layer "
-                        "with sparse=False"
-                    )
+        try:
+            self._check_options_and_gradients()
+        except (TypeError, ValueError) as error:
+            refusal = reword(error, f"{self.comm.here}: {error}")
+            if self.can_refuse:
+                self.refuse(refusal)
+            raise refusal from None
+
+    def _check_options_and_gradients(self) -> None:
+        for group in self._optimizer.param_groups:
+            check_group(group, self._optimizer)
+        for member in (*self._parameters.trained, *self._changes.joining):
+            gradient = member.parameter.grad
+            if gradient is not None and gradient.layout != torch.strided:
+                raise ValueError(
+                    f"the gradient of {member.name!r} is sparse, which {self._name} does not take; build its layer "
+                    "with sparse=False"
+                )
 
     @override
     def _take_gradients(self) -> None:
-        """Hand the gradients to the masters, and freeze v if it is due."""
+        """Hand the gradients to the masters."""
         self._masters.refresh()
         try:
             self._masters.take_gradients_of_step()
         except RuntimeError as error:
             self.refuse(RuntimeError(f"{self.comm.here}: {error}"))
         self._changes.drop_frozen_gradients()
-        groups = self._optimizer.param_groups
+
+    def _freeze_due(self, groups: Groups) -> None:
+        """Freeze v of the cohorts whose rule is fulfilled."""
         for cohort in self._cohorts:
-            steps = self.synchronizations - cohort.joined
+            steps = self.steps - cohort.joined
             if not cohort.frozen and cohort.rule.due(steps, groups):
-                for moments in cohort.moments:
-                    moments.freeze(groups, steps)
+                self._freeze(cohort, groups, steps)
                 cohort.frozen = True
-                self._choose_active()
+                self._follow_freezes()
+
+    def _freeze(self, cohort: Cohort[_Moments], groups: Groups, steps: int) -> None:
+        for moments in cohort.moments:
+            moments.freeze(groups, steps)
+
+    def _clear_errors(self, moments: _Moments, **entries: int) -> None:
+        """Clear the residuals of a bucket's momenta, and set other entries of their state."""
+        aggregator = self._squeezed[moments.bucket.index].aggregator
+        state, kinds = aggregator.state_dict(), aggregator.state_kinds
+        clear = {key: np.zeros_like(state[key]) for key, kind in kinds.items() if kind in BY_ELEMENT}
+        aggregator.load_state_dict({**state, **clear, **entries})
 
     @override
     def synchronize(self) -> None:
@@ -143,7 +185,7 @@ class MomentumAveraging(Synchronizer):
         self.phase = Phase.AVERAGED
         self.synchronizations += 1
 
-    def _choose_active(self) -> None:
+    def _follow_freezes(self) -> None:
         """Use the reducers of momenta where v is frozen, and those of gradients elsewhere."""
         frozen = [cohort.frozen for cohort in self._cohorts for _ in cohort.moments]
         self._active[:] = _chosen(frozen, self.reducers, self._squeezed)
@@ -156,7 +198,7 @@ class MomentumAveraging(Synchronizer):
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         dense = self.reducers.add(members, _dense(algorithms))
         moments = self._moments_of(self._squeezed.add(members, algorithms))
-        self._cohorts.append(Cohort(moments, self._cohorts[0].rule.renewed(), self.synchronizations))
+        self._cohorts.append(Cohort(moments, self._cohorts[0].rule.renewed(), self.steps))
         self._active += dense
         self.moments += moments
 
@@ -175,7 +217,7 @@ class MomentumAveraging(Synchronizer):
     @override
     def prepare_for_scaler(self) -> None:
         # A GradScaler would skip a step on the one rank that finds infinities in its gradients.
-        raise RuntimeError(f"{self.comm.here}: OneBitAdam takes no GradScaler; use bfloat16, which needs none")
+        raise RuntimeError(f"{self.comm.here}: {self._name} takes no GradScaler; use bfloat16, which needs none")
 
     @override
     def show_gradients(self) -> None:
@@ -188,7 +230,7 @@ class MomentumAveraging(Synchronizer):
 
     @override
     def refuse(self, error: Exception) -> NoReturn:
-        self.comm.reject(error, "a step of OneBitAdam")
+        self.comm.reject(error, f"a step of {self._name}")
 
     # States -----------------------------------------------------------------------------------------------------------
 
@@ -207,7 +249,7 @@ class MomentumAveraging(Synchronizer):
         ]
         return {
             "options": self._options,
-            "steps": self.synchronizations,
+            "steps": self.steps,
             "frozen": first.frozen,
             **tensors,
             "freeze_rule": first.rule.state_dict(),
@@ -235,8 +277,21 @@ class MomentumAveraging(Synchronizer):
             self._squeezed.trial(names, changes.joining, algorithms) as squeezed,
         ):
             members = {member.name: member.parameter for reducer in squeezed for member in reducer.bucket.members}
-            self.state_schema.check_tensors(own, {"m": members, "v": members, "masters": self._masters_of(members)})
-            require_aggregators(own, [reducer.aggregator for reducer in _chosen(frozen, dense, squeezed)])
+            buckets = [reducer.bucket.members for reducer in squeezed]
+            expected = {**self._expected(buckets, frozen), "masters": self._masters_of(members)}
+            self.state_schema.check_tensors(own, expected)
+            require_aggregators(own, [reducer.aggregator for reducer in self._saved(frozen, dense, squeezed)])
+
+    def _saved(
+        self, frozen: Sequence[bool], dense: Sequence[BucketReducer], squeezed: Sequence[BucketReducer]
+    ) -> Sequence[BucketReducer]:
+        """Return the reducers of `saved_aggregators`, of buckets whose v is `frozen` or not."""
+        return _chosen(frozen, dense, squeezed)
+
+    def _expected(self, buckets: Sequence[Sequence[NamedParameter]], frozen: Sequence[bool]) -> dict[str, NamedTensors]:
+        """Return tensors in the shapes of a state's, of buckets whose v is `frozen` or not."""
+        members = {member.name: member.parameter for bucket in buckets for member in bucket}
+        return {"m": members, "v": members}
 
     @override
     def restored_point(self, own: State) -> str:
@@ -252,7 +307,7 @@ class MomentumAveraging(Synchronizer):
         self.reducers.restore(names, changes.joining, _dense(changes.algorithms))
         members = self._squeezed.restore(names, changes.joining, changes.algorithms)
         self._join(members)
-        self.synchronizations = own["steps"]
+        self.steps = self.synchronizations = own["steps"]
         first = self._cohorts[0]
         first.frozen = own["frozen"]
         first.rule.load_state_dict(own["freeze_rule"])
@@ -264,14 +319,16 @@ class MomentumAveraging(Synchronizer):
             cohort.rule.load_state_dict(one["freeze_rule"])
             self._cohorts.append(cohort)
             self.moments += moments
-        self._choose_active()
+        self._follow_freezes()
         for key, tensors in self._named().items():
             for name, tensor in tensors.items():
                 tensor.copy_(own[key][name])
         for cohort in self._cohorts:
-            if cohort.frozen:
-                for one_bucket in cohort.moments:
+            for one_bucket in cohort.moments:
+                if cohort.frozen:
                     one_bucket.find_masked()
+                else:  # the state is of a step before the first momenta were sent
+                    self._clear_errors(one_bucket, step=0)
         self.models_compared = False
 
     def _names_with(self, joined: Sequence[State]) -> list[list[str]]:
@@ -288,14 +345,14 @@ class MomentumAveraging(Synchronizer):
         groups: State = {"state": {}, "param_groups": state.get("param_groups")}
         torch.optim.Optimizer.load_state_dict(self._optimizer, groups)
         for group in self._optimizer.param_groups:
-            check_group(group)
+            check_group(group, self._optimizer)
 
     def _named(self) -> Mapping[str, NamedTensors]:
         """Return the tensors of a state, by the parameters' names; no copies."""
-        found: dict[str, dict[str, Tensor]] = {"m": {}, "v": {}}
+        found: dict[str, dict[str, Tensor]] = {}
         for moments in self.moments:
             for key, tensors in moments.named().items():
-                found[key] |= tensors
+                found.setdefault(key, {}).update(tensors)
         members = {member.name: member.parameter for reducer in self._squeezed for member in reducer.bucket.members}
         return {**found, "masters": self._masters_of(members)}
 

@@ -16,30 +16,21 @@ nearly one magnitude everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
-from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
-from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
+from mpicomp.torch.optimizer.adam_moments import AdamMoments, VarianceFreeze
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
-from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
-from mpicomp.torch.optimizer.step_agreement import open_agreement
-from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
-from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
-from mpicomp.torch.parameters import MasterWeights, Parameters
-
-_MOST_BUCKET = 4096
+from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer, squeezing
 
 
-class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
+class OneBitAdam(MomentumOptimizer[MomentumAveraging[AdamMoments]]):
     """Adam that synchronizes the ranks by compressed momenta; not to be wrapped in `DistributedOptimizer`.
 
     Every rank builds the same model, calls :func:`broadcast_parameters` once, makes this optimizer and trains on its
@@ -127,9 +118,6 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
     (4, True, 0)
     """
 
-    synchronizes_ranks: ClassVar[bool] = True
-    mode: ClassVar[str] = "momenta"
-
     @in_own_mode
     def __init__(
         self,
@@ -150,132 +138,15 @@ class OneBitAdam(SynchronizingOptimizer[MomentumAveraging]):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        self.comm = given_communicator(comm, "OneBitAdam")
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-        }  # fmt: skip
-        with self.comm.refusing("making OneBitAdam", ValueError, TypeError, where=self.comm.here):
-            rule = VarianceFreeze(warmup_steps)
-            self.algorithm: Algorithm = DoubleSqueeze(_by_bits(bits) if compressor is None else compressor, seed)
-            if per_node is not None:
-                self.algorithm = PerNode(self.algorithm, per_node)
-            require_bucket_size(bucket_mb)
-            super().__init__(params, defaults)
-            for group in self.param_groups:
-                check_group(group)
-            parameters = Parameters(self, names_by_parameter(named_parameters))
-        options = (
-            f"OneBitAdam(algorithm={self.algorithm}, warmup_steps={warmup_steps}, preconditioned={preconditioned}, "
-            f"bucket_mb={bucket_mb:g})"
-        )
-        agreement = open_agreement(self, self.comm, parameters.trained, options, all_options=True)
-        masters = MasterWeights(self)
-        changes = ParameterChanges(parameters, self, partial(algorithms_by_name, self.algorithm), masters)
-        members = masters.substitute(parameters.trained)
-        dense, squeezed = (
-            BucketReducers(members, algorithms_by_name(one, members), self.comm, bucket_mb, one_by_one=True)
-            for one in (Dense(), self.algorithm)
-        )
-        for reducers in (dense, squeezed):
-            reducers.lay_out(range(len(members)))
-        parts = SynchronizerParts(self, dense, self.comm, agreement, parameters, changes)
-        self._synchronizer = MomentumAveraging(parts, squeezed, masters, rule, preconditioned, options)
-
-    @property
-    @in_own_mode
-    def param_groups(self) -> list[ParameterGroup]:
-        """Parameter groups. Read behind backward, float32 copies of 16-bit parameters have their gradients."""
-        if (synchronizer := self.__dict__.get("_synchronizer")) is not None:
-            synchronizer.show_gradients()
-        groups: list[ParameterGroup] = self.__dict__["param_groups"]  # where torch updates them, too
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[ParameterGroup]) -> None:
-        self.__dict__["param_groups"] = groups
-
-    @property
-    def state(self) -> Any:
-        """An empty mapping: the moments are in ``state_dict()``."""
-        refuse_distributed_checkpoint(self.comm)
-        return self.__dict__["state"]
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.__dict__["state"] = state
-
-    @property
-    def steps(self) -> int:
-        """Steps so far."""
-        return self._synchronizer.synchronizations
-
-    @property
-    def frozen(self) -> bool:
-        """True once v is frozen."""
-        return self._synchronizer.frozen
-
-    @property
-    def reducers(self) -> Sequence[BucketReducer]:
-        """Reducers of the last step, one per bucket."""
-        return self._synchronizer.active
-
-    @property
-    def masked(self) -> int:
-        """Elements that never move because v was 0 there when it was frozen."""
-        return sum(moments.masked.numel() for moments in self._synchronizer.moments)
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Refused: a GradScaler would skip a step on the one rank that finds infinities in its gradients."""
-        self._synchronizer.prepare_for_scaler()
-        return False
-
-    @in_own_mode
-    def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Add a parameter group while the optimizer trains, on all ranks before the same step.
-
-        Its parameters take part from the next step on, with moments of zero and steps of their own: their v is frozen
-        after as many steps as that of the first parameters. Make their values equal on all ranks before:
-        :func:`broadcast_parameters`. For frozen parameters that the optimizer holds ``requires_grad_(True)`` suffices.
-
-        Parameters
-        ----------
-        param_group : dict
-            As torch optimizers take it. Its ``params`` may be pairs of name and parameter.
-
-        Raises
-        ------
-        ValueError, TypeError
-            An option is out of range, a parameter cannot be synchronized, or its name is another one's. The optimizer
-            is as before then. Where ranks add different parameters, the next step raises CollectiveMismatch on all.
-        """
-        if hasattr(self, "_synchronizer"):
-            self._synchronizer.add_group(param_group, self._add_checked)
-        else:
-            super().add_param_group(param_group)
-
-    def _add_checked(self, param_group: ParameterGroup) -> None:
-        super().add_param_group(param_group)
-        check_group(self.param_groups[-1])
-
-    @in_own_mode
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters, 16-bit ones included: set them to None, or to zeros.
-
-        `set_to_none` frees their memory.
-        """
-        super().zero_grad(set_to_none)
-        self._synchronizer.drop_gradients(set_to_none)
-
-
-def _by_bits(bits: int) -> str:
-    """The compressor that sends so many bits an element, with groups short enough for error feedback to be sound."""
-    if not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ValueError(f"bits is {bits!r}; choose a whole number from 1 to 8")
-    if bits == 1:
-        return "one-bit:bucket=32768,scale=l1"
-    if bits == 2:
-        return "ternary:bucket=32"
-    levels = 2 ** (bits - 1) - 1
-    return f"quantize:levels={levels},bucket={min(_MOST_BUCKET, 8 * levels**2 // 64 * 64)}"
+        self._open(
+            params,
+            {
+                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                "decoupled_weight_decay": decoupled_weight_decay,
+            },
+            comm=comm, named_parameters=named_parameters, bucket_mb=bucket_mb,
+            rule=lambda: VarianceFreeze(warmup_steps),
+            algorithm=lambda: squeezing(bits, compressor, seed, per_node),
+            synchronizer=partial(MomentumAveraging, moments=partial(AdamMoments, preconditioned=preconditioned)),
+            options=lambda: {"warmup_steps": warmup_steps, "preconditioned": preconditioned},
+        )  # fmt: skip

@@ -317,6 +317,10 @@ _OPTION = (
     "takes the mean of the ranks' losses, comm.allreduce(loss, op='mean'), and is restored on all ranks or on none"
 )
 _WORDS = {
+    "'rate_sum' of parameter group": (
+        "{key} is {listed}, the sum of the learning rates since the last synchronization: call step() and "
+        "synchronize() in the same order on all ranks, with the same learning rates"
+    ),
     ADDED: (
         "{key} is {listed}: before a step, add and unfreeze the same parameters on all ranks, in the same order, with "
         "the same names, shapes and algorithms"

@@ -127,6 +127,11 @@ class Synchronizer(StateOwner):
         return self.reducers
 
     @property
+    def every_reducer(self) -> Sequence[BucketReducer]:
+        """The reducers of all steps."""
+        return self.reducers
+
+    @property
     def models_differ(self) -> bool:
         """Flag: the ranks' models differ now, because local steps were made since the last synchronization."""
         return False

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.recovery.newcomers import Transfer, admit_by, is_waiting
+from collectives.annotations import override
+from collectives.recovery.newcomers import StateTransfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
+from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
@@ -32,6 +34,11 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One aggregator per bucket, as in the last step; none before the buckets are laid out."""
         return self._synchronizer.aggregators
+
+    @property
+    @override
+    def reducers(self) -> Sequence[BucketReducer]:
+        return self._synchronizer.every_reducer
 
     @property
     def synchronizations(self) -> int:
@@ -213,7 +220,9 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
         if is_waiting(self.comm):
             synchronizer.reducers.rehearse()
         is_ready = not synchronizer.models_differ and synchronizer.phase is not Phase.SENT
-        transfer = Transfer(lambda: (model.state_dict(), _left_out(model), state()), take, self.state_dict, is_ready)
+        transfer = StateTransfer(
+            lambda: (model.state_dict(), _left_out(model), state()), take, self.state_dict, is_ready
+        )
         n_joined = admit_by(self.comm, transfer)
         if n_joined:
             synchronizer.compare_next()

@@ -91,12 +91,14 @@ def bind_operands(row: Collective, comm: Communicator, operands: Operands, stagi
         require_rank(root, size)
     is_root = comm.rank == root
     sends, receives = (one == "all" or (one == "root") is is_root for one in (row.senders, row.receivers))
-    require_usable([*leaves(operands.outputs)], [*leaves(operands.inputs)], receives)
+    outputs, inputs = [*leaves(operands.outputs)], [*leaves(operands.inputs)]
+    require_usable(outputs, inputs, receives)
     operands = operands._replace(
         outputs=staging.stage(operands.outputs, read=in_place and sends, written=receives),
         inputs=staging.stage(operands.inputs, read=sends, written=False),
     )
-    outputs, inputs = [*leaves(operands.outputs)], [*leaves(operands.inputs)]
+    if staging:  # others have taken their places
+        outputs, inputs = [*leaves(operands.outputs)], [*leaves(operands.inputs)]
     if is_sparse:
         n = len(outputs)
         require(n == 1, f"{n} tensors, of which some are sparse, cannot be one call: pass them singly")

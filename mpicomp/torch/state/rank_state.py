@@ -28,6 +28,11 @@ class StateOwner(ABC):
     def aggregators(self) -> Sequence[Aggregator]:
         """One aggregator per bucket."""
 
+    @property
+    def saved_aggregators(self) -> Sequence[Aggregator]:
+        """Aggregators whose states are part of a state."""
+        return self.aggregators
+
     @abstractmethod
     def own_entries(self) -> State:
         """Return the entries of a state besides the aggregators'; tensors are copied."""
@@ -64,7 +69,7 @@ class StateOwner(ABC):
         dict
             For ``torch.save``, one file per rank.
         """
-        aggregators = self.aggregators
+        aggregators = self.saved_aggregators
         own = {
             **self.own_entries(),
             "rank": self.comm.rank,
@@ -132,7 +137,7 @@ class StateOwner(ABC):
             self.load_wrapped(before)
             raise
         self.load_own(own)
-        for aggregator, one in zip(self.aggregators, own["aggregators"], strict=True):
+        for aggregator, one in zip(self.saved_aggregators, own["aggregators"], strict=True):
             aggregator.load_state_dict(with_arrays(one))
 
 

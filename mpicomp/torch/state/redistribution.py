@@ -26,7 +26,7 @@ from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import StateKind
 from mpicomp.feedback.redistribute import CURE, redistribute, require_same_keys
 from mpicomp.torch.state.linear_states import COUNTER, LinearEntries, shape_of_parameter
-from mpicomp.torch.state.schema import RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
+from mpicomp.torch.state.schema import OWN_MOMENTA, RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
 
 _KINDS = frozenset(get_args(StateKind))
 
@@ -89,7 +89,11 @@ def redistribute_states(states: Sequence[State], ranks: int) -> list[State]:
     for rank, own in enumerate(owns):
         _check(own, rank)
     require_same_keys("their states", owns)
-    own = {key: merge(key, [one[key] for one in owns]) for key in owns[0] if key not in RANK.entries}
+    own = {
+        key: (_merge_momenta if key == OWN_MOMENTA else merge)(key, [one[key] for one in owns])
+        for key in owns[0]
+        if key not in RANK.entries
+    }
     own["aggregators"] = [_merge_bucket(owns, bucket) for bucket in range(len(own["kinds"]))]
     parts = [wrapped_part(state) for state in ordered]
     require_same_keys("their states", parts)
@@ -190,6 +194,13 @@ def merge(where: str, values: Sequence[Any], means: LinearEntries | None = None,
         return sum(values) / len(values) if isinstance(first, float) else _mean(values)
     means.refused.append(_described(where, first, values[rank]))
     return first
+
+
+def _merge_momenta(where: str, values: Sequence[Any]) -> Any:
+    """Return the mean over ranks of momenta by name, in which the next steps are linear."""
+    require_same_keys(where, values)
+    shapes = {name: LinearEntries([*one.shape]) for name, one in values[0].items()}
+    return {name: merge(where, [one[name] for one in values], shapes[name], "momentum_buffer") for name in shapes}
 
 
 def _described(where: str, first: object, other: object) -> str:

@@ -96,11 +96,16 @@ OUTER = StateSchema({"class": str, "groups": list, "state": dict})
 # means are not applied yet
 FRAGMENTS = StateSchema({"turn": "counter", "numbers": dict, "in_flight": list})
 IN_FLIGHT = StateSchema({"fragment": "counter", "remaining": "counter", "means": "tensors"})
-# options: of `OneBitAdam`
-MOMENTA = RANK.extended({"options": str, "frozen": bool, "freeze_rule": dict, "steps": "counter"}).extended(
-    {"m": "tensors", "v": "tensors", "masters": "tensors"},
-    foreign="the state is {state}, not one of OneBitAdam; load a result of state_dict",
+# of blend="steps": moves are the vectors that this rank has sent
+IN_FLIGHT_STEPS = IN_FLIGHT.extended({"moves": "tensors"})
+# options: of the optimizer. own_momenta: of each rank, and other ranks take their mean
+_MOMENTUM = RANK.extended(
+    {"options": str, "frozen": bool, "freeze_rule": dict, "steps": "counter", "masters": "tensors"},
+    foreign="the state is {state}, not one of OneBitAdam or its relatives; load a result of state_dict",
 )
+MOMENTA = _MOMENTUM.extended({"m": "tensors", "v": "tensors"})
+OWN_MOMENTA = "own_momenta"
+SIGNS = _MOMENTUM.extended({OWN_MOMENTA: "tensors"})
 # "joined" of the states of OneBitAdam to which parameters were added: an entry for each time, with the step before it
 JOINED = StateSchema({"buckets": list, "joined": "counter", "frozen": bool, "freeze_rule": dict})
 FREEZE_RULE = StateSchema({"rates": list})

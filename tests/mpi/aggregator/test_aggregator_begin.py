@@ -33,7 +33,7 @@ FORMS: dict[str, Any] = {name: algorithm(name) for name in ALGORITHMS} | {
     "ssdm, momentum": SSDM(momentum=0.5),
 }
 
-GATHERED = ("dense", "marsit", "marsit, rounds", "marsit, one winner", "majority-vote", "qsgd", "scalecom")
+GATHERED = ("dense", "marsit", "marsit, rounds", "marsit, one winner", "relay", "majority-vote", "qsgd", "scalecom")
 """Forms that take other ways where vectors are short and the topology is chosen."""
 
 

@@ -12,8 +12,8 @@ from collectives import Communicator, DoubleTree, HalvingDoubling, Ring, Torus
 from collectives.execution.program import partition
 from collectives.schedules.plan import Topology
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
-from mpicomp.algorithms.majority_vote import MajorityVote
-from mpicomp.algorithms.ssdm import SSDM
+from mpicomp.contrib.majority_vote import MajorityVote
+from mpicomp.contrib.ssdm import SSDM
 from tests.exact import gradient
 from tests.mpi.lanes import TIMEOUT_S, few_ranks, topologies
 from tests.reference.statistics import assert_binomial

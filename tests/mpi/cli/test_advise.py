@@ -109,7 +109,7 @@ def test_a_file_that_one_rank_lacks_is_one_error(tmp_path: Path, capsys: pytest.
 @pytest.mark.mpi(min_size=2, max_size=4)
 def test_the_command_measures_predicts_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = "--json", str(tmp_path / "advice.json"), "--save", str(tmp_path / "network.json")
-    methods = "dense", "marsit-100", "marsit", "ecq-sgd", "double-squeeze"
+    methods = "dense", "marsit-100", "marsit", "double-squeeze", "ecq-sgd"
     assert main(["advise", "--count", "1e5", "--compute-ms", "5", "--methods", ",".join(methods[1:]), *files]) == 0
     printed, progress = capsys.readouterr()
     assert bool(printed) == bool(progress) == (WORLD.rank == 0)

@@ -18,7 +18,7 @@ N = 5003
 # One form of each kind of traffic: sums, signs, counts, codes, codes of both ways, matrices, and shared elements.
 EACH_TRAFFIC = (
     *("dense", "cascading", "marsit", "marsit, two winners", "majority", "ssdm, momentum", "qsgd, entropy-coded"),
-    *("double-squeeze", "local top-k", "power-sgd", "scalecom", "sparse-loco", "auto"),
+    *("relay", "double-squeeze", "local top-k", "power-sgd", "scalecom", "sparse-loco", "auto"),
 )
 assert set(EACH_TRAFFIC) <= set(METHODS)
 # tests/unit/aggregator/test_nonfinite.py has the same promises on one rank, for more types and places.

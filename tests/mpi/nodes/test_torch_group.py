@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from collectives import Communicator
 from mpicomp import Dense, EFSignSGD, LocalTopK, Marsit, NonFiniteGradient, PerNode
 from mpicomp.nodes import torch_group
-from tests.mpi.lanes import same_everywhere, up_to_four_ranks
+from tests.mpi.lanes import TIMEOUT_S, same_everywhere, up_to_four_ranks
 
 pytestmark = [up_to_four_ranks, pytest.mark.mpi(min_size=2), pytest.mark.communicator(ranks_per_node=2)]
 
@@ -97,3 +99,27 @@ def test_a_folder_that_is_missing_is_an_error_on_all_ranks(comm: Communicator, m
     monkeypatch.setattr(torch_group.tempfile, "tempdir", "/nowhere")
     with pytest.raises(ValueError, match="on rank 0, OSError: the ranks of this node have no folder to share"):
         PerNode(Dense(), "gloo").start(comm, N)
+
+
+def test_the_folder_of_a_group_is_there_until_all_ranks_have_left_it(
+    mpi_comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, was_there, make, close = list[Path](), list[bool](), torch_group._shared_folder, torch_group.TorchGroup.close
+
+    def shared_folder(local: Communicator) -> Any:
+        folder, path = make(local)
+        paths.append(Path(path))
+        return folder, path
+
+    def close_late(group: torch_group.TorchGroup) -> None:
+        time.sleep(0.3 * (mpi_comm.rank % 2))
+        was_there.append(paths[0].exists())
+        close(group)
+
+    monkeypatch.setattr(torch_group, "_shared_folder", shared_folder)
+    monkeypatch.setattr(torch_group.TorchGroup, "close", close_late)
+    with Communicator(mpi_comm, ranks_per_node=2, timeout=TIMEOUT_S) as comm:
+        PerNode(Dense(), "gloo").start(comm, 10).aggregate(np.ones(10, np.float32))
+    mpi_comm.barrier()
+    assert was_there == [True]
+    assert not paths[0].exists()

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from collectives import Communicator
-from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
+from mpicomp.codecs.rows import FullRows, LevelRows, RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineStage
 from mpicomp.pipeline.messages import HEADER_BYTES
-from tests.mpi.lanes import few_ranks
-from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, data, given, layer, staged
+from tests.mpi.lanes import few_ranks, two_ranks
+from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, data, given, layer, staged
+from tests.reference.rows import encoded_in_levels
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -46,7 +47,9 @@ def test_one_forward_one_backward_keeps_no_more_micro_batches_than_there_are_sta
 
 
 @few_ranks
-@pytest.mark.parametrize("codec", [FullRows("float16"), RowQuantizer(2), RowQuantizer(4, "stochastic")], ids=str)
+@pytest.mark.parametrize(
+    "codec", [FullRows("float16"), RowQuantizer(2), RowQuantizer(4, "stochastic"), LevelRows(8)], ids=str
+)
 @pytest.mark.mpi(min_size=2)
 def test_both_ends_of_each_cut_keep_the_same_messages_and_activations_travel_as_differences(
     comm: Communicator, codec: Any
@@ -64,6 +67,51 @@ def test_both_ends_of_each_cut_keep_the_same_messages_and_activations_travel_as_
         one, other = before["activations after"]["store"], after["activations before"]["store"]
         assert np.array_equal(one["rows"], other["rows"])
         assert one["stamps"].tolist() == other["stamps"].tolist() == [6] * EXAMPLES
+
+
+@two_ranks
+def test_rows_in_levels_train_as_in_a_simulation_of_both_stages(comm: Communicator) -> None:
+    """Activations have 100 columns: a bucket of 64 and one of 36."""
+
+    def slices() -> list[nn.Module]:
+        torch.manual_seed(3)
+        return [nn.Sequential(nn.Linear(WIDTH, 100), nn.Tanh()), nn.Linear(100, WIDTH)]
+
+    forward, backward, steps = LevelRows(4, 64), LevelRows(16, 64), 5
+    module = slices()[comm.rank]
+    stage = staged(comm, module, forward=Deltas(forward, EXAMPLES), backward=Direct(backward))
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.5), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(stage.step(**given(comm)))
+        optimizer.step()
+
+    both, messages, (inputs, targets) = (
+        slices(),
+        np.zeros((MICRO_BATCHES, EXAMPLES // MICRO_BATCHES, 100), np.float32),
+        data(),
+    )
+    optimizer, expected = torch.optim.SGD(nn.ModuleList(both).parameters(), lr=0.5), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        expected.append(0.0)
+        for part, target, kept in zip(*(one.chunk(MICRO_BATCHES) for one in (inputs, targets)), messages, strict=True):
+            activations = both[0](part)
+            found = activations.detach().numpy()
+            kept[:] = kept + encoded_in_levels(forward, found - kept)[1] if step else found
+            received = torch.from_numpy(kept.copy()).requires_grad_()
+            loss = nn.functional.mse_loss(both[1](received), target) / MICRO_BATCHES
+            loss.backward()
+            expected[-1] += loss.item()
+            activations.backward(torch.from_numpy(encoded_in_levels(backward, received.grad.numpy())[1]))
+        optimizer.step()
+    assert losses == expected
+    assert losses[-1] < losses[0]
+    for mine, simulated in zip(module.parameters(), both[comm.rank].parameters(), strict=True):
+        assert torch.equal(mine, simulated)
+    # planes of 8 bytes, and a scale of 2, for each of two buckets; activations of the first step are float32
+    coded = (4 * 100 + 4 * 2 * (2 * 8 + 2), 5 * 2 * (4 * 8 + 2))[comm.rank]
+    assert stage.bytes_sent[comm.rank] == steps * MICRO_BATCHES * HEADER_BYTES + EXAMPLES * coded
 
 
 @few_ranks

@@ -13,6 +13,7 @@ from mpicomp.codecs.top_k import TopK
 from tests.reference.compressors import decoded, float32, norm
 from tests.reference.one_process.allreduce import rounded
 from tests.reference.one_process.base import Simulation, Vectors
+from tests.reference.sparse import top
 
 
 class OneProcess(Simulation):
@@ -21,6 +22,7 @@ class OneProcess(Simulation):
     def __init__(self, *where: Any) -> None:
         super().__init__(*where)
         self.owners = np.zeros(self.n, self.compute)
+        self.momenta = np.zeros((self.size, self.n), self.compute)
 
     def compute_step(self, g: Vectors) -> Vectors:
         return self.squeezed(g) if isinstance(self.options, DoubleSqueeze | MemSGD) else self.gathered(g)
@@ -28,13 +30,15 @@ class OneProcess(Simulation):
     def state(self, rank: int) -> dict[str, Vectors]:
         if isinstance(self.options, DoubleSqueeze | MemSGD):
             return {"worker_error": self.residuals[rank]}
+        if getattr(self.options, "momentum", 0):
+            return {"residual": self.residuals[rank], "momentum": self.momenta[rank]}
         return {"residual": self.residuals[rank]} if isinstance(self.options, ECQSGD | OneBitSGD | LocalTopK) else {}
 
     def shares(self) -> dict[str, Vectors]:
         return {"owner_error": self.owners} if isinstance(self.options, DoubleSqueeze) else {}
 
     def draw(self, purpose: str, rank: int) -> Draw:
-        return Draw(self.stream(purpose), self.t, rank)
+        return Draw(self.stream(purpose), self.t, rank, ranks=self.size)
 
     def mean(self, sent: list[Vectors]) -> Vectors:
         total = sent[0].copy()
@@ -53,9 +57,14 @@ class OneProcess(Simulation):
                 q = decoded(codec, error * alpha + g[rank], draw)
                 self.residuals[rank] = error * beta + (g[rank] - q)
             elif isinstance(self.options, OneBitSGD | LocalTopK):
-                p = g[rank] + error
+                momentum = getattr(self.options, "momentum", 0)
+                u = self.momenta[rank] * self.compute(momentum) + g[rank] if momentum else g[rank]
+                p = u + error
                 q = decoded(codec, p, draw)
                 self.residuals[rank] = p - q
+                self.momenta[rank] = u
+                if getattr(self.options, "masking", False):
+                    self.momenta[rank][top(p, codec.elements, codec.keep)] = 0
             else:
                 q = decoded(codec, g[rank], draw, scales)
             sent.append(q)

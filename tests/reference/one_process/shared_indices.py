@@ -26,12 +26,14 @@ class OneProcess(Simulation):
     def __init__(self, *where: Any) -> None:
         super().__init__(*where)
         self.places: Places = np.zeros(0, np.int64)
+        self.momenta = np.zeros((self.size, self.n), self.compute)
 
     def compute_step(self, g: Vectors) -> Vectors:
         if self.t < self.options.warmup_steps:
             return dense(self.topology, g, "mean")
-        m, beta = self.residuals, self.options.beta
-        compensated = g + m
+        m, beta, momentum = self.residuals, self.options.beta, getattr(self.options, "momentum", 0)
+        self.momenta = self.momenta * self.compute(momentum) + g if momentum else g
+        compensated = self.momenta + m
         self.places = self.choose(compensated)
         result = np.zeros(self.n, self.dtype)
         # what is summed has the vectors' precision or more, what comes back the vectors'
@@ -39,10 +41,13 @@ class OneProcess(Simulation):
         past = self.compute(1 - beta)
         self.residuals = compensated if beta == 1 else past * m + self.compute(beta) * compensated
         self.residuals[:, self.places] = 0 if beta == 1 else (past * m)[:, self.places]
+        if getattr(self.options, "masking", False):
+            self.momenta[:, self.places] = 0
         return result
 
     def state(self, rank: int) -> dict[str, Vectors]:
-        return {"residual": self.residuals[rank]}
+        found = {"residual": self.residuals[rank]}
+        return found | {"momentum": self.momenta[rank]} if getattr(self.options, "momentum", 0) else found
 
     def choose(self, compensated: Vectors) -> Places:
         options: Options = self.options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,21 @@ from mpicomp import (
     Marsit,
     PowerSGD,
     RandomK,
+    Relay,
     ScaleCom,
     SparseLoCo,
     TrueTopK,
 )
 from tests.reference import vote_counts
-from tests.reference.one_process import cascading, codec_methods, low_rank, marsit, shared_indices, sparse_loco
+from tests.reference.one_process import (
+    cascading,
+    codec_methods,
+    low_rank,
+    marsit,
+    relay,
+    shared_indices,
+    sparse_loco,
+)
 from tests.reference.one_process.allreduce import dense, rounded
 from tests.reference.one_process.base import Simulation, Vectors
 
@@ -49,6 +60,7 @@ MADE: dict[type, type[Simulation]] = {
     EFSignSGD: vote_counts.EFSign,
     SSDM: vote_counts.StochasticSigns,
     PowerSGD: low_rank.OneProcess,
+    Relay: relay.OneProcess,
     ScaleCom: shared_indices.OneProcess,
     RandomK: shared_indices.OneProcess,
     TrueTopK: shared_indices.OneProcess,
@@ -57,5 +69,9 @@ MADE: dict[type, type[Simulation]] = {
 
 
 def simulation(options: Any, topology: Topology | None, *where: Any) -> Simulation:
-    """Return the simulation of a method; parameters as in `Simulation`."""
-    return MADE.get(type(options), codec_methods.OneProcess)(options, topology, *where)
+    """Return the simulation of a method, found in the file with its module's name; parameters as in `Simulation`."""
+    kind = type(options)
+    file = f"{__package__}.{kind.__module__.rpartition('.')[2]}"
+    if kind not in MADE and find_spec(file) is not None:
+        MADE[kind] = import_module(file).OneProcess
+    return MADE.get(kind, codec_methods.OneProcess)(options, topology, *where)

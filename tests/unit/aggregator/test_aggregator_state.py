@@ -132,7 +132,7 @@ def damaged(name: str, value: Any) -> Iterator[tuple[Any, str]]:
             yield np.full(array.shape, 10**400, object), f"{name} holds object, not numbers"
             yield [[1], [1, 2]], f"{name} is no array"
             for number in (np.nan, np.inf, -np.inf):
-                if array.size and not (name == "magnitudes" and np.isnan(number)):
+                if array.size and array.dtype.kind == "f" and not (name == "magnitudes" and np.isnan(number)):
                     wrong = array.copy()
                     wrong[(-1,) * array.ndim] = number
                     yield wrong, f"{name} holds NaN or infinity"

@@ -44,9 +44,9 @@ def test_whole_numbers_are_taken(n: Any, comm: Communicator) -> None:
         (
             {"n": np.ones(2, np.float32)},
             TypeError,
-            r"ndarray array\(.*: pass .* len\(vector\), and the vector itself to agg",
+            r"ndarray of shape \[2\] is no number of elements: pass .* len\(vector\), and the vector itself to agg",
         ),
-        ({"n": torch.ones(1, dtype=torch.int64)}, TypeError, r"Tensor tensor\(\[1\]\) is no number of elements"),
+        ({"n": torch.ones(1, dtype=torch.int64)}, TypeError, r"Tensor of shape \[1\] is no number of elements"),
         ({"n": [1, 2]}, TypeError, r"list \[1, 2\] is no number of elements"),
         ({"n": 10**12}, MemoryError, "10{12} elements of float32 takes 3,725.3 GiB, and this machine has [0-9.,]+ GiB"),
         (

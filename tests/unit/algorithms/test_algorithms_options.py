@@ -26,11 +26,12 @@ from mpicomp.algorithms import (
     OneBitSGD,
     PowerSGD,
     RandomK,
+    Relay,
     ScaleCom,
     TrueTopK,
     algorithm,
 )
-from mpicomp.codecs import COMPRESSORS, Clipping, OneBit, Quantizer, Ternary
+from mpicomp.codecs import COMPRESSORS, Clipping, Levels, OneBit, Quantizer, Ternary
 from mpicomp.codecs.top_k import RandomSparsification, TopK
 
 # Every option of every method and codec, with values that its type excludes.
@@ -104,6 +105,9 @@ RANGES: list[tuple[Any, str, str, tuple[Any, ...]]] = [
     *((one, "warmup_steps", "", (-1, 1.5)) for one in (ScaleCom, RandomK, TrueTopK)),
     *((partial(one, rate=50), "chunk", CHUNK, (0, 25, 75, -50, 50.0, True)) for one in (ScaleCom, TrueTopK, TopK)),
     *((partial(one, rate=50, exact=True), "chunk", "None with exact=True", (100,)) for one in (ScaleCom, TrueTopK)),
+    *((one, "levels", "2 or 3 or 4 or 8 or 16 or 256", (0, 1, 5, 32, 255)) for one in (Relay, Levels)),
+    *((one, "bucket", "a multiple of 64 up to 65536", (0, 100, 65600, True, "x")) for one in (Relay, Levels)),
+    (Relay, "residual", "'own' or 'copy'", ("paper", None)),
     (Quantizer, "bucket", INTEGER, (0,)),
     (OneBit, "bucket", INTEGER, (2**32 + 1,)),
     (Quantizer, "levels", "an integer of 1 to 127", (0, 128)),

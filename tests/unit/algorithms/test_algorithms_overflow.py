@@ -22,6 +22,7 @@ from mpicomp.algorithms import (
     Marsit,
     MemSGD,
     RandomK,
+    Relay,
     ScaleCom,
     TrueTopK,
 )
@@ -30,11 +31,13 @@ from tests.methods import METHODS, must_be_restored
 
 N, STEPS = 300, 4
 CODECS = "two-means:bucket=100", "quantize:bucket=100", "ternary:bucket=100", "top-k:rate=7", "clip:bits=11"
+CODECS += "levels", "levels:levels=3,bucket=64"
 FORMS: dict[str, Any] = METHODS | {
     "marsit, no bound": Marsit(None, clip=np.inf),
     "marsit, skipping": Marsit(None, nonfinite="skip"),
     "ecq-sgd, much": ECQSGD(alpha=1.5, beta=0.9, bucket=100, norm="linf"),
     "mem-sgd, two means": MemSGD("two-means:bucket=64"),
+    **{f"relay, {levels} levels": Relay(levels) for levels in (2, 3, 8, 256)},
     "scalecom, warm": ScaleCom(10, beta=0.5, warmup_steps=1),
     "double-squeeze, pairs": DoubleSqueeze(TopK(10, double=True)),
     **{f"double-squeeze, {codec}": DoubleSqueeze(codec) for codec in CODECS},

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 
 import pytest
 
 from apps import launch
-from apps.launch import PROJECT, TIMED_OUT, JobFailed, find_mpirun, mpi_environment, run, run_or_raise
+from apps.launch import PROJECT, TIMED_OUT, JobFailed, files_in, find_mpirun, mpi_environment, run, run_or_raise
 
 
 def test_a_job_that_hangs_is_told_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.5)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told')); print(1); time.sleep(60)"
     assert run([sys.executable, "-uc", deaf], os.environ, timeout_s=2) == (TIMED_OUT, "1\ntold\n")
+
+
+def test_a_job_starts_beside_the_files_of_killed_launchers(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    for pid in range(os.getpid(), os.getpid() + 1000):  # one of them will be the launcher's
+        left = tmp_path / f"ompi.{pid}"
+        left.mkdir()
+        (left / f"pmix.{platform.node()}.tool").touch()
+        (left / f"pmix.{platform.node()}.tool.{pid}").touch()
+    env = {**mpi_environment(), "TMPDIR": str(tmp_path), **files_in(str(private))}
+    assert run([find_mpirun(), "-n", "1", "true"], env, timeout_s=60) == (0, "")
+    assert not [*private.iterdir()]
 
 
 def test_a_job_that_fails_says_how() -> None:

@@ -12,29 +12,29 @@ from mpicomp.auto.trials import (
     LOOKS,
     TURNS,
     Front,
-    Place,
-    Plan,
     Schedule,
     Side,
     Stage,
     Stopwatch,
-    Times,
+    TrialPlace,
+    TrialPlan,
+    TrialTimes,
     slowest,
 )
 
 SCHEDULE = Schedule(20, 5000)
-BRIEF, FULL = Plan(Stage.BRIEF, 0), Plan(Stage.FULL, 12, Side.COMPRESSED, 1.0)
+BRIEF, FULL = TrialPlan(Stage.BRIEF, 0), TrialPlan(Stage.FULL, 12, Side.COMPRESSED, 1.0)
 D, C, M = Side
 NONE = [-1.0] * 3
-DENSE = Place(D, D, 0)
+DENSE = TrialPlace(D, D, 0)
 
 
-def times(calls: tuple[float, float], *turns: tuple[float, ...]) -> Times:
+def times(calls: tuple[float, float], *turns: tuple[float, ...]) -> TrialTimes:
     periods = [[*turn, *NONE][:3] for turn in turns]
-    return Times([*calls, -1.0], (periods + [NONE] * TURNS)[:TURNS])
+    return TrialTimes([*calls, -1.0], (periods + [NONE] * TURNS)[:TURNS])
 
 
-def told(watch: Stopwatch, step: int = 0) -> Times:
+def told(watch: Stopwatch, step: int = 0) -> TrialTimes:
     row = np.zeros(COUNT)
     watch.report(step, row)
     return slowest(row[None])
@@ -86,7 +86,7 @@ def test_what_does_not_win_in_each_turn_is_not_chosen() -> None:
 
 
 @pytest.mark.parametrize("plan", [BRIEF, FULL], ids=["brief", "full"])
-def test_a_trial_of_which_times_are_missing_is_made_again(plan: Plan) -> None:
+def test_a_trial_of_which_times_are_missing_is_made_again(plan: TrialPlan) -> None:
     complete, incomplete = (1.0, 1.0, 1.0), (1.0, -1.0, 1.0)
     for missing in (times((-1.0, 1.0), *[complete] * TURNS), times((1.0, 1.0), incomplete, *[complete] * 3)):
         assert SCHEDULE.next(plan, 84, missing) == replace(plan, since=84)
@@ -113,7 +113,7 @@ def test_a_full_trial_of_short_steps_has_more_of_them() -> None:
 
 
 def test_what_is_chosen_is_looked_at_before_each_multiple_and_examined_at_powers_of_two() -> None:
-    plan = Plan(Stage.CHOSEN, 84, C, 2.0)
+    plan = TrialPlan(Stage.CHOSEN, 84, C, 2.0)
     assert SCHEDULE.end(plan) == 5000
     assert SCHEDULE.quiet_until(plan) == 5000 - LOOKS - 1
     assert Schedule(20, None).quiet_until(plan) > 1 << 60
@@ -138,10 +138,10 @@ def test_calls_in_flight_at_once_share_the_time_in_which_any_was_under_way() -> 
 
 
 def test_an_evaluation_between_two_steps_sways_nothing() -> None:
-    def measured(pauses: dict[int, float]) -> Times:
+    def measured(pauses: dict[int, float]) -> TrialTimes:
         watch, now = Stopwatch(Front()), 0.0
         for step in range(21):
-            watch.begin(step, Place(C, C, 2), True, now)
+            watch.begin(step, TrialPlace(C, C, 2), True, now)
             watch.end(now + 0.2)
             now += 1.0 + 0.01 * (step % 3) + pauses.get(step, 0.0)
         return told(watch)

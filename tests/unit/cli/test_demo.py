@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collectives.cost.rate import EmulatedLink
 from mpicomp import Dense, Marsit, run_local
 from mpicomp.cli.demo import model, picture, program, text
 from mpicomp.cli.demo.display import Trainings
@@ -56,7 +57,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
 def test_the_printed_figures_are_those_of_the_trainings(
     runs: list[Comparison], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "new" / "demo.svg"
+    path = tmp_path / "demo.svg"
     assert main(["demo", "--steps", "2", "--ranks", "4", "--link", FAST, "--output", str(path)]) == 0
     out, err = capsys.readouterr()
     (found,) = runs
@@ -147,8 +148,13 @@ def test_a_gain_is_told_with_its_conditions() -> None:
     assert on_mpi.conditions().startswith("4 ranks of MPI, no emulated link")
 
 
+@pytest.mark.parametrize(("rate", "other"), [("100mbit", "1gbit"), ("1gbit", "100mbit"), ("10gbit", "100mbit")])
+def test_another_link_than_the_demos_is_to_try_next(rate: str, other: str) -> None:
+    assert f"mpicomp demo --link {other} " in "\n".join(next_steps(EmulatedLink.parse(rate)))
+
+
 def test_commands_to_try_next_are_there() -> None:
-    for line in next_steps()[1:]:
+    for line in (line for link in (None, EmulatedLink.parse("100mbit")) for line in next_steps(link)[1:]):
         words = line.split()
         if "mpicomp" in words:
             assert words[words.index("mpicomp") + 1] in COMMANDS
@@ -252,7 +258,10 @@ def test_a_packed_standard_library_is_explained(tmp_path: Path) -> None:
         (("--steps", "0"), "--steps 0: give a whole number from 1 to 100000"),
         (("--seed", "-1"), "--seed -1: give a whole number of at least 0"),
         (("--output", "demo.txt"), "--output demo.txt: name a file that ends with .png, .svg or .pdf"),
-        (("--output", "/proc/none/demo.png"), "--output /proc/none/demo.png: No such file or directory; name a file"),
+        (
+            ("--output", "/proc/none/demo.png"),
+            "--output /proc/none/demo.png: there is no folder /proc/none; make it first",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs import FullRows, RowQuantizer, TopRows
+from mpicomp.codecs import FullRows, LevelRows, RowQuantizer, TopRows
 from tests.contracts import ROW_QUANTIZERS, draw_at, gaussian
 from tests.reference.statistics import assert_binomial
 
 BASELINES = (FullRows(), FullRows("float16"), FullRows("bfloat16"))
+LEVEL_ROWS = tuple(LevelRows(levels, 64) for levels in (2, 3, 4, 8, 16, 256))
 COLUMNS = (1, 7, 8, 63, 64, 65, 1000)
-EVERY = (*ROW_QUANTIZERS, *BASELINES, TopRows(), TopRows(0.05, RowQuantizer(2, "stochastic")), TopRows(1.0))
+SENDING_DELTAS = (*ROW_QUANTIZERS, *BASELINES, *LEVEL_ROWS)
+EVERY = (*SENDING_DELTAS, TopRows(), TopRows(0.05, RowQuantizer(2, "stochastic")), TopRows(1.0))
 
 
 def payload_of(codec: Any, values: NDArray[Any], step: int = 3, keys: Any = None) -> NDArray[np.uint8]:
@@ -29,7 +31,7 @@ def round_trip(codec: Any, values: NDArray[Any], step: int = 3) -> NDArray[np.fl
     return found
 
 
-@pytest.mark.parametrize("codec", [*ROW_QUANTIZERS, *BASELINES], ids=str)
+@pytest.mark.parametrize("codec", SENDING_DELTAS, ids=str)
 def test_two_ends_of_a_link_stay_equal_to_the_bit(codec: Any) -> None:
     for columns in COLUMNS:
         sender = gaussian(5 * columns).reshape(5, columns)
@@ -183,7 +185,7 @@ def test_values_that_are_not_finite_are_refused(codec: Any, bad: float) -> None:
             payload_of(codec, values)
 
 
-@pytest.mark.parametrize("codec", [*ROW_QUANTIZERS, *BASELINES], ids=str)
+@pytest.mark.parametrize("codec", SENDING_DELTAS, ids=str)
 def test_a_refused_delta_leaves_the_message_as_it_was(codec: Any) -> None:
     values, message = gaussian(300).reshape(3, 100), gaussian(300, seed=1).reshape(3, 100)
     before, payload = message.tobytes(), np.empty(codec.nbytes(3, 100), np.uint8)
@@ -288,14 +290,15 @@ class TestWhatIsRefused:
         "values", [np.ones((2, 4)), np.ones((4, 4), np.float32)[:, ::2], np.ones((2, 0), np.float32)]
     )
     def test_arrays_that_are_no_rows(self, values: Any) -> None:
-        for codec in (RowQuantizer(), FullRows(), TopRows()):
+        for codec in (RowQuantizer(), FullRows(), TopRows(), LevelRows()):
             with pytest.raises(ValueError, match="must be C-contiguous float32 rows"):
                 codec.encode(values, np.empty(100, np.uint8))
 
     def test_a_message_of_another_shape_or_the_values_themselves(self) -> None:
-        values, codec = np.ones((2, 4), np.float32), RowQuantizer()
-        payload = np.empty(codec.nbytes(2, 4), np.uint8)
-        with pytest.raises(ValueError, match="shape"):
-            codec.encode_delta(values, np.ones((4, 2), np.float32), payload)
-        with pytest.raises(ValueError, match="share memory"):
-            codec.encode_delta(values, values, payload)
+        values = np.ones((2, 4), np.float32)
+        for codec in (RowQuantizer(), LevelRows()):
+            payload = np.empty(codec.nbytes(2, 4), np.uint8)
+            with pytest.raises(ValueError, match="shape"):
+                codec.encode_delta(values, np.ones((4, 2), np.float32), payload)
+            with pytest.raises(ValueError, match="share memory"):
+                codec.encode_delta(values, values, payload)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
-from collectives.errors import OutOfMemory, reword
+from collectives.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    NonFiniteGradient,
+    OutOfMemory,
+    RanksLost,
+    reword,
+)
+from mpicomp.pipeline.agreement import MessagesDiffer
+from mpicomp.pipeline.stage_checkpoints import StageLost
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError, MemoryError, OutOfMemory])
@@ -19,3 +30,20 @@ def test_missing_memory_of_numpy_is_reworded_as_the_built_in_error() -> None:
         np.empty(1 << 60, np.uint8)
     assert type(caught.value) is not MemoryError
     assert repr(reword(caught.value, "rank 1 of 2")) == "MemoryError('rank 1 of 2')"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NonFiniteGradient("NaN", (1, 2)),
+        CollectiveMismatch("the ranks differ", closes=True),
+        RanksLost("rank 1 died", (0, 2)),
+        CollectiveTimeout("nothing"),
+        MessagesDiffer("stages 0 and 1 differ", [0]),
+        StageLost("stage 1 is lost", (1,), step=3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_reaches_another_process_whole(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from apps.chaos.warm import WarmRanks
+from apps.launch import files_in
 from tests.run_lanes import environment
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -165,6 +166,12 @@ class Jobs:
         command = _warm_ranks().command(script, [str(self.folder)])
         return self._start(n_ranks, command, env, ["--with-ft", "ulfm"])
 
+    def run_by(self, launcher: Sequence[str], n_ranks: int, program: str) -> Job:
+        """Like `run`, by the command of a launcher."""
+        command = [*launcher, "-n", str(n_ranks), sys.executable, str(self._write(program, {})), str(self.folder)]
+        self._started.append(Job(command, self.folder, _environment()))
+        return self._started[-1]
+
     def _write(self, program: str, constants: Mapping[str, Any]) -> Path:
         script = self.folder / "program.py"
         assigned = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
@@ -188,10 +195,9 @@ class Jobs:
         return self._start(n_ranks, [sys.executable, *arguments], env, options)
 
     def _start(self, n_ranks: int, rank: Sequence[str], env: Mapping[str, str], options: Sequence[str]) -> Job:
-        # A job that is ended by force cleans nothing up: it must not fill the machine's shared memory.
-        private = {"OMPI_MCA_btl_sm_backing_directory": self._segments}
+        # A job that is ended by force cleans nothing up.
         command = ["mpirun", *options, "-n", str(n_ranks), *rank]
-        self._started.append(Job(command, self.folder, _environment() | private | dict(env)))
+        self._started.append(Job(command, self.folder, _environment() | files_in(self._segments) | dict(env)))
         return self._started[-1]
 
     def end(self) -> None:

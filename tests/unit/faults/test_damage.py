@@ -9,7 +9,8 @@ from tests.unit.faults.jobs import JOB_S, Jobs, jobs
 pytestmark = pytest.mark.timeout(2 * JOB_S)
 __all__ = ["jobs"]
 
-# Rank 1 finds the damage. Rank 2 comes to the call after it: by then rank 1 might be dead, and the others regrouping.
+# Rank 2 finds the damage. The others, which wait for it in the call, go on only after a while: by then rank 2 might be
+# dead, and the others regrouping.
 PROGRAM = """
 from mpi4py import MPI
 from apps.faults import Injector, corrupt_at
@@ -24,6 +25,9 @@ with faults.installed():
             faults.begin(step)
             if step == 2 and rank == 2:
                 time.sleep(0.1)
+            elif step == 2:  # as on busy cores
+                signal.signal(signal.SIGALRM, lambda number, frame: time.sleep(PAUSE_S))
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
             comm.allreduce(np.ones(1000))
             faults.end()
         tell(f"ended-{rank}", f"all steps, {comm.size} ranks")
@@ -34,7 +38,7 @@ with faults.installed():
 
 
 def test_all_ranks_raise_the_error_of_a_damaged_message_before_one_of_them_ends(jobs: Jobs) -> None:
-    job = jobs.run_warm(3, PROGRAM)
+    job = jobs.run_warm(3, PROGRAM, PAUSE_S=2.0)
     assert [job.told(f"ended-{rank}") for rank in range(3)] == ["DamagedMessage"] * 3, job.output
 
 

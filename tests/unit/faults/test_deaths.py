@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 
 import pytest
@@ -148,6 +149,9 @@ if comm.rank == 1:
     await_others = process_end._await_others
     def exit_behind_it():
         reason = await_others()  # the others finalize MPI now
+        tell("pid-1", os.getpid())
+        while not (FOLDER / "go").exists():
+            time.sleep(0.01)
         threading.Thread(target=os._exit, args=(3,)).start()
         time.sleep(NEVER_S)
         return reason
@@ -158,6 +162,12 @@ if comm.rank == 1:
 @pytest.mark.parametrize("mode", ["raise", "regroup"])
 def test_os_exit_of_a_thread_leaves_no_rank_in_mpi_finalize(jobs: Jobs, mode: str) -> None:
     job = jobs.run_tolerant(3, MET, MODE=mode)
+    pid = job.pid(1)
+    time.sleep(0.5)  # until the others finalize MPI
+    job.process.send_signal(signal.SIGSTOP)  # as on busy cores: it sees all signs of the death at once
+    (job.folder / "go").touch()
+    job.await_end(pid)
+    job.process.send_signal(signal.SIGCONT)
     start = time.monotonic()
     _, output = job.finish()
     assert time.monotonic() - start < JOB_S / 2, output

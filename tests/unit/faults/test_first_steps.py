@@ -28,14 +28,19 @@ if NODES == "read":
     assert comm.nodes.local.size <= 2
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+options = {}
+if NODES == "islands":
+    options = {"local_steps": 2, "synchronize": "updates", "islands": comm.nodes.local}
 optimizer = DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.05), mpicomp.PerNode(TOP_K) if NODES else TOP_K, comm,
-    model.named_parameters(),
+    torch.optim.SGD(model.parameters(), lr=0.05), mpicomp.PerNode(TOP_K) if NODES is True else TOP_K, comm,
+    model.named_parameters(), **options,
 )
 for step in range(3):
     optimizer.zero_grad()
     model(torch.full((4, 20), float(me))).square().mean().backward()
     optimizer.step()
+if NODES == "islands":
+    optimizer.synchronize()
 tell(f"weights-{me}", [parameter.sum().item() for parameter in model.parameters()])
 comm.close()
 """
@@ -48,6 +53,7 @@ comm.close()
         (True, (1, "split", 1)),
         (True, (2, "split", 2)),
         ("read", (1, "split", 1)),  # by `comm.nodes`
+        ("islands", (2, "allgather_object", 1)),
     ],
 )
 def test_survivors_repeat_calls_of_the_first_steps(jobs: Jobs, nodes: bool | str, where: tuple[int, str, int]) -> None:

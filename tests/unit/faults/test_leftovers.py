@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from apps.launch import files_in
 from tests.unit.faults.jobs import Jobs, jobs
 
 pytestmark = pytest.mark.timeout(300)
@@ -57,7 +58,7 @@ def test_nothing_of_a_job_stays_behind_after_deaths(jobs: Jobs, tmp_path: Path, 
     files.mkdir()
     segments.mkdir()
     memory = set(Path("/dev/shm").iterdir())
-    env = {"TMPDIR": str(files), "OMPI_MCA_btl_sm_backing_directory": str(segments)}
+    env = {"TMPDIR": str(files), **files_in(str(segments))}
     job = jobs.run_warm(RANKS, PROGRAM, env, KILLS=KILLS[on_failure], ON_FAILURE=on_failure)
     status, output = job.finish()
     assert (status != 0) is ("PeerFailure" in output) is (on_failure == "raise"), output

@@ -75,6 +75,8 @@ def expected(method: str, options: dict[str, Any], topology: Any, deaths: dict[i
         ("dense", {}, "ring"),
         ("marsit", {"full_precision_every": 4}, "auto"),
         ("marsit", {"full_precision_every": None, "residual": "paper"}, "ring"),
+        ("relay", {}, "ring"),
+        ("relay", {"levels": 3}, "auto"),
         ("local-top-k", {"rate": 10}, "auto"),
         ("qsgd", {}, "tree"),
         ("one-bit-sgd", {}, "auto"),

@@ -101,6 +101,7 @@ def expected(method: str, options: dict[str, Any], every: int, deaths: dict[int,
             {1: 2, 3: 5},
             ["with the residual of rank 1$", "with the residual of rank 3$"],
         ),
+        ("relay", {}, 1, {1: 2}, ["with the residual of rank 1$"]),
         ("marsit", {"full_precision_every": None}, 3, {2: 5}, ["with the residual of rank 2 of 2 steps before$"]),
         ("local-top-k", {"rate": 10}, 1, {1: 4, 2: 4}, []),  # the second death may come while the survivors regroup
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp.codecs import RowQuantizer
+from mpicomp.codecs import LevelRows, RowQuantizer
 from mpicomp.codecs.base import Draw
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline import Deltas, Direct
@@ -49,6 +49,18 @@ def test_differences_whose_rounding_is_beyond_the_theorys_bound_are_warned_of(
         Direct(RowQuantizer(bits, rounding))
     assert [one.filename for one in found] == [__file__] * warned
     assert not warned or "errs by 0.84 of a difference's norm" in str(found[0].message)
+
+
+def test_codecs_are_given_by_name_too() -> None:
+    assert Direct("levels:levels=16") == Direct(LevelRows(16))
+    named = Deltas("levels:levels=8,bucket=64", 8, stored="quantize:bits=8")
+    assert named == Deltas(LevelRows(8, 64), 8, stored=RowQuantizer(8))
+    with pytest.raises(ValueError, match="levels must be 2 or 3 or 4 or 8 or 16 or 256, not 7"):
+        Deltas("levels:levels=7", 8)
+    with pytest.raises(ValueError, match="there is no row codec 'signs'"):
+        Deltas("levels", 8, stored="signs")
+    with pytest.raises(TypeError, match=r"TopRows\(.* sends no differences"):
+        Deltas("top", 8)
 
 
 def test_a_pipeline_by_itself_draws_the_words_that_it_always_did() -> None:

@@ -33,6 +33,10 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
         lambda c: DistributedOptimizer(torch.optim.SGD, Dense(), c),
         "is the class SGD: pass",
     ),
+    "method": (
+        lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL.named_parameters),
+        r"is a method: pass model.named_parameters\(\), with the parentheses",
+    ),
     "model": (lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL), "is the model: pass model.named_parameters"),
     "nameless": (lambda c: DistributedOptimizer(SGD, Dense(), c, MODEL.parameters()), "tensors without names: pass"),
     "names": (lambda c: DistributedOptimizer(SGD, Dense(), c, ["weight"]), "no pairs of name and tensor: pass"),

@@ -28,7 +28,15 @@ torch = pytest.importorskip("torch")
 import mpicomp.pipeline  # noqa: E402 - needs torch
 import mpicomp.torch  # noqa: E402
 from mpicomp.pipeline import PipelineStage, SplitClient, SplitServer, StageCheckpoints  # noqa: E402
-from mpicomp.torch import DistributedOptimizer, OneBitAdam  # noqa: E402
+from mpicomp.torch import (  # noqa: E402
+    DistributedLion,
+    DistributedOptimizer,
+    OneBitAdam,
+    OneBitLamb,
+    SignMuon,
+    ZeroOneAdam,
+    from_deepspeed,
+)
 from tests.mpi.torch.ddp.hooked_models import process_group  # noqa: E402
 
 pytestmark = [two_ranks, pytest.mark.timeout(90)]
@@ -61,9 +69,20 @@ def wrapped(comm: Communicator, **options: Any) -> Any:
     return _stepped(model, optimizer)
 
 
-def one_bit(comm: Communicator) -> Any:
+def one_bit(comm: Communicator, kind: Any = OneBitAdam) -> Any:
     model = linear()
-    return _stepped(model, OneBitAdam(model.named_parameters(), warmup_steps=2, comm=comm))
+    return _stepped(model, kind(model.named_parameters(), warmup_steps=2, comm=comm))
+
+
+def lion(comm: Communicator, merge: Any = "vote") -> Any:
+    model = linear()
+    return _stepped(model, DistributedLion(model.named_parameters(), merge=merge, comm=comm))
+
+
+def muon(comm: Communicator) -> Any:
+    model = torch.nn.Linear(4, 4, bias=False)
+    torch.nn.init.eye_(model.weight)
+    return _stepped(model, SignMuon(model.named_parameters(), comm=comm))
 
 
 def _stepped(model: Any, optimizer: Any) -> Any:
@@ -240,6 +259,25 @@ CASES: dict[str, Call] = {
     "OneBitAdam.step lr": lambda c, bad, _: set_rate(one_bit(c), "fast" if bad else 0.1).step(),
     "OneBitAdam.load_state_dict": lambda c, bad, _: load_own(one_bit(c), bad),
     "OneBitAdam.add_param_group": lambda c, bad, _: add_and_step(one_bit(c), bad),
+    "OneBitLamb": lambda c, bad, _: OneBitLamb(linear().parameters(), max_coeff=-1 if bad else 1, comm=c),
+    "OneBitLamb.step": lambda c, bad, _: one_bit(c, OneBitLamb).step(or_three(bad, None)),
+    "OneBitLamb.load_state_dict": lambda c, bad, _: load_own(one_bit(c, OneBitLamb), bad),
+    "OneBitLamb.add_param_group": lambda c, bad, _: add_and_step(one_bit(c, OneBitLamb), bad),
+    "ZeroOneAdam": lambda c, bad, _: ZeroOneAdam(linear().parameters(), local_doubling=0 if bad else 1, comm=c),
+    "ZeroOneAdam.step": lambda c, bad, _: one_bit(c, ZeroOneAdam).step(or_three(bad, None)),
+    "ZeroOneAdam.load_state_dict": lambda c, bad, _: load_own(one_bit(c, ZeroOneAdam), bad),
+    "ZeroOneAdam.add_param_group": lambda c, bad, _: add_and_step(one_bit(c, ZeroOneAdam), bad),
+    "DistributedLion": lambda c, bad, _: lion(c, "sum" if bad else "vote"),
+    "DistributedLion.step": lambda c, bad, _: lion(c).step(or_three(bad, None)),
+    "DistributedLion.load_state_dict": lambda c, bad, _: load_own(lion(c), bad),
+    "DistributedLion.add_param_group": lambda c, bad, _: add_and_step(lion(c), bad),
+    "SignMuon": lambda c, bad, _: SignMuon([torch.nn.Parameter(torch.ones([4] if bad else [4, 4]))], comm=c),
+    "SignMuon.step": lambda c, bad, _: muon(c).step(or_three(bad, None)),
+    "SignMuon.load_state_dict": lambda c, bad, _: load_own(muon(c), bad),
+    "SignMuon.add_param_group": lambda c, bad, _: add_and_step(muon(c), bad, (4, 4)),
+    "from_deepspeed": lambda c, bad, _: from_deepspeed(
+        {"optimizer": {"type": "Lamb" if bad else "OneBitLamb"}}, linear().parameters(), c
+    ),
     "save_checkpoint": lambda c, bad, folder: mpicomp.torch.save_checkpoint(folder, 1, {"part": saved_part(bad)}, c),
     "save_checkpoint step": lambda c, bad, folder: mpicomp.torch.save_checkpoint(
         folder, 0 if bad else 1, {"part": saved_part(False)}, c
@@ -298,22 +336,29 @@ OTHERS = {
         Backward Backward.* Direct Direct.* Deltas Deltas.* Communicator.select Communicator.start_progress_thread
         DistributedOptimizer.check_state_dict DistributedOptimizer.common_model DistributedOptimizer.no_sync
         DistributedOptimizer.skip_synchronize DistributedOptimizer.state_dict DistributedOptimizer.zero_grad
-        OneBitAdam.check_state_dict OneBitAdam.state_dict OneBitAdam.zero_grad DDPHookState.check_state_dict
+        OneBitAdam.check_state_dict OneBitAdam.state_dict OneBitAdam.zero_grad OneBitLamb.check_state_dict
+        OneBitLamb.state_dict OneBitLamb.zero_grad ZeroOneAdam.check_state_dict ZeroOneAdam.state_dict
+        ZeroOneAdam.zero_grad DistributedLion.check_state_dict DistributedLion.state_dict DistributedLion.zero_grad
+        SignMuon.check_state_dict SignMuon.state_dict SignMuon.zero_grad DDPHookState.check_state_dict
         DDPHookState.state_dict FSDPHook.remove FSDPHook.state_dict PipelineStage.state_dict PipelineStage.close
         PipelineStage.forget_messages SplitClient.state_dict SplitClient.close SplitClient.forget_messages
-        SplitClient.has SplitClient.rank_of""",
+        SplitClient.has SplitClient.rank_of
+        DistributedOptimizer.diagnostics OneBitAdam.diagnostics OneBitLamb.diagnostics ZeroOneAdam.diagnostics
+        DistributedLion.diagnostics SignMuon.diagnostics DDPHookState.diagnostics FSDPHook.diagnostics""",
     "between two ranks: the other one waits for a message": """
         Communicator.send Communicator.recv Communicator.isend Communicator.irecv""",
     "no argument": """
         Communicator.barrier Communicator.close PipelineStage.compare_stores PipelineStage.stores_alike
-        PipelineStage.sum_tied_gradients SplitClient.compare_stores""",
+        PipelineStage.sum_tied_gradients SplitClient.compare_stores ZeroOneAdam.synchronize""",
     "the same code as of SplitClient": "SplitServer SplitServer.*",
     "functions that are called after a death alone": """
-        Communicator.admit DistributedOptimizer.admit OneBitAdam.admit""",
+        Communicator.admit DistributedOptimizer.admit OneBitAdam.admit OneBitLamb.admit ZeroOneAdam.admit
+        DistributedLion.admit SignMuon.admit""",
     "for methods, optimizers and tests of ours": """
         Aggregator.describe Aggregator.enter Aggregator.let_go Aggregator.renew Aggregator.restart Aggregator.save
         Algorithm.assemble Algorithm.connect Algorithm.encodes_on_devices Algorithm.is_dense Algorithm.message_model
-        Algorithm.parts Algorithm.shard_alignment DDPHookState DDPHookState.average DDPHookState.before_forward
+        Algorithm.of_gradients Algorithm.parts Algorithm.shard_alignment DDPHookState DDPHookState.average
+        DDPHookState.before_forward
         DDPHookState.check_own DDPHookState.load_own DDPHookState.load_wrapped DDPHookState.own_entries
         DDPHookState.restored_point DDPHookState.wrapped_state FSDPHook PipelineStage.forget_cuts
         PipelineStage.hold_messages PipelineStage.settle_messages SplitClient.hold_messages
@@ -359,8 +404,8 @@ def set_rate(optimizer: Any, rate: object) -> Any:
     return optimizer
 
 
-def add_and_step(optimizer: Any, bad: bool) -> None:
-    parameter = torch.nn.UninitializedParameter() if bad else torch.nn.Parameter(torch.ones(2))
+def add_and_step(optimizer: Any, bad: bool, shape: tuple[int, ...] = (2,)) -> None:
+    parameter = torch.nn.UninitializedParameter() if bad else torch.nn.Parameter(torch.ones(shape))
     optimizer.add_param_group({"params": [("more", parameter)]})
     optimizer.step()
 

@@ -22,11 +22,11 @@ from collectives.errors import NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, ScaleCom
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
-from tests.mpi.lanes import few_ranks, three_ranks
+from tests.mpi.lanes import all_lanes, few_ranks, three_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
-pytestmark = few_ranks
+pytestmark = [few_ranks, all_lanes]
 FORMS: dict[str, Any] = {
     "dense": Dense(),
     "dense, 16 bits": Dense(wire="float16"),
@@ -179,6 +179,22 @@ def test_the_model_is_needed_for_names_alone(comm: Communicator) -> None:
     train(model, sgd(model), comm, range(6))
     assert [sorted(names) for names in state.buckets] == [[f"parameter {k}" for k in range(4)]]
     assert torch.equal(parameters_of(model), parameters_of(named))
+
+
+def test_the_hook_is_watched(comm: Communicator) -> None:
+    model, state = hooked(make_model(), DoubleSqueeze(), comm, **SMALL_BUCKETS)
+    optimizer = sgd(model)
+    for step in range(6):
+        train(model, optimizer, comm, range(step, step + 1))
+        found = state.diagnostics(every=1, audit_every=2)
+    assert found.audits == 2
+    assert found.cosine > 0.1
+    assert found.update_norm > 0
+    assert found.residual_norm > 0 or comm.size == 1
+    assert len({*comm.allgather_object((found.update_norm, found.cosine))}) == 1
+    unwatched, _ = hooked(make_model(), DoubleSqueeze(), comm, **SMALL_BUCKETS)
+    train(unwatched, sgd(unwatched), comm, range(6))
+    assert torch.equal(parameters_of(model), parameters_of(unwatched))
 
 
 def test_without_threads_in_mpi_hooks_wait_and_the_log_says_so_once(

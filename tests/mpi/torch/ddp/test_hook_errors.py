@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, NonFiniteGradient
-from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
+from mpicomp import Dense, DoubleSqueeze, Marsit, Relay, ScaleCom
 from mpicomp.torch import ddp_hook
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
@@ -150,6 +150,13 @@ def test_a_communicator_of_fewer_ranks_is_refused(mpi_comm: MPI.Intracomm) -> No
         pytest.raises(ValueError, match=rf"rank 0 of 1: this is rank {mpi_comm.rank} of {mpi_comm.size} in DDP's"),
     ):
         ddp_hook(Dense(), alone, DistributedDataParallel(make_model()))
+
+
+@needs_group
+def test_a_method_that_needs_a_copy_of_the_model_is_refused_at_once(comm: Communicator) -> None:
+    with pytest.raises(ValueError, match="gradients have no copy of the model"):
+        ddp_hook(Relay(residual="copy"), comm)
+    comm.barrier()
 
 
 @needs_group

@@ -109,6 +109,22 @@ def test_parameters_of_a_group_with_different_algorithms_have_vectors_of_their_o
     assert sorted(kinds, key=str) == [(Dense, True)] * 3 + [(EFSignSGD, False)] * 3
 
 
+def test_the_hook_is_watched(nodes: Cluster) -> None:
+    model, unwatched = (shard(Transformer(), nodes.shards) for _ in range(2))
+    hook = fsdp_hook(DoubleSqueeze(), nodes.across, model)
+    optimizer = sgd(model)
+    for step in STEPS:
+        train(model, optimizer, range(step, step + 1))
+        found = hook.diagnostics(every=1, audit_every=1)
+    assert found.audits == len(STEPS) - 1
+    assert found.cosine > 0.1
+    assert found.residual_norm > 0
+    assert len({*nodes.across.allgather_object((found.update_norm, found.cosine))}) == 1
+    fsdp_hook(DoubleSqueeze(), nodes.across, unwatched)
+    train(unwatched, sgd(unwatched), STEPS)
+    assert torch.equal(parameters_of(model), parameters_of(unwatched))
+
+
 def vectors(hook: FSDPHook) -> list[tuple[Aggregator, list[str]]]:
     return list(zip(hook.aggregators, hook.buckets, strict=True))
 
@@ -131,3 +147,22 @@ def test_accumulated_gradients_are_those_of_native_hsdp(option: str, nodes: Clus
                 one.set_requires_gradient_sync(is_last)  # type: ignore[operator]
             loss_of(one, rank, micro).backward()
     torch.testing.assert_close(gradients(model), gradients(native))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon is PyTorch 2.9's")
+def test_muon_moves_sharded_matrices_as_one_process_moves_whole_ones(nodes: Cluster) -> None:
+    def muon(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Muon([one for one in model.parameters() if one.dim() == 2], lr=0.02, momentum=0.9)
+
+    model, alone = shard(Transformer(), nodes.shards), Transformer()
+    fsdp_hook(Dense(), nodes.across, model)
+    sharded, by_hand = muon(model), muon(alone)
+    train(model, sharded, STEPS)
+    for step in STEPS:
+        by_hand.zero_grad()
+        for rank in range(nodes.world.size):
+            (loss_of(alone, rank, step) / nodes.world.size).backward()
+        by_hand.step()
+    start, end = parameters_of(Transformer()), parameters_of(alone)
+    difference = (parameters_of(model) - end).norm() / (end - start).norm()
+    assert difference < 0.2  # Muon computes in bfloat16; with halves that are made orthogonal alone it is 0.53

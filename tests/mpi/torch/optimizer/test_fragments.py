@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
-from mpicomp import Dense, DoubleSqueeze, Marsit, SparseLoCo, run_local
+from mpicomp import Dense, DoubleSqueeze, Marsit, Relay, SparseLoCo, run_local
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
 from mpicomp.torch.optimizer import synchronizer
 from tests.mpi.lanes import few_ranks, two_ranks
@@ -23,6 +23,7 @@ pytestmark = few_ranks
 DENSE = Dense()
 CARRIERS: dict[str, Any] = {
     "dense": DENSE, "marsit": Marsit(10), "sparse_loco": SparseLoCo(16, 64), "double_squeeze": DoubleSqueeze(),
+    "relay": Relay(),
 }  # fmt: skip
 PLANS: dict[str, dict[str, Any]] = {
     "in turns": {"local_steps": 4, "fragments": 2},
@@ -32,6 +33,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "two in flight": {"local_steps": 4, "fragments": 2, "delay": 3},
     "blended": {"local_steps": 4, "fragments": 2, "delay": 2, "blend": 0.5},
     "blended at once": {"local_steps": 3, "fragments": 2, "blend": 0.25},
+    "keeping steps": {"local_steps": 4, "fragments": 2, "delay": 3, "blend": "steps"},
+    "keeping steps of the whole": {"local_steps": 3, "delay": 1, "blend": "steps"},
 }
 plans = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
@@ -51,7 +54,7 @@ class Reference:
         self.local = dict(model.named_parameters())
         self.common = {name: one.detach().clone() for name, one in self.local.items()}
         self.momentum = {name: torch.zeros_like(one) for name, one in self.common.items()}
-        self.sent: list[tuple[int, dict[str, Tensor]]] = []
+        self.sent: list[tuple[int, dict[str, Tensor], dict[str, Tensor]]] = []
         self.step = 0
 
     def fragment(self, number: int) -> list[str]:
@@ -60,26 +63,30 @@ class Reference:
     @torch.no_grad()
     def after_step(self) -> None:
         self.step += 1
-        for at, means in [one for one in self.sent if one[0] == self.step]:
-            self.apply(means)
-            self.sent.remove((at, means))
+        for one in [one for one in self.sent if one[0] == self.step]:
+            self.apply(*one[1:])
+            self.sent = [other for other in self.sent if other is not one]
         for number in range(self.fragments):
             if self.step % self.steps == number * self.steps // self.fragments:
                 means = {}
                 for name in self.fragment(number):
                     move = self.common[name] - self.local[name].detach()
                     means[name] = torch.stack(on_all_ranks(move, self.comm)).mean(0)
+                copies = {name: self.local[name].detach().clone() for name in means}
                 if self.delay:
-                    self.sent.append((self.step + self.delay, means))
+                    self.sent.append((self.step + self.delay, means, copies))
                 else:
-                    self.apply(means)
+                    self.apply(means, copies)
 
-    def apply(self, means: dict[str, Tensor]) -> None:
+    def apply(self, means: dict[str, Tensor], copies: dict[str, Tensor]) -> None:
         eta, mu = self.outer
         for name, mean in means.items():
             self.momentum[name] = mu * self.momentum[name] + mean
             self.common[name] -= eta * (mean + mu * self.momentum[name])
             local = self.local[name]
+            if self.blend == "steps":
+                local.add_(self.common[name] - copies[name])
+                continue
             local.copy_(self.blend * local + (1 - self.blend) * self.common[name])
 
 
@@ -190,9 +197,56 @@ def test_a_rank_goes_on_while_the_other_has_not_sent_its_fragment(comm: Communic
     assert same_on_all_ranks(model, comm)
 
 
+def test_relay_keeps_the_steps_of_the_delay(comm: Communicator) -> None:
+    """One tensor, against the rule written down around an aggregator of its own."""
+    ours, local = (nn.Parameter(torch.linspace(-1, 1, 4096)) for _ in range(2))
+    sgd = torch.optim.SGD([ours], lr=0.1)
+    optimizer = DistributedOptimizer(sgd, Relay(), comm, local_steps=3, delay=2, blend="steps")
+    relay = Relay().start(comm, 4096, tensor_shapes=((4096,),))
+    common, generator = local.detach().clone(), torch.Generator().manual_seed(comm.rank)
+    sent = mean = torch.zeros(4096)
+    for step in range(1, 12):
+        gradient = torch.randn(4096, generator=generator)
+        ours.grad = gradient.clone()
+        optimizer.step()
+        with torch.no_grad():
+            local -= 0.1 * gradient
+            if step % 3 == 2:
+                common = common - mean
+                local += (common - sent) * (step > 3)
+            if step % 3 == 0:
+                sent = local.detach().clone()
+                mean = torch.from_numpy(relay.aggregate((common - sent).numpy()).copy())
+        torch.testing.assert_close(ours, local)
+    with optimizer.common_model():
+        torch.testing.assert_close(ours.detach(), common)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_without_a_delay_no_steps_are_there_to_keep(fragments: int, comm: Communicator) -> None:
+    models = [make_model(), make_model()]
+    for model, blend in zip(models, (0.0, "steps"), strict=True):
+        optimizer = updates(model, comm, Relay(), local_steps=4, fragments=fragments, blend=blend)
+        train(model, optimizer, comm, range(9))
+    assert torch.equal(*map(parameters_of, models))
+
+
+def test_a_state_without_the_moves_in_flight_is_refused_where_steps_are_kept(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = updates(model, comm, local_steps=4, delay=3)
+    train(model, optimizer, comm, range(5))
+    again = updates(make_model(), comm, local_steps=4, delay=3, blend="steps")
+    with pytest.raises(
+        ValueError, match=r"fragment 0 in flight lacks the moves .* with the blend= of the one that was"
+    ):
+        again.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, comm, range(5, 9))
+    train(model, again, comm, range(4))  # nothing was changed
+
+
 @plans
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("algorithm", [DENSE, Marsit(), SparseLoCo(16, 64)], ids=["dense", "marsit", "sparse_loco"])
+@pytest.mark.parametrize("algorithm", CARRIERS.values(), ids=CARRIERS)
 def test_training_resumes_to_the_bit_at_any_step(
     algorithm: Any, dtype: torch.dtype, plan: Any, comm: Communicator
 ) -> None:
@@ -280,7 +334,7 @@ def test_states_of_other_fragments_are_refused_in_the_middle(comm: Communicator)
         updates(make_model(), comm, **PLANS["two in flight"]).load_state_dict(damaged)
 
 
-@pytest.mark.parametrize("plan", ["in turns", "in turns, late", "blended"])
+@pytest.mark.parametrize("plan", ["in turns", "in turns, late", "blended", "keeping steps of the whole"])
 def test_ranks_are_equal_after_a_nan_and_go_on(plan: str, comm: Communicator) -> None:
     model = make_model()
     optimizer = updates(model, comm, **PLANS[plan])
@@ -369,7 +423,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "negative delay": ({"delay": -1}, "delay is -1; choose a whole number of steps"),
     "long delay": ({"delay": 4}, "delay=4 is no less than local_steps=4"),
     "blend of 1": ({"blend": 1}, "blend is 1; choose a number from 0"),
-    "text": ({"blend": "a"}, "blend is 'a'"),
+    "text": ({"blend": "step"}, "blend is 'step'; choose a number .* or 'steps'"),
     "overlap": ({"delay": 1, "overlap": True}, "overlap=True, which averages the whole model during backward"),
 }
 
@@ -386,7 +440,7 @@ def test_gradients_have_no_fragments(comm: Communicator) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("odd", [{"fragments": 2}, {"delay": 1}, {"blend": 0.5}], ids=str)
+@pytest.mark.parametrize("odd", [{"fragments": 2}, {"delay": 1}, {"blend": 0.5}, {"blend": "steps"}], ids=str)
 def test_ranks_with_other_fragments_are_refused(odd: dict[str, Any], comm: Communicator) -> None:
     (name,) = odd
     with pytest.raises(CollectiveMismatch, match=f"{name}="):
@@ -461,7 +515,7 @@ def test_an_optimizer_whose_parameters_join_loads_a_state_that_has_or_lacks_them
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("first", range(3, 8))
-@pytest.mark.parametrize("plan", ["whole, late", "in turns, late", "two in flight", "blended", "blended at once"])
+@pytest.mark.parametrize("plan", ["whole, late", "in turns, late", "two in flight", "blended", "keeping steps"])
 def test_a_rank_that_freezes_alone_is_refused_by_all_in_one_step(plan: str, first: int, comm: Communicator) -> None:
     model = make_model()
     optimizer = updates(model, comm, **PLANS[plan])

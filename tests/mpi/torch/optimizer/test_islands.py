@@ -27,6 +27,11 @@ DENSE = Dense()
 CARRIERS: dict[str, Any] = {
     "dense": DENSE, "marsit": Marsit(10), "sparse_loco": SparseLoCo(16, 64), "double_squeeze": DoubleSqueeze(),
 }  # fmt: skip
+PLANS: list[dict[str, Any]] = [
+    {"local_steps": 3},
+    {"local_steps": 4, "fragments": 2, "delay": 1},
+    {"local_steps": 4, "fragments": 2, "delay": 3, "blend": "steps"},
+]
 
 
 def islands_of(comm: Communicator, ranks: int = 2) -> Communicator:
@@ -73,7 +78,7 @@ def test_ranks_go_the_way_of_one_optimizer_for_each_island(local_steps: int, out
             torch.testing.assert_close(parameters_of(model), parameters_of(alone))
 
 
-@pytest.mark.parametrize("plan", [{"local_steps": 3}, {"local_steps": 4, "fragments": 2, "delay": 1}], ids=str)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("algorithm", CARRIERS.values(), ids=CARRIERS)
 def test_ranks_of_an_island_are_equal_to_the_bit_at_any_time(algorithm: Any, plan: Any, comm: Communicator) -> None:
     model = make_model()
@@ -105,12 +110,13 @@ def test_each_rank_carries_its_share_of_a_vector(comm: Communicator) -> None:
             assert all((size > 0) == (place < smallest) for size, place in shares)
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("algorithm", CARRIERS.values(), ids=CARRIERS)
-def test_islands_of_one_rank_are_ranks_without_islands(algorithm: Any, comm: Communicator) -> None:
+def test_islands_of_one_rank_are_ranks_without_islands(algorithm: Any, plan: Any, comm: Communicator) -> None:
     models = [make_model(), make_model()]
     with islands_of(comm, 1) as island:
         for model, part in zip(models, (island, None), strict=True):
-            optimizer = wrapped(model, comm, part, algorithm, local_steps=2, outer=(0.7, 0.6))
+            optimizer = wrapped(model, comm, part, algorithm, outer=(0.7, 0.6), **plan)
             train(model, optimizer, comm, range(6))
     assert torch.equal(*map(parameters_of, models))
 
@@ -219,6 +225,10 @@ def test_wrong_islands_are_refused_with_the_cure(comm: Communicator) -> None:
         wrapped(model, comm, comm, PerNode(Marsit()))
     with pytest.raises(ValueError, match="islands cannot be combined with LBFGS"):
         DistributedOptimizer(torch.optim.LBFGS(model.parameters()), DENSE, comm, synchronize="updates", islands=comm)
+    with islands_of(comm) as island:
+        pass
+    with pytest.raises(ValueError, match="islands cannot be used, it was closed: pass a communicator that is open"):
+        wrapped(model, comm, island)
     for options in ({"synchronize": "gradients"}, {"synchronize": "updates", "overlap": True}):
         with pytest.raises(ValueError, match=r'islands need synchronize="updates", and cannot be combined with over'):
             wrap(model, DENSE, comm, islands=comm, **options)

@@ -12,6 +12,7 @@ from torch import nn
 from collectives import Communicator
 from mpicomp import Dense, Marsit, SparseLoCo
 from mpicomp.torch import DistributedOptimizer
+from tests.mpi.lanes import all_lanes
 from tests.mpi.torch.training import (
     batch,
     make_model,
@@ -22,6 +23,8 @@ from tests.mpi.torch.training import (
     wrap,
     wrapped,
 )
+
+pytestmark = all_lanes
 
 
 def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:

@@ -13,12 +13,12 @@ from apps.train.data import load
 from collectives import Communicator
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters
-from mpicomp.torch.optimizer.one_bit_adam import _by_bits
-from tests.mpi.lanes import few_ranks, two_ranks
+from mpicomp.torch.optimizer.momentum_optimizer import codec_of_bits
+from tests.mpi.lanes import all_lanes, few_ranks, two_ranks
 from tests.mpi.torch.training import make_model, same_on_all_ranks, train
 from tests.reference.one_process.one_bit_adam import OneBitAdamOneProcess
 
-pytestmark = few_ranks
+pytestmark = [few_ranks, all_lanes]
 
 LENGTHS = (5, 70, 300, 64, 1)
 OPTIONS = ({"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.003, "betas": (0.8, 0.95), "eps": 1e-4})
@@ -77,7 +77,7 @@ def test_every_step_is_that_of_a_simulation_of_all_ranks(
     options = {"bits": bits, "warmup_steps": 3, "preconditioned": preconditioned}
     optimizer = OneBitAdam(parts, **group, **options, comm=comm, bucket_mb=0.001)
     references = [
-        OneBitAdamOneProcess(x.numpy().copy(), comm.size, _by_bits(bits), k, 3, preconditioned, group)
+        OneBitAdamOneProcess(x.numpy().copy(), comm.size, codec_of_bits(bits), k, 3, preconditioned, group)
         for k, x in enumerate(start.split([400, 300]))
     ]
     assert len(optimizer.aggregators) == len(references)
@@ -202,8 +202,10 @@ def test_ranks_stay_equal_and_send_bits(comm: Communicator) -> None:
 
 
 @two_ranks
-@pytest.mark.parametrize(("bits", "lr"), [(1, 0.01), (4, 0.001)])
-def test_learns_the_digits_as_dense_adam_does(comm: Communicator, bits: int, lr: float) -> None:
+@pytest.mark.parametrize(
+    ("codec", "lr"), [({"bits": 1}, 0.01), ({"bits": 4}, 0.001), ({"compressor": "levels:levels=4,bucket=128"}, 0.01)]
+)
+def test_learns_the_digits_as_dense_adam_does(comm: Communicator, codec: dict[str, Any], lr: float) -> None:
     digits = load("digits").train
     losses = []
     for one_bit in (False, True):
@@ -213,7 +215,7 @@ def test_learns_the_digits_as_dense_adam_does(comm: Communicator, bits: int, lr:
             nn.init.normal_(parameter, std=0.1, generator=generator)
         broadcast_parameters(model, comm)
         if one_bit:
-            optimizer: Any = OneBitAdam(model.parameters(), lr=lr, bits=bits, warmup_steps=60, comm=comm)
+            optimizer: Any = OneBitAdam(model.parameters(), lr=lr, **codec, warmup_steps=60, comm=comm)
         else:
             optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=lr), Dense(), comm)
         order = torch.randperm(len(digits.labels), generator=torch.Generator().manual_seed(comm.rank))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense
-from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_optimizer_state
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, OneBitLamb, ZeroOneAdam, broadcast_optimizer_state
 from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.state.test_rank_state import through_torch_load
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
@@ -85,6 +85,20 @@ def test_a_mismatch_in_a_later_bucket_leaves_no_trace(comm: Communicator, monkey
     monkeypatch.undo()
     assert tensors_of(optimizer.state_dict()) == before
     assert torch.equal(parameters_of(model), parameters)
+
+
+@pytest.mark.parametrize("kind", [OneBitAdam, OneBitLamb, ZeroOneAdam])
+def test_a_state_from_before_the_freeze_takes_an_optimizer_back_to_the_bit(comm: Communicator, kind: Any) -> None:
+    models = [make_model(), make_model()]
+    back, fresh = (kind(model.parameters(), lr=0.01, warmup_steps=4, comm=comm) for model in models)
+    train(models[0], back, comm, range(2))
+    parameters, state = copy.deepcopy(models[0].state_dict()), back.state_dict()
+    train(models[0], back, comm, range(2, 9))
+    for model, optimizer in zip(models, (back, fresh), strict=True):
+        model.load_state_dict(parameters)
+        optimizer.load_state_dict(state)
+        train(model, optimizer, comm, range(2, 9))
+    assert torch.equal(*map(parameters_of, models))
 
 
 @pytest.mark.parametrize("kept", [copy.deepcopy, through_torch_load])

@@ -30,17 +30,18 @@ def of_cell(rate: str, nbytes: int) -> dict[str, Any]:
     return found
 
 
-def best_mpi_s(record: dict[str, Any]) -> float:
-    return min(timed["median_s"] for name, timed in record["timings"].items() if name.startswith("MPI "))
+def best_dense_s(record: dict[str, Any]) -> float:
+    compressed = ("one-bit ring", "Marsit ring")
+    return min(timed["median_s"] for name, timed in record["timings"].items() if name not in compressed)
 
 
 def test_the_speed_up_of_the_title_is_that_of_the_data() -> None:
     record = of_cell("1gbit", 100_000_000)
-    gain = best_mpi_s(record) / record["timings"]["Marsit ring"]["median_s"]
+    gain = best_dense_s(record) / record["timings"]["Marsit ring"]["median_s"]
     title = title_of(plots.speedup_by_rate(FULL))
-    assert title == f"Marsit's all-reduce of 100 MB is {gain:.0f} times as fast as Open MPI's best at 1 Gbit/s"
+    assert title == f"Marsit's all-reduce of 100 MB is {gain:.0f} times as fast as the best dense one at 1 Gbit/s"
 
-    slower = [record | {"timings": {**record["timings"], "Marsit ring": {"median_s": best_mpi_s(record) / 5}}}]
+    slower = [record | {"timings": {**record["timings"], "Marsit ring": {"median_s": best_dense_s(record) / 5}}}]
     assert plots.speedup_title(slower).startswith("Marsit's all-reduce of 100 MB is 5.0 times as fast")
 
 
@@ -51,7 +52,7 @@ def test_the_speed_up_is_drawn_at_each_rate_below_the_limit_and_flattered_points
     lines = {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
     assert list(lines) == ["100 MB vectors", "1 MB vectors", "64 kB vectors"]
     expected = [
-        best_mpi_s(of_cell(rate, 64_000)) / of_cell(rate, 64_000)["timings"]["Marsit ring"]["median_s"]
+        best_dense_s(of_cell(rate, 64_000)) / of_cell(rate, 64_000)["timings"]["Marsit ring"]["median_s"]
         for rate in ("100mbit", "1gbit", "10gbit", "none")
     ]
     assert list(lines["64 kB vectors"].get_ydata()) == pytest.approx(expected)

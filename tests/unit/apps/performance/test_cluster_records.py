@@ -93,7 +93,8 @@ def test_records_are_read_by_part_as_written(tmp_path: Path) -> None:
 def test_speed_ups_name_their_baseline() -> None:
     record = cell()
     assert ratios.best_mpi(record) == ("MPI Rabenseifner", 4.0)
-    assert ratios.speedup(record, "one-bit ring", "best MPI") == 4.0
+    assert ratios.best_dense(record) == ("MPI Rabenseifner", 4.0)
+    assert ratios.speedup(record, "one-bit ring", ratios.BEST_DENSE) == 4.0
     assert ratios.speedup(record, "one-bit ring", "dense ring") == 6.0
     assert ratios.speedup(record, "one-bit ring", "dense auto") is None
     assert ratios.over_mpich(record) == 4.5
@@ -101,8 +102,23 @@ def test_speed_ups_name_their_baseline() -> None:
     jobs = (((1.0, 3.0, 2.0), (8.0, 4.0)), ((4.0,), (2.0, 8.0, 16.0)))
     parts = [part("openmpi", {"one-bit ring": timed(*ours), "MPI ring": timed(*theirs)}) for ours, theirs in jobs]
     record = merge(parts, {})
-    assert ratios.speedups_by_job(record, "one-bit ring", "best MPI") == [6.0 / 2.0, 8.0 / 4.0]
+    assert ratios.speedups_by_job(record, "one-bit ring", ratios.BEST_DENSE) == [6.0 / 2.0, 8.0 / 4.0]
     assert ratios.speedups_by_job(record, "one-bit ring", "dense ring") == []
+
+
+def test_the_baseline_of_a_speed_up_is_the_fastest_without_compression() -> None:
+    for name in ("Gloo", "dense ring", "MPI ring"):
+        record = cell()
+        record["timings"][name]["median_s"] = 3.0
+        assert ratios.best_dense(record) == (name, 3.0)
+        assert ratios.speedup(record, "Marsit ring", ratios.BEST_DENSE) == 1.5
+
+
+def test_the_speed_up_of_the_defaults_includes_a_dense_call_in_a_hundred() -> None:
+    record = cell()
+    assert ratios.default_speedup(record) == pytest.approx(4.0 / (0.99 * 2.0 + 0.01 * 6.0))
+    del record["timings"]["dense ring"]
+    assert ratios.default_speedup(record) is None
 
 
 def test_the_bound_is_what_the_busiest_link_carries() -> None:
@@ -225,7 +241,7 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     row = next(line for line in made["cluster-sizes"].splitlines() if line.startswith("| 100MB | 500"))
     cells = [text.strip() for text in row.strip("|").split("|")]
     assert cells[5:7] == ["4000 (4000) / 2000 Rabenseifner", "7000 (7000) / 3500"]
-    assert cells[-3:] == ["8.00", "12.0", "2.00"]
+    assert cells[-4:] == ["MPI Rabenseifner", "8.00", "2.00", "1.96"]
     assert "| 8 | 1gbit/100mbit | 16MB |" in made["cluster-nodes"]
     assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
     assert "| 4.50 |" in made["cluster-mpich"]

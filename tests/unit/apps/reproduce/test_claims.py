@@ -12,7 +12,7 @@ import pytest
 from apps import appendices
 from apps.reproduce import __main__ as program
 from apps.reproduce import marsit
-from apps.reproduce.claims import Claim, paired, table
+from apps.reproduce.claims import Claim, paired, table, time_to_goal
 from apps.studies.results import Results
 
 
@@ -27,6 +27,12 @@ def test_a_difference_is_sure_only_if_its_interval_leaves_out_zero() -> None:
     assert not unsure.above
     with pytest.raises(ValueError, match="2 at least, not 1 and 1"):
         paired([1.0], [2.0])
+
+
+def test_the_end_of_a_run_is_no_time_to_the_goal() -> None:
+    assert time_to_goal([1.0, 2.0], 0) == "1.5 s"
+    assert time_to_goal([1.0, 2.0], 2) == "not within 1.5 s"
+    assert time_to_goal([1.0, 2.0], 1) == "1 of 2 seeds not within the run"
 
 
 def test_a_table_says_what_was_not_found_again() -> None:

@@ -149,6 +149,11 @@ def test_verdict_on_what_is_sent_until_training_is_as_good() -> None:
     assert claim.holds
     assert "PSGD 1," in claim.ours
     assert "Marsit 0.3;" in claim.ours
+    assert "Marsit sends 70% less than PSGD and 85% less than signSGD" in claim.ours
+    late = {"Marsit-100": [run(1e6, 0.5, 0.6, 0.9)], "PSGD": [run(1e6, 0.5, 0.8)]}
+    assert "Marsit-100 sends 50% more than PSGD" in budget("t", runs | late).ours
+    never = {"SSDM": [run(1e5, 0.8, 0.8)], "signSGD": [run(1e5, 0.1, 0.1), run(1e5, 0.8, 0.9)]}
+    assert "an unknown part less than signSGD" in budget("t", runs | never).ours
     claim = budget("t", runs | {"SSDM": [run(1e5, 0.8, 0.8)]})
     assert not claim.holds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,49 @@ def test_parts_that_a_rank_describes_otherwise_are_refused() -> None:
             NodeLayout.of_parts(comm, part)
 
     run_local(3, work)
+
+
+@pytest.mark.parametrize("options", [{}, {"checksums": True}, {"link": "1gbit"}, {"checksums": True, "link": "1gbit"}])
+def test_parts_are_read_without_a_call_of_theirs(options: dict[str, Any]) -> None:
+    def work(comm: Communicator) -> Any:
+        part = comm.split(comm.rank % 2)
+        number = part.calls.next_tag()
+        found = NodeLayout.of_parts(comm, part).node_of
+        assert part.calls.next_tag() == number + 1
+        return found
+
+    assert set(run_local(5, work, **options)) == {(0, 1, 0, 1, 0)}
+
+
+def test_a_part_with_ranks_of_others_is_refused() -> None:
+    def work(comm: Communicator) -> None:
+        whole = comm.split(0)
+        with comm.split(comm.rank // 2) as part:
+            if comm.rank == 2:
+                assert NodeLayout.of_parts(part, part).sizes == (1,)
+            with pytest.raises(ValueError, match=r"rank 0 is number \d of the 3 ranks of its part"):
+                NodeLayout.of_parts(part, whole)
+
+    run_local(3, work)
+
+
+def test_parts_are_those_of_the_survivors_of_a_death_in_the_call_that_reads_them() -> None:
+    """A call that had ended on a survivor has the dead rank's answer, too."""
+
+    def work(comm: Communicator) -> Any:
+        with comm.split(comm.rank // 2) as part:
+
+            def gather(mine: Any) -> Any:
+                found, left.members = comm.allgather_object(mine), (0, 2, 3)
+                left.rank = sum(one < comm.rank for one in left.members)
+                return found
+
+            left = SimpleNamespace(
+                members=(0, 1, 2, 3), rank=comm.rank, mpi_comm=comm.mpi_comm, regroup=comm, allgather_object=gather
+            )
+            return NodeLayout.of_parts(left, part).node_of  # type: ignore[arg-type]
+
+    assert set(run_local(4, work)) == {(0, 1, 1)}
 
 
 def test_nodes_are_closed_with_their_communicator() -> None:

@@ -16,6 +16,7 @@ from collectives import CollectiveMismatch, Communicator, Ring, Star
 from collectives.communicator import link_clock, slow_link
 from collectives.communicator.slow_link import HeldSend, SlowLink
 from collectives.cost.rate import EmulatedLink
+from collectives.recovery.fault_tolerance import look
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom
 
@@ -277,3 +278,8 @@ def test_a_trace_names_the_link(tmp_path: Path) -> None:
     with Communicator(link="1gbit,50us", trace=tmp_path) as comm:
         comm.allreduce(np.ones(3))
     assert json.loads((tmp_path / "rank-0.json").read_text())["otherData"]["link"] == "1 Gbit/s, 50 us"
+
+
+def test_a_link_is_looked_at_for_deaths() -> None:
+    """Ranks of a node that wait for each other in shared memory do so."""
+    assert run_local(2, lambda comm: look(comm.mpi_comm), link="1gbit") == [None, None]

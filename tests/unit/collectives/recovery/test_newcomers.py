@@ -9,7 +9,7 @@ import pytest
 
 from collectives.communicator.nodes import NodeLayout
 from collectives.recovery import newcomers
-from collectives.recovery.newcomers import LOOK_S, Newcomers, Transfer
+from collectives.recovery.newcomers import LOOK_S, Newcomers, StateTransfer
 
 
 class Pool:
@@ -52,10 +52,10 @@ def test_a_revocation_is_seen_in_the_look_in_which_it_arrives(monkeypatch: pytes
     sleeps = list[float]()
     monkeypatch.setattr(newcomers.time, "sleep", sleeps.append)
 
-    def assemble(transfer: Transfer) -> None:
+    def assemble(transfer: StateTransfer) -> None:
         found.is_spare = False
 
     monkeypatch.setattr(found, "_assemble", assemble)
-    found._wait(Transfer(list, print, list))
+    found._wait(StateTransfer(list, print, list))
     assert pool.probed == [0, 1, 0, 1, 0]  # one member in each look
     assert sleeps == [LOOK_S] * 4

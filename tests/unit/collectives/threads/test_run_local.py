@@ -252,3 +252,11 @@ def test_nan_is_told_of_the_ranks_that_have_it() -> None:
     with pytest.raises(NonFiniteGradient) as caught:
         run_local(4, work, timeout=TIMEOUT_S)
     assert caught.value.ranks == (1, 3)
+
+
+@pytest.mark.parametrize("arguments", [(lambda comm: comm.rank, 4), (4, None)])
+def test_arguments_in_another_order_are_named(arguments: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"the number of ranks comes first, then the function: write run_local\(4, func"
+    ):
+        run_local(*arguments)

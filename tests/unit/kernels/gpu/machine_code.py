@@ -18,6 +18,7 @@ CEILINGS = Path(__file__).with_name("ceilings.json")
 """Registers, instructions and whether there are wide accesses, for each kernel; `record` writes it."""
 SLACK = 1.25
 WIDE = re.compile(r"\b(?:LDG|STG|LDGSTS)(?:\.\w+)*\.128\b")
+LOCAL = re.compile(r"\b(?:LDL|STL)\b")
 WIDE_IN_PTX = re.compile(r"\b(?:ld|st)\.global[.\w:]*\.(?:v4\.\w32|v2\.\w64)\b")
 INSTRUCTION_BYTES = 16
 EXECUTABLE = 4  # flag of an ELF file's section
@@ -31,9 +32,12 @@ def measure(cubin: bytes) -> dict[str, int] | None:
         name: int(value)
         for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", _run("cuobjdump", "-res-usage", cubin))
     }
+    spilled = used["STACK"] + used["LOCAL"]
+    if spilled and not LOCAL.search(_run("nvdisasm", "-c", cubin)):
+        spilled = 0  # a frame that is never used
     return {
         "registers": used["REG"],
-        "spilled": used["STACK"] + used["LOCAL"],
+        "spilled": spilled,
         "instructions": _executable_bytes(cubin) // INSTRUCTION_BYTES,
     }
 

@@ -11,7 +11,7 @@ import pytest
 from collectives import Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import Auto, Dense, Marsit, ScaleCom
-from mpicomp.auto.trials import Times
+from mpicomp.auto.trials import TrialTimes
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
@@ -22,8 +22,8 @@ DENSE, COMPRESSED = 3, 3  # steps of a trial with trial_steps=2
 
 @pytest.fixture(autouse=True)
 def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trial end with the choice of dense, whatever steps take."""
-    monkeypatch.setattr("mpicomp.auto.chosen.slowest", lambda rows: Times([1.0, 3.0, 3.0], [[1.0, 3.0, 3.0]] * 4))
+    """Let the trial end with the choice of dense, for steps of any length."""
+    monkeypatch.setattr("mpicomp.auto.chosen.slowest", lambda rows: TrialTimes([1.0, 3.0, 3.0], [[1.0, 3.0, 3.0]] * 4))
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,16 @@ BUDGETS: dict[Any, tuple[int, int, int]] = {
     RandomK(10): (8, 1, 1),
     ScaleCom(10): (8, 1, 2),
     mpicomp.TrueTopK(10): (13, 2, 2),
+    # one encodes a sum, one decodes it, of each of two pieces; the flag is set for each step
+    mpicomp.Relay(): (5, 4, 2),
     # of one message, which is added at once
     mpicomp.CascadingSSDM(): (16, 2, 1),
 }
 ONE_OF_EACH = (
     Marsit(2), Marsit(2, residual="paper", transactional=True), Marsit(None, winners=2), MajorityVote(), EFSignSGD(),
     mpicomp.SSDM(momentum=0.9), mpicomp.ECQSGD(alpha=0.1, bucket=64, coding="entropy"), TernGrad(bucket=64),
-    mpicomp.LocalTopK(rate=10), DoubleSqueeze(), ScaleCom(10, beta=0.5), mpicomp.TrueTopK(10), RandomK(10),
-    Dense(wire="bfloat16"),
+    mpicomp.LocalTopK(rate=10), DoubleSqueeze(), mpicomp.Relay(bucket=64), ScaleCom(10, beta=0.5), mpicomp.TrueTopK(10),
+    RandomK(10), Dense(wire="bfloat16"),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 
 from collectives import Communicator, Ring
 from collectives.threads.run_local import run_local
-from mpicomp import Auto, Marsit, PowerSGD, SparseLoCo
+from mpicomp import Auto, Dense, Marsit
 from tests.methods import METHODS
 from tests.unit.kernels.gpu.on_device import HAS_GPU, bits, given, name_of, vector
 
@@ -20,7 +20,11 @@ LENGTHS = (1_500_001, 1_499_000, 70) if HAS_GPU else (4500, 3900, 70)
 N = sum(-(-length // 64) * 64 for length in LENGTHS)
 PIECE_BYTES = 1 << 18 if HAS_GPU else 512
 STEPS = 3
-ON_DEVICES = [name for name, one in METHODS.items() if not isinstance(one, Auto | PowerSGD | SparseLoCo)]
+ON_DEVICES = [
+    name
+    for name, one in METHODS.items()
+    if isinstance(one, Dense) or (one.encodes_on_devices("float32") and not isinstance(one, Auto))
+]
 # The interpreter is slow, and other tests have all methods on short vectors.
 NAMES = ON_DEVICES if HAS_GPU else ["marsit", "qsgd", "scalecom"]
 

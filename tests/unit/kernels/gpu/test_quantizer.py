@@ -13,6 +13,8 @@ from mpicomp.kernels.cpu.quantizer import WORDS
 from mpicomp.kernels.streams import Stream, source
 from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, numbers
 
+SHIFT = np.uint64(0xC0FFEE42 << 32)  # is added to each word of correlated draws
+
 CASES = ((1000, 512), (0, 7), (1, 1), (9, 4), (65, 64), (513, 100), (4097, 1024), (9000, 2**40))
 
 
@@ -31,7 +33,7 @@ def test_codes_are_the_cpus(both: SideBySide, dtype: Any, levels: int, negative:
         scales = np.abs(numbers(-(-n // bucket), np.float32, 1)) + np.float32(0.5)
         scales[1::3] = 0
         scales[2::7] = np.inf
-        given = schedule, np.uint64(first), step, source(5, 2), x, bucket, scales, levels, negative
+        given = schedule, np.uint64(first), step, source(5, 2) | SHIFT, x, bucket, scales, levels, negative
         codes = both("quantize", *given, np.zeros(WORDS, np.uint64), np.zeros(n, np.uint8), host=(0, 9), offset=n % 4)[
             -1
         ]
@@ -70,7 +72,7 @@ def test_codes_in_planes_are_the_cpus(
     both: SideBySide, levels: int, negative: int, norm: int | None, dtype: Any, told: bool
 ) -> None:
     """Any two of levels, norm, type and `told` meet in a case."""
-    at = Stream(3, 1, "levels").schedule(), np.uint64(16 * 1001), np.uint64(17), source(5, 2)
+    at = Stream(3, 1, "levels").schedule(), np.uint64(16 * 1001), np.uint64(17), source(5, 2) | SHIFT
     for n, bucket in CASES:
         sent, scales = np.full(n, 7, dtype) if told else None, np.abs(numbers(-(-n // bucket), np.float32, 1))
         given = numbers(n, dtype), bucket, norm, scales, levels, negative, np.zeros(WORDS, np.uint64)

@@ -10,6 +10,8 @@ import pytest
 from mpicomp.kernels.streams import Stream, source
 from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, assert_same, numbers
 
+SHIFT = np.uint64(0xC0FFEE42 << 32)  # is added to each word of correlated draws
+
 MOMENTUM = pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
 
 
@@ -30,7 +32,7 @@ def test_norms_are_the_cpus(both: SideBySide, dtype: Any) -> None:
 
 @pytest.mark.parametrize("norm", [0.0, 2.5, 300.0, float(np.float32(1e-45)), np.inf, np.nan])
 def test_signs_are_the_same_by_a_norm_on_the_device(norm: float, both: SideBySide, to_device: Any) -> None:
-    begin = Stream(3, 1, "signs").schedule(), np.uint64(64), np.uint64(17), source(5, 2)
+    begin = Stream(3, 1, "signs").schedule(), np.uint64(64), np.uint64(17), source(5, 2) | SHIFT
     g = numbers(1100, np.float32)
     found = []
     for one in (np.float64(norm), to_device(np.full(1, norm, np.float32))):
@@ -87,7 +89,7 @@ def test_blocks_of_many_tensors_have_the_bits_of_each(to_device: Any, to_host: A
     n, schedule = spans[-1][1], Stream(3, 1, "signs").schedule()
     g, m = np.random.default_rng(0).standard_normal((2, n)).astype(kind)
     beta, gain = (kind(0.9), kind(0.1)) if momentum else (None, None)
-    step, own = np.uint64(5), source(1)
+    step, own = np.uint64(5), source(1) | SHIFT
     norms = np.array([30.0, 0.0, 2.5])
     rows = np.array([[start, stop, group, start // 64] for group, (start, stop) in enumerate(spans)])
     blocks = BlockRows(to_device(rows.reshape(-1), 0), 0, 3, False)

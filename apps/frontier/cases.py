@@ -1,0 +1,142 @@
+"""Cases of the record: each method, at each number of local steps that is of interest for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from apps.frontier.tasks import Task
+from collectives import Communicator
+from mpicomp import Dense, DoubleSqueeze, Marsit, PowerSGD, Relay, ScaleCom, SparseLoCo
+from mpicomp.algorithms import Algorithm
+from mpicomp.contrib.ef21 import EF21
+from mpicomp.torch import DistributedLion, DistributedOptimizer, OneBitAdam, ZeroOneAdam
+
+DENSE = "dense"
+GRADIENTS = 0
+"""Local steps of a method that averages the gradients of every step."""
+ALGORITHMS: dict[str, Algorithm] = {
+    DENSE: Dense(),
+    "float16": Dense("float16"),
+    "PowerSGD": PowerSGD(4),
+    "Marsit": Marsit(None, gamma=2.0, clip=1.0),
+    "Marsit, K = 100": Marsit(100),
+    "1 winner": Marsit(None, gamma=2.0, clip=1.0, winners=1),
+    "2 winners": Marsit(None, gamma=2.0, clip=1.0, winners=2),
+    "Relay(2, copy)": Relay(2, 256, residual="copy"),
+    "Relay(3)": Relay(3),
+    "Relay(4)": Relay(4),
+    "Relay(16)": Relay(16),
+    "DoubleSqueeze": DoubleSqueeze(),
+    "DoubleSqueeze(4 levels)": DoubleSqueeze("levels:levels=4,bucket=128"),
+    "ScaleCom": ScaleCom(100),
+    "SparseLoCo": SparseLoCo(),
+}
+"""Methods in the place of the dense average."""
+Parameters = Iterable[nn.Parameter]
+Make = Callable[[Parameters, float, Communicator], Any]
+
+
+def _one_bit_adam(parameters: Parameters, lr: float, comm: Communicator) -> Any:
+    return OneBitAdam(parameters, lr, warmup_steps=120, weight_decay=0.01, decoupled_weight_decay=True, comm=comm)
+
+
+def _zero_one_adam(parameters: Parameters, lr: float, comm: Communicator) -> Any:
+    return ZeroOneAdam(parameters, lr, weight_decay=0.01, warmup_steps=120, local_doubling=120, comm=comm)
+
+
+def _lion(parameters: Parameters, lr: float, comm: Communicator) -> Any:
+    # each step has the length of the rate: its authors use a third to a tenth of AdamW's, and as much more decay
+    return DistributedLion(parameters, 0.2 * lr, weight_decay=0.05, comm=comm)
+
+
+def _ef21(parameters: Parameters, lr: float, comm: Communicator) -> Any:
+    # the mean of eta = 0.1 takes the place of the momentum, and is a tenth as long
+    return _of_gradients(torch.optim.SGD(parameters, lr=10 * lr), EF21("top-k:rate=100"), comm)
+
+
+def _masked(rate: int, parameters: Parameters, lr: float, comm: Communicator) -> Any:
+    inner = torch.optim.SGD(parameters, lr=lr)
+    return _of_gradients(inner, ScaleCom(rate, momentum=0.9, masking=True), comm)
+
+
+OPTIMIZERS: dict[str, Make] = {"1-bit Adam": _one_bit_adam, "0/1 Adam": _zero_one_adam, "Lion": _lion}
+"""Methods that are optimizers of their own, for the task of AdamW."""
+MOMENTA: dict[str, Make] = {"EF21": _ef21} | {
+    f"ScaleCom({rate}), masked": partial(_masked, rate) for rate in (65, 100, 400)
+}
+"""Methods with a momentum of their own, for the tasks of SGD with momentum."""
+
+
+def own_optimizers(task: str) -> dict[str, Make]:
+    """Return the methods of a task that bring an optimizer or its momentum."""
+    return OPTIMIZERS if task == "gpt" else MOMENTA
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with its local steps, ranks and topology."""
+
+    task: str
+    method: str
+    local_steps: int
+    ranks: int = 4
+    topology: Any = "ring"
+
+    @property
+    def title(self) -> str:
+        """Method and H."""
+        return self.method if self.local_steps == GRADIENTS else f"{self.method}, H = {self.local_steps}"
+
+    @property
+    def exact(self) -> Case:
+        """The dense average of the same steps."""
+        return replace(self, method=DENSE, topology="ring")
+
+    @property
+    def definition(self) -> str:
+        """The method with all its options."""
+        return repr(ALGORITHMS[self.method]) if self.method in ALGORITHMS else self.method
+
+
+def make_optimizer(case: Case, task: Task, model: nn.Module, lr: float, comm: Communicator) -> Any:
+    """Return the optimizer of a case, which communicates in its `step`."""
+    own = own_optimizers(task.name)
+    if case.method in own:
+        return own[case.method](model.parameters(), lr, comm)
+    inner = task.optimizer(model.parameters(), lr)
+    if not case.local_steps:
+        return _of_gradients(inner, ALGORITHMS[case.method], comm)
+    options: dict[str, Any] = {"synchronize": "updates", "local_steps": case.local_steps}
+    return DistributedOptimizer(inner, ALGORITHMS[case.method], comm, **options, overlap=False)
+
+
+def _of_gradients(inner: torch.optim.Optimizer, algorithm: Algorithm, comm: Communicator) -> DistributedOptimizer:
+    # without overlap, so that ranks that are threads need no further threads
+    return DistributedOptimizer(inner, algorithm, comm, synchronize="gradients", overlap=False)
+
+
+_LOCAL = (DENSE, "Relay(4)", "Relay(3)", "Relay(2, copy)", "Marsit", "DoubleSqueeze(4 levels)")
+_RARE = ("2 winners", "1 winner", "PowerSGD", "ScaleCom", "DoubleSqueeze", "SparseLoCo")
+_OF_GRADIENTS = (DENSE, "Relay(16)", "Marsit, K = 100", "Marsit", "PowerSGD", "DoubleSqueeze", "ScaleCom", "Relay(4)")
+
+
+def cases_of(task: str) -> list[Case]:
+    """Return the cases of a task, those first that decide."""
+    found = [Case(task, method, 10) for method in _LOCAL]
+    found += [Case(task, DENSE, GRADIENTS), Case(task, "Relay(16)", GRADIENTS)]
+    found += [Case(task, method, 30) for method in _LOCAL]
+    found += [Case(task, method, GRADIENTS) for method in _OF_GRADIENTS]
+    found += [Case(task, method, 100) for method in _LOCAL]
+    found += [Case(task, method, 1) for method in ("Relay(2, copy)", "Relay(4)", "Marsit")]
+    found += [Case(task, method, GRADIENTS) for method in own_optimizers(task)]
+    if task == "gpt":
+        found += [Case(task, "Relay(4)", 10, 8, "halving-doubling"), Case(task, DENSE, 10, 8)]
+    found += [Case(task, method, 10) for method in _RARE]
+    found += [Case(task, method, 30) for method in ("2 winners", "SparseLoCo")]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,154 @@
+"""Learning: the score of each method by steps and bytes, each at the best of three learning rates.
+
+Rates are chosen on a seed of their own, with as many steps and as many rates for every method, and one choice serves
+all numbers of local steps. Runs of the record are not made again: missing ones are added, in the order of the cases,
+until `minutes` have passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apps.frontier.cases import GRADIENTS, Case, cases_of, make_optimizer
+from apps.frontier.tasks import TASKS, Task, task_loss
+from apps.launch import PROJECT
+from apps.records import Record, read_record, write_record
+from apps.studies.parallel import Run, run_parallel
+from apps.studies.results import Results, slug
+from apps.train.learning_rate import LearningRate
+from collectives import Communicator
+from collectives.errors import NonFiniteGradient
+from collectives.threads.run_local import run_local
+from mpicomp.torch import ZeroOneAdam
+
+RECORD = PROJECT / "docs" / "records" / "frontier" / "learning.json"
+TUNING_SEED = 1000  # of the runs that choose a learning rate, and of no others
+TIMEOUT_S = 1200.0
+FIRST = 14
+"""Cases of a task that are tuned and trained before the others: those that decide."""
+Rates = Mapping[tuple[str, bool], float]
+"""The best rate of a method, for gradients and for updates."""
+
+
+def train(comm: Communicator, case: Case, lr: float, seed: int, steps: int) -> Record:
+    """Train one rank's replica; collective.
+
+    Returns
+    -------
+    dict
+        ``scores``: of the common model after every `Task.evaluated` steps. ``bytes``: sent by all synchronizations,
+        mean over ranks. ``elements``: of the model.
+    """
+    task = TASKS[case.task]
+    torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
+    model = task.build(seed)
+    optimizer = make_optimizer(case, task, model, lr, comm)
+    rate = LearningRate(lr, steps, steps // 20)
+    random, scores = np.random.default_rng((seed, comm.rank)), []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        batch = task.draw(random, comm.rank, comm.size)
+        optimizer.zero_grad()
+        task_loss(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+        if (step + 1) % task.evaluated == 0:
+            scores.append(_score(task, model, optimizer, comm))
+    sent = sum(aggregator.traffic.total.bytes_sent for aggregator in optimizer.aggregators or ())
+    elements = sum(one.numel() for one in model.parameters())
+    return {"scores": scores, "bytes": comm.allreduce(float(sent), "mean"), "elements": elements}
+
+
+def _score(task: Task, model: torch.nn.Module, optimizer: object, comm: Communicator) -> float:
+    common = getattr(optimizer, "common_model", None)
+    if common is None:  # of an optimizer whose ranks hold one model, between local steps too
+        if isinstance(optimizer, ZeroOneAdam):
+            optimizer.synchronize()
+        return task.evaluate(model) if comm.rank == 0 else 0.0
+    with common():
+        return task.evaluate(model) if comm.rank == 0 else 0.0
+
+
+def run(case: Case, lr: float, seed: int, steps: int) -> Record:
+    """Train on ranks that are threads, which send the bytes of processes; return rank 0's record.
+
+    The record of a training that ends in NaN has the score of that.
+    """
+    torch.set_num_threads(1)
+
+    def rank(comm: Communicator) -> Record:
+        return train(comm, case, lr, seed, steps)
+
+    try:
+        return run_local(case.ranks, rank, case.topology, timeout=TIMEOUT_S)[0]
+    except NonFiniteGradient:
+        task = TASKS[case.task]
+        return {"scores": [task.of_divergence] * (steps // task.evaluated), "bytes": 0.0, "elements": 0}
+
+
+def kept(results: Results, case: Case, lr: float, seed: int, steps: int, deadline: float) -> Record:
+    """Return the record of a run, made if it is missing and the deadline has not passed; otherwise an empty one."""
+    settings = {"definition": case.definition, "task": case.task, "method": case.method, "lr": lr, "seed": seed}
+    settings |= {"local_steps": case.local_steps, "steps": steps, "ranks": case.ranks, "topology": case.topology}
+    name = f"{case.task}-{slug(case.method)}-{case.local_steps}-{case.ranks}-{case.topology}-{lr:g}-{steps}-{seed}"
+    known = results.kept(name, settings)
+    if known is None and time.time() > deadline:
+        return {}
+    return known or results.get(name, settings, partial(run, case, lr, seed, steps))
+
+
+def tuned(results: Results, cases: Iterable[Case], deadline: float) -> Rates:
+    """Return the best rate of each method of which all rates have been tried."""
+    found: dict[tuple[str, bool], float] = {}
+    tried: dict[tuple[Case, float], Run] = {}
+    for case in cases:
+        task = TASKS[case.task]
+        short = Case(case.task, case.method, 10 if case.local_steps else GRADIENTS)
+        tried |= {
+            (short, lr): partial(kept, results, short, lr, TUNING_SEED, task.tuning_steps, deadline)
+            for lr in task.rates
+        }
+    made = run_parallel(tried)
+    for case in {short: None for short, _ in made}:
+        task = TASKS[case.task]
+        scores = {lr: record["scores"][-1] for (one, lr), record in made.items() if one == case and record}
+        if len(scores) == len(task.rates):
+            best = min if task.lower_is_better else max
+            finite = {lr: score for lr, score in scores.items() if np.isfinite(score)} or scores
+            found[case.method, case.local_steps == GRADIENTS] = best(finite, key=lambda lr: finite[lr])
+    return found
+
+
+def study(results: Results, task: str, seeds: int, minutes: float) -> Record:
+    """Add runs of a task to the record; return it."""
+    deadline = time.time() + 60 * minutes
+    adopt(results, RECORD)
+    every = cases_of(task)
+    for cases in (every[:FIRST], every):
+        rates = tuned(results, cases, deadline)
+        ready = {case: rates.get((case.method, case.local_steps == GRADIENTS)) for case in cases}
+        run_parallel(
+            {
+                (case, seed): partial(kept, results, case, lr, seed, TASKS[task].steps, deadline)
+                for seed in range(seeds)
+                for case, lr in ready.items()
+                if lr is not None
+            }
+        )
+    return {"runs": [read_record(path) for path in sorted(results.folder.glob("*.json"))]}
+
+
+def adopt(results: Results, record: Path) -> None:
+    """Write the runs of a committed record that the folder lacks, so that they are not made again."""
+    for one in read_record(record)["runs"] if record.exists() else ():
+        settings = one["settings"]
+        name = "{task}-{}-{local_steps}-{ranks}-{topology}-{lr:g}-{steps}-{seed}".format(
+            slug(settings["method"]), **settings
+        )
+        if not (results.folder / f"{name}.json").exists():
+            write_record(results.folder / f"{name}.json", one)

@@ -1,0 +1,93 @@
+"""Learning: all methods have the same tuning, no run is made twice, and none begins after the deadline."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from apps.frontier import learning
+from apps.frontier.cases import DENSE, Case, cases_of
+from apps.frontier.tasks import TASKS
+from apps.records import Record, write_record
+from apps.studies.results import Results
+from collectives.errors import NonFiniteGradient
+
+CASES = [Case("gpt", DENSE, 10), Case("gpt", DENSE, 30), Case("gpt", "Relay(4)", 10), Case("gpt", "Relay(4)", 0)]
+BEST = {(DENSE, 10): 1e-3, ("Relay(4)", 10): 4e-3, ("Relay(4)", 0): 2e-3}
+Made = list[tuple[Case, float, int, int]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The runs that were made: stand-ins, whose score is the distance from the method's best rate."""
+    runs: Made = []
+
+    def run(case: Case, lr: float, seed: int, steps: int) -> Record:
+        runs.append((case, lr, seed, steps))
+        return {"scores": [9.0, abs(lr - BEST[case.method, min(case.local_steps, 10)])], "bytes": 1.0, "elements": 1}
+
+    monkeypatch.setattr(learning, "run", run)
+    monkeypatch.setattr(learning, "run_parallel", lambda runs: {key: run() for key, run in runs.items()})
+    monkeypatch.setattr(learning, "cases_of", lambda task: CASES)
+    monkeypatch.setattr(learning, "RECORD", Path("/nonexistent"))
+    return runs
+
+
+def test_rates_are_chosen_on_a_seed_of_their_own_for_all_local_steps(tmp_path: Path, made: Made) -> None:
+    found = learning.study(Results(tmp_path), "gpt", 2, 60.0)
+    gpt = TASKS["gpt"]
+    tuning = [(case.method, case.local_steps, lr) for case, lr, seed, steps in made if seed == learning.TUNING_SEED]
+    assert sorted(tuning) == sorted((method, steps, lr) for method, steps in BEST for lr in gpt.rates)
+    final = [one for one in made if one[2] != learning.TUNING_SEED]
+    assert {(case, lr) for case, lr, _, _ in final} == {
+        (case, BEST[case.method, min(case.local_steps, 10)]) for case in CASES
+    }
+    assert [seed for _, _, seed, _ in final] == [0] * 4 + [1] * 4
+    assert {steps for *_, steps in final} == {gpt.steps}
+    assert len(found["runs"]) == len(made)
+
+
+def test_runs_of_the_record_are_not_made_again(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "learning.json"
+    write_record(record, learning.study(Results(tmp_path / "old"), "gpt", 2, 60.0))
+    made.clear()
+    monkeypatch.setattr(learning, "RECORD", record)
+    found = learning.study(Results(tmp_path / "new"), "gpt", 3, 60.0)
+    assert {seed for _, _, seed, _ in made} == {2}
+    assert len(made) == len(CASES)
+    assert len(found["runs"]) == 9 + 3 * len(CASES)
+
+
+def test_no_run_begins_after_the_deadline(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, *[1.0] * 4])
+    monkeypatch.setattr(time, "time", lambda: next(clock, 61.0))
+    found = learning.study(Results(tmp_path), "gpt", 2, 1.0)
+    assert len(made) == len(found["runs"]) == 4
+    assert {case.method for case, *_ in made} == {DENSE, "Relay(4)"}
+
+
+def test_a_rate_whose_runs_diverge_is_not_chosen(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(case: Case, lr: float, seed: int, steps: int) -> Record:
+        return {"scores": [float("nan") if lr < 4e-3 else 3.0], "bytes": 1.0, "elements": 1}
+
+    monkeypatch.setattr(learning, "run", run)
+    assert learning.tuned(Results(tmp_path), CASES[:1], time.time() + 60) == {(DENSE, False): 4e-3}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_dense_and_relay_are_the_first_cases(task: str) -> None:
+    cases = cases_of(task)
+    assert {DENSE, "Relay(4)"} <= {case.method for case in cases[: learning.FIRST]}
+    assert len(set(cases)) == len(cases)
+
+
+def test_a_training_that_diverges_has_the_worst_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*arguments: object) -> None:
+        raise NonFiniteGradient("NaN", (0,))
+
+    monkeypatch.setattr(learning, "train", diverge)
+    for task, score in (("gpt", 100.0), ("cnn", 0.0)):
+        case = Case(task, DENSE, 1, ranks=1)
+        assert learning.run(case, 1.0, 0, 2 * TASKS[task].evaluated)["scores"] == [score, score]

@@ -1,0 +1,73 @@
+"""The verdict: seconds to a goal follow from curves, local steps and step times, and dense is the best dense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from apps.frontier import times, verdict
+from apps.frontier.cases import DENSE
+from apps.frontier.tasks import TASKS
+from apps.frontier.verdict import Learned
+from apps.records import Record
+
+GPT, CNN = TASKS["gpt"], TASKS["cnn"]
+TIMES = {DENSE: (0.1, 0.5), "Relay(4)": (0.1, 0.2)}
+
+
+def run(method: str, local_steps: int, seed: int, scores: list[float], **other: Any) -> Record:
+    """A run of the record of learning."""
+    settings = {"task": "gpt", "steps": GPT.steps, "ranks": 4, "method": method, "local_steps": local_steps}
+    return {"settings": {**settings, "seed": seed, **other}, "result": {"scores": scores, "bytes": 1e6}}
+
+
+def test_a_goal_between_two_evaluations_is_interpolated() -> None:
+    one = Learned(DENSE, 0, [[3.0, 2.0, 1.0], [3.2, 2.2, 1.2]], 0.0)
+    assert verdict.steps_to(one, GPT, 1.6 - verdict.TOLERANCE[GPT.score]) == pytest.approx(250)
+    assert verdict.steps_to(one, GPT, 4.0) == GPT.evaluated
+    assert verdict.steps_to(one, GPT, 1.0) is None
+
+
+def test_an_accuracy_is_reached_from_below() -> None:
+    one = Learned(DENSE, 0, [[70.0, 80.0]], 0.0)
+    assert verdict.steps_to(one, CNN, 75 + verdict.TOLERANCE[CNN.score]) == pytest.approx(150)
+    assert verdict.steps_to(one, CNN, 81.0) is None
+
+
+def test_one_in_h_steps_has_a_synchronization() -> None:
+    assert verdict.seconds(Learned("Relay(4)", 10, [], 0.0), 100, TIMES) == pytest.approx(11.0)
+    assert verdict.seconds(Learned(DENSE, 0, [], 0.0), 100, TIMES) == pytest.approx(50.0)
+    assert verdict.seconds(Learned("not timed", 10, [], 0.0), 100, TIMES) is None
+
+
+def test_dense_has_the_fastest_of_all_dense_all_reduces() -> None:
+    seconds = {DENSE: [[0.1, 0.5]], "Relay(4)": [[0.12, 0.2]], "MPI ring": [[0.3]], "Gloo": [[0.25]]}
+    found = times.step_seconds({"seconds": seconds})
+    assert found[DENSE] == pytest.approx((0.11, 0.36))
+    assert found["Relay(4)"] == pytest.approx((0.11, 0.2))
+    assert times.step_seconds({"seconds": {**seconds, "Gloo": [[0.6]], "MPI ring": [[0.6]]}})[DENSE][1] == 0.5
+
+
+def test_methods_are_judged_by_the_seeds_that_all_have() -> None:
+    runs = [run(DENSE, 10, seed, [2.0, 1.0 + seed]) for seed in (0, 1)]
+    runs += [run("Relay(4)", 10, seed, [2.0, 1.01 + seed]) for seed in (0, 1)]
+    runs += [run("Marsit", 10, 0, [2.0, 1.1]), run("Relay(4)", 10, 0, [9.0], ranks=8), run(DENSE, 0, 0, [9.0], lr=1)]
+    measured = {"seconds": {DENSE: [[0.1, 0.5]], "Relay(4)": [[0.1, 0.2]], "Gloo": [[1.0]]}}
+    found = verdict.judge({"runs": runs}, GPT, (0, 1), {"1gbit": measured})
+    assert [row["method"] for row in found["rows"]] == [DENSE, "Relay(4)"]
+    assert found["rows"][1]["prices"] == pytest.approx([0.01, 0.01])
+    (goal,) = found["ranking"]
+    assert (goal["goal_of"], goal["goal"]) == (10, 1.5)
+    text = verdict.table(found)
+    assert "| Relay(4), H = 10 | 1.510 | +0.010 (+0.010 to +0.010) | 1 |" in text
+    assert (
+        "| dense, every 10 steps: 1.500 | 1 Gbit/s | dense, H = 10: 27.7 s | Relay(4), H = 10: 22.0 s | 1.26 |" in text
+    )
+
+
+def test_a_goal_that_nothing_compressed_reaches_has_no_factor() -> None:
+    ranking = {"rate": "1gbit", "goal_of": 10, "goal": 1.0, "seconds": {"dense, H = 10": 3.0, "float16": 2.0}}
+    assert verdict.best(ranking, True) == ("float16", 2.0)
+    assert verdict.best(ranking, False) is None
+    assert "| not reached |  |" in verdict.table({"task": "gpt", "rows": [], "ranking": [ranking]})
