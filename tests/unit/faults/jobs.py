@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from apps.chaos.warm import WarmRanks
@@ -79,6 +80,12 @@ class Job:
         self.wait_for(lambda: path.exists() or self.process.poll() is not None, f"told {name}")
         assert path.exists(), f"the job ended before it told {name}:\n{self.output}"
         return path.read_text()
+
+    def load(self, name: str) -> np.ndarray:
+        """Return the array that a rank has saved under a name; fail with the output where it has not."""
+        path = self.folder / f"{name}.npy"
+        assert path.exists(), f"the job ended without saving {name}:\n{self.output}"
+        return np.load(path)
 
     def pid(self, rank: int) -> int:
         """Process of a rank that has called ``tell(f"pid-{rank}", os.getpid())``."""

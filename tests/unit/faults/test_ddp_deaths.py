@@ -134,7 +134,7 @@ def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs) -> None:
     job = jobs.run_warm(RANKS, TRAINING, DEATH=(dead, step), **OPTIONS)
     _, output = job.finish()
     alive = [rank for rank in range(RANKS) if rank != dead]
-    first = np.load(job.folder / f"first-{alive[0]}.npy")
+    first = job.load(f"first-{alive[0]}")
     for i, first_step_without in enumerate((step + 1, step)):  # over Gloo and over mpicomp
         states = {job.told(f"state-{i}-{rank}") for rank in alive}
         assert len(states) == 1, output
@@ -142,7 +142,7 @@ def test_a_ddp_hook_goes_on_with_the_survivors_to_the_bit(jobs: Jobs) -> None:
         assert found
         assert found[1] == str(tuple(alive))
         model = expected(first, int(found[2]), re.findall(r"'([^']+)'", found[3]), {dead: first_step_without})
-        last = [np.load(job.folder / f"last-{i}-{rank}.npy") for rank in alive]
+        last = [job.load(f"last-{i}-{rank}") for rank in alive]
         for one in last:
             np.testing.assert_array_equal(one[:N], model)
         # the last step changes running means by each rank's own inputs, from equal ones

@@ -94,9 +94,9 @@ def test_survivors_go_on_from_their_residuals_to_the_bit(
     results, residuals = expected(method, options, topology, deaths)
     for rank in (0, 2):
         assert job.told(f"members-{rank}") == "(0, 2)"
-        np.testing.assert_array_equal(np.load(job.folder / f"results-{rank}.npy"), results)
+        np.testing.assert_array_equal(job.load(f"results-{rank}"), results)
         if residuals[rank] is not None:
-            np.testing.assert_array_equal(np.load(job.folder / f"residual-{rank}.npy"), residuals[rank])
+            np.testing.assert_array_equal(job.load(f"residual-{rank}"), residuals[rank])
     assert re.search(r"rank 1 died; 3 of 4 ranks go on after \d+ ms", output)
 
 
@@ -107,7 +107,7 @@ def test_a_step_whose_rank_dies_is_that_of_all_or_of_the_survivors(jobs: Jobs, p
     )
     status, output = job.finish()
     assert status == 0, output
-    found = [np.load(job.folder / f"results-{rank}.npy") for rank in (1, 3)]
+    found = [job.load(f"results-{rank}") for rank in (1, 3)]
     np.testing.assert_array_equal(*found)
     groups: list[list[int]] = [[0, 1, 2, 3]]
     for step in range(STEPS):
@@ -126,7 +126,7 @@ def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method:
     )
     status, output = job.finish()
     assert status == 0, output
-    found = [np.load(job.folder / f"results-{rank}.npy") for rank in (0, 2, 3)]
+    found = [job.load(f"results-{rank}") for rank in (0, 2, 3)]
     assert np.isfinite(found[0]).all()
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
@@ -164,7 +164,7 @@ def test_all_survivors_begin_again_if_a_rank_dies_while_they_regroup(jobs: Jobs,
     job = jobs.run_warm(5, WHILE_REGROUPING, N=N, STEPS=STEPS, AT=at)
     status, output = job.finish()
     assert status == 0, output
-    found = [np.load(job.folder / f"results-{rank}.npy") for rank in (0, 2, 4)]
+    found = [job.load(f"results-{rank}") for rank in (0, 2, 4)]
     for rank, other in zip((0, 2, 4), found, strict=True):
         assert job.told(f"members-{rank}") == "(0, 2, 4)"
         np.testing.assert_array_equal(found[0], other)
@@ -365,10 +365,10 @@ def test_ranks_of_nodes_that_wait_for_a_dead_one_in_shared_memory_go_on(
     )
     _, output = job.finish()
     alive = [rank for rank in range(RANKS) if rank not in deaths]
-    found = [np.load(job.folder / f"results-{rank}.npy") for rank in alive]
+    found = [job.load(f"results-{rank}") for rank in alive]
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other, err_msg=output)
-    assert np.load(job.folder / f"sizes-{alive[0]}.npy")[-1] == len(alive)
+    assert job.load(f"sizes-{alive[0]}")[-1] == len(alive)
     if method == "marsit":
         return
     for step in range(STEPS):  # exact: there is one node, or nothing is compressed

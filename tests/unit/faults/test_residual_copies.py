@@ -56,7 +56,7 @@ def run(
     assert status == 0, output
     alive = [rank for rank in range(RANKS) if rank not in deaths]
     for rank in alive[1:]:
-        np.testing.assert_array_equal(*(np.load(job.folder / f"results-{one}.npy") for one in (alive[0], rank)))
+        np.testing.assert_array_equal(*(job.load(f"results-{one}") for one in (alive[0], rank)))
     return job, alive
 
 
@@ -115,8 +115,8 @@ def test_a_survivor_adds_the_copy_of_a_dead_ranks_residual_to_its_own_to_the_bit
         return
     results, residuals = expected(method, options, every, deaths)
     for rank in alive:
-        np.testing.assert_array_equal(np.load(job.folder / f"results-{rank}.npy"), results)
-        np.testing.assert_array_equal(np.load(job.folder / f"residual-{rank}.npy"), residuals[rank])
+        np.testing.assert_array_equal(job.load(f"results-{rank}"), results)
+        np.testing.assert_array_equal(job.load(f"residual-{rank}"), residuals[rank])
     for text in reported:
         assert re.search(text, job.output, re.MULTILINE), job.output
 
@@ -129,8 +129,8 @@ def test_methods_whose_owners_keep_no_errors_go_on_with_copies(jobs: Jobs) -> No
 @pytest.mark.parametrize("polls", [1, 12])
 def test_no_error_is_lost_or_counted_twice_if_a_rank_dies_within_a_step(jobs: Jobs, polls: int) -> None:
     job, alive = run(jobs, "local-top-k", {"rate": 10}, 1, {2: 4}, polls)
-    results = np.load(job.folder / f"results-{alive[0]}.npy").astype(np.float64)
-    pending = np.sum([np.load(job.folder / f"residual-{rank}.npy") for rank in alive], 0)
+    results = job.load(f"results-{alive[0]}").astype(np.float64)
+    pending = np.sum([job.load(f"residual-{rank}") for rank in alive], 0)
     sums = []
     for last in (3, 4):  # the last step with the dead rank
         groups = [range(RANKS) if step <= last else alive for step in range(STEPS)]

@@ -60,6 +60,13 @@ def test_equal_errors_are_printed_once_with_their_ranks_and_the_last_line_is_the
     ]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_banners_that_come_before_the_error_are_left_out_too(is_late: bool) -> None:
+    error = report(1, "KeyError: 1")
+    printed = shown(ABORTED, error, EXITED) if is_late else shown(ABORTED, EXITED, error)
+    assert printed.splitlines() == ["Traceback", "KeyError: 1", "mpicomp: rank 1 of 3: KeyError: 1"]
+
+
 def test_the_cause_comes_last_and_not_an_error_that_follows_from_it() -> None:
     other = "CollectiveMismatch: the ranks differ in call 1"
     printed = shown(report(0, other, True), report(1, COPY.format(1)), report(2, other, True))
