@@ -21,7 +21,7 @@ PACKAGES, MEMBERS = REFERENCE.pop("packages"), REFERENCE.pop("members")
 NAMES = [f"{module}.{name}" for page in REFERENCE.values() for module, names in page["names"].items() for name in names]
 GENERATED = {"index.md", "contributing.md", "changelog.md", "reference.md", *(f"{page}.md" for page in REFERENCE)}
 ANSWERS = (
-    *("clusters", "run", "slurm", "choose", "why-slow", "worse-loss", "llm-fine-tuning", "notebooks", "faq"),
+    *("clusters", "run", "slurm", "choose", "why-slow", "worse-loss", "fine-tuning", "notebooks", "faq"),
     *("gpu", "local", "demo", "migrating"),
 )
 EXAMPLES = {
