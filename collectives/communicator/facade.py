@@ -149,7 +149,7 @@ class Communicator(metaclass=_Listed):
         Until then each has a communicator of its own. Equal on all ranks.
     checksums : bool
         Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
-        differs; see docs/checksums.md. Equal on all ranks.
+        differs; see docs/tuning.md#checksums. Equal on all ranks.
     copy_residuals_every : int, optional
         Steps after which each rank sends a copy of its residual to another rank, so that the survivors of its death can
         add it to theirs; with on_failure="regroup". None: no copies. Equal on all ranks. See docs/faults.md.

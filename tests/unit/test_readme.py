@@ -42,8 +42,9 @@ from tests.documents import (
 )
 
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-TRAINING, METHODS, ERRORS = DOCS / "training.md", DOCS / "choose.md", sorted(DOCS.glob("errors*.md"))
-BENCH, TOPOLOGIES, RECORDS = DOCS / "bench.md", DOCS / "topologies.md", DOCS / "records.md"
+TRAINING, METHODS = DOCS / "training.md", DOCS / "choose.md"
+ERRORS = [*sorted(DOCS.glob("errors*.md")), TRAINING, DOCS / "checkpoints.md"]
+BENCH, TOPOLOGIES, RECORDS = DOCS / "commands.md", DOCS / "tuning.md", DOCS / "records.md"
 MIGRATING, HOROVOD = DOCS / "migrating.md", DOCS / "migrating-horovod.md"
 
 # How a command names a program, and the file that declares its options.
@@ -219,14 +220,14 @@ def test_options_in_the_text_exist(document: Path) -> None:
     ("program", "document"),
     [
         ("mpicomp bench", BENCH),
-        ("mpicomp demo", DOCS / "demo.md"),
+        ("mpicomp demo", DOCS / "examples.md"),
         ("mpicomp doctor", DOCS / "quickstart.md"),
         ("mpicomp trace", DOCS / "traces.md"),
-        ("mpicomp analyze", DOCS / "flight-recorder.md"),
+        ("mpicomp analyze", DOCS / "traces.md"),
         ("mpicomp run", DOCS / "run.md"),
         ("python -m apps.train", TRAINING),
         ("python -m apps.train.plot", TRAINING),
-        ("python -m apps.emulator", DOCS / "cluster.md"),
+        ("python -m apps.emulator", DOCS / "local.md"),
         ("python -m apps.figures", PROJECT / "CONTRIBUTING.md"),
         ("python -m apps.performance.cluster", DOCS / "performance-tables.md"),
         ("python -m apps.pipeline.split", DOCS / "split-learning.md"),

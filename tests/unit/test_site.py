@@ -22,7 +22,7 @@ NAMES = [f"{module}.{name}" for page in REFERENCE.values() for module, names in 
 GENERATED = {"index.md", "contributing.md", "changelog.md", "reference.md", *(f"{page}.md" for page in REFERENCE)}
 ANSWERS = (
     *("clusters", "run", "slurm", "choose", "why-slow", "worse-loss", "fine-tuning", "notebooks", "faq"),
-    *("gpu", "local", "demo", "migrating"),
+    *("gpu", "local", "examples", "migrating"),
 )
 EXAMPLES = {
     (statement.module, name.name)
