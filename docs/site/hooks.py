@@ -20,6 +20,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 OUT_OF_SEARCH = ("performance-tables.md", "reproduce.md", "changelog.md")
 """Appendices, whose thousands of figures would hide the pages that explain them."""
+LAST_IN_SEARCH = "Project"
+"""Tab of records and reports, which the search lists after the pages of the manual."""
 Page = dict[str, Any]
 """Table of `reference.toml`."""
 _LINK = re.compile(r"(\]\(|(?:src|href)=\")(?!https?:|mailto:|#)([^)\s\"#]+)")
@@ -45,9 +47,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links point to the site's pages and copies; leave appendices out of the search."""
+    """Let links point to the site's pages and copies; rank records last in the search, without the appendices."""
     if page.file.src_uri in OUT_OF_SEARCH:
         page.meta["search"] = {"exclude": True}
+    elif page.ancestors and page.ancestors[-1].title == LAST_IN_SEARCH:
+        page.meta["search"] = {"boost": 0.1}
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
     folder = _folder(page.file)
