@@ -8,7 +8,7 @@
 # make test-all   all serial tests, and the multi-rank ones in lanes of 1, 2, 3, 4 and 8 ranks, as CI runs them
 # make fixtures   results, states and traffic of every method against what is recorded, bit by bit; 5 minutes
 # make lint    ruff and mypy
-# make site    builds the documentation as a website in build/site, every warning an error
+# make site    builds the documentation as a website in build/site, every warning an error, and asks its search questions
 # make site-check   opens its pages in Chromium: accessibility by axe-core, search, nothing loaded from elsewhere
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
@@ -194,6 +194,7 @@ $(READY_SITE): pyproject.toml constraints.txt
 
 site: $(READY_SITE)
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build
+	.venv-site/bin/python tests/system/check_search.py build/site
 
 # Node.js, npm and Chromium are the machine's; CI needs none of them. CHECKED="index.html marsit.html" also takes pictures.
 site-check: site

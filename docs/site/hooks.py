@@ -20,8 +20,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 OUT_OF_SEARCH = ("performance-tables.md", "reproduce.md", "changelog.md")
 """Appendices, whose thousands of figures would hide the pages that explain them."""
-LAST_IN_SEARCH = "Project"
-"""Tab of records and reports, which the search lists after the pages of the manual."""
+BOOSTS = {"Project": 0.1, "Python": 0.5}
+"""Weights in the search of records and reports, and of the Python reference, next to 1 of the manual's pages."""
 Page = dict[str, Any]
 """Table of `reference.toml`."""
 _LINK = re.compile(r"(\]\(|(?:src|href)=\")(?!https?:|mailto:|#)([^)\s\"#]+)")
@@ -50,8 +50,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links point to the site's pages and copies; rank records last in the search, without the appendices."""
     if page.file.src_uri in OUT_OF_SEARCH:
         page.meta["search"] = {"exclude": True}
-    elif page.ancestors and page.ancestors[-1].title == LAST_IN_SEARCH:
-        page.meta["search"] = {"boost": 0.1}
+    for section in page.ancestors:
+        if section.title in BOOSTS:
+            page.meta.setdefault("search", {"boost": BOOSTS[section.title]})
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
     folder = _folder(page.file)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ import pytest
 
 from mpicomp import Communicator
 from tests.documents import DOCUMENTS, PROJECT, blocks, links, prose
+from tests.system.check_search import QUESTIONS, Search, main
 
 REFERENCE = tomllib.loads((PROJECT / "docs" / "site" / "reference.toml").read_text())
 PACKAGES, MEMBERS = REFERENCE.pop("packages"), REFERENCE.pop("members")
@@ -23,7 +26,20 @@ GENERATED = {"index.md", "contributing.md", "changelog.md", "reference.md", *(f"
 ANSWERS = (
     *("clusters", "run", "slurm", "choose", "why-slow", "worse-loss", "fine-tuning", "notebooks", "faq"),
     *("gpu", "local", "examples", "migrating"),
+    *{answer for answers in QUESTIONS.values() for answer in answers},
 )
+INDEX = {
+    "config": {
+        "separator": r"[\s.()]+",
+        "fields": {"title": {"boost": 1000}, "text": {"boost": 1}, "tags": {"boost": 1}},
+    },
+    "docs": [
+        {"location": "gpu.html", "title": "GPU tensors", "text": "<p>of the (nodes)</p>"},
+        {"location": "faq.html", "title": "Questions", "text": "Hosts without GPUs."},
+        {"location": "faq.html#gpus", "title": "GPUs", "text": "<code>torch.compile</code>"},
+        {"location": "records.html", "title": "GPU tensors", "text": "of the nodes", "boost": 0.1},
+    ],
+}
 EXAMPLES = {
     (statement.module, name.name)
     for document in DOCUMENTS
@@ -67,6 +83,29 @@ def test_questions_of_a_new_user_are_answered_two_clicks_from_the_start_page() -
     pages = [PROJECT / "docs" / name for name in once if (PROJECT / "docs" / name).suffix == ".md"]
     twice = once.union(*({link.partition("#")[0] for link in links(page)} for page in pages if page.exists()))
     assert {f"{name}.md" for name in ANSWERS} <= twice
+
+
+def test_pages_that_answer_a_question_exist() -> None:
+    answers = {answer for answers in QUESTIONS.values() for answer in answers}
+    assert [name for name in sorted(answers) if not (PROJECT / "docs" / f"{name}.md").is_file()] == []
+
+
+def test_the_search_prefers_titles_and_whole_pages_and_lists_records_last() -> None:
+    search = Search(INDEX)
+    assert search.pages("gpu node") == ["gpu.html", "faq.html", "records.html"]
+    assert search.pages("compile") == ["faq.html"]  # between a dot and a tag
+    assert search.pages("ode") == search.pages("the") == []  # no beginning of a word; a word that is not indexed
+
+
+def test_a_question_that_no_page_answers_fails_and_names_the_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search_index.json").write_text(json.dumps(INDEX))
+    assert main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "search: 'LoRA': expected fine-tuning, found nothing" in lines
+    assert not [line for line in lines if "'GPU nodes'" in line]
 
 
 def test_the_reference_lists_a_name_once() -> None:
