@@ -24,6 +24,8 @@ BOOSTS = {"Project": 0.1, "Python": 0.5}
 """Weights in the search of records and reports, and of the Python reference, next to 1 of the manual's pages."""
 Page = dict[str, Any]
 """Table of `reference.toml`."""
+BUTTONS = {"Try it": "docs/examples.md", "Choose a method": "docs/choose.md", "Run on a cluster": "docs/clusters.md"}
+"""First steps, which the start page offers between README's first paragraph and its picture."""
 _LINK = re.compile(r"(\]\(|(?:src|href)=\")(?!https?:|mailto:|#)([^)\s\"#]+)")
 
 
@@ -55,6 +57,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             page.meta.setdefault("search", {"boost": BOOSTS[section.title]})
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
+        heading, gain, rest = markdown.split("\n\n", 2)
+        buttons = " ".join(f"[{text}]({link}){{ .md-button .md-button--primary }}" for text, link in BUTTONS.items())
+        markdown = "\n\n".join((heading, gain, buttons, rest))
     folder = _folder(page.file)
     return _LINK.sub(lambda link: link[1] + _target(folder, link[2]), markdown)
 
