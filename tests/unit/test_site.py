@@ -23,6 +23,8 @@ REFERENCE = tomllib.loads((PROJECT / "docs" / "site" / "reference.toml").read_te
 PACKAGES, MEMBERS = REFERENCE.pop("packages"), REFERENCE.pop("members")
 NAMES = [f"{module}.{name}" for page in REFERENCE.values() for module, names in page["names"].items() for name in names]
 GENERATED = {"index.md", "contributing.md", "changelog.md", "reference.md", *(f"{page}.md" for page in REFERENCE)}
+MOST_PAGES, MOST_WORDS = 60, 90_000
+"""Of the manual: every page outside of the tab Project and of the reference that the site generates."""
 ANSWERS = (
     *("clusters", "run", "slurm", "choose", "why-slow", "worse-loss", "fine-tuning", "notebooks", "faq"),
     *("gpu", "local", "examples", "migrating"),
@@ -76,6 +78,14 @@ def is_entry(path: str, entries: list[Any]) -> bool:
 def test_the_navigation_has_every_page_once() -> None:
     listed = re.findall(r"^ *- (?:[\w ]+: )?([\w-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(GENERATED | {path.name for path in (PROJECT / "docs").glob("*.md")})
+
+
+def test_the_manual_is_short_enough_to_be_read() -> None:
+    nav = (PROJECT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n- Project:\n")[0]
+    names = set(re.findall(r"([\w-]+\.md)$", nav, re.MULTILINE)) - GENERATED
+    words = sum(len((PROJECT / "docs" / name).read_text().split()) for name in names)
+    assert len(names) <= MOST_PAGES - 1  # and README, the start page
+    assert words <= MOST_WORDS
 
 
 def test_questions_of_a_new_user_are_answered_two_clicks_from_the_start_page() -> None:
