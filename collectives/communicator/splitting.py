@@ -19,11 +19,12 @@ from collectives.progress.polling import wait
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
 
 _MOST = 2**31 - 1
 
 
-def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
+def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
     """Return MPI's communicator of the ranks with this colour; None for no colour."""
     name = "split()"
     with comm.refusing(name, TypeError, ValueError):
@@ -39,7 +40,7 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
     return None if color is None else part
 
 
-def _steps(comm: Communicator, call: Call, mine: Indices, everyones: Indices) -> Steps:
+def _steps(comm: Group, call: Call, mine: Indices, everyones: Indices) -> Steps:
     yield from comm.check(call, fingerprint(call.name()))  # made here, as the ranks may regroup before this step
     yield from comm.turn_of(call)
     missing = f"{comm.here}: not all ranks come to split the communicator"
@@ -50,7 +51,7 @@ def _steps(comm: Communicator, call: Call, mine: Indices, everyones: Indices) ->
     call.result = _part(comm, mine, everyones)
 
 
-def _part(comm: Communicator, mine: Indices, everyones: Indices) -> MPI.Comm:
+def _part(comm: Group, mine: Indices, everyones: Indices) -> MPI.Comm:
     """Return the communicator of the ranks with this rank's colour."""
     color, key = mine.tolist()
     part: MPI.Comm = comm.mpi_comm.Split(color, key)

@@ -20,7 +20,7 @@ from collectives.quoting import one_line
 from collectives.trace.flight_recorder import Record
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+    from collectives.group.group import Group
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class")
@@ -43,7 +43,7 @@ def _nothing() -> str:
 class Call(Backoff):
     """One call of a communicator, from its beginning to its end; `name` returns its description for messages."""
 
-    group: Communicator
+    group: Group
     tag = 0  # of messages of this call alone; set when the communicator registers the call
     number = 0  # among the calls that ranks compare, from 1 on; 0 before the call has one
     step = -1  # of an aggregator; -1: the call has no step
@@ -73,9 +73,7 @@ class Call(Backoff):
     queued: Queued | None = None  # work of a device for which `stream` waits, though the call has ended
     dropped = False  # the handle was dropped before the call ended, though it was not detached
 
-    def __init__(
-        self, group: Communicator, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, group: Group, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(group, name, clock)
         if group.regroup is not None:
             self.n_regrouped = group.regroup.count

@@ -41,6 +41,9 @@ LAYERS = {
     "collectives.trace": Layer(("collectives.progress",), ARRAYS),
     "collectives.execution": Layer(("collectives.schedules", *WAITING), ARRAYS),
     "collectives.consistency": Layer(("collectives.execution", *WAITING), ARRAYS),
+    "collectives.emulation": Layer(
+        ("collectives.nodes", "collectives.cost", "collectives.consistency", *WAITING), ARRAYS
+    ),
     "collectives.recovery": Layer(
         ("collectives.consistency", "collectives.execution", "collectives.schedules", *WAITING), ARRAYS
     ),

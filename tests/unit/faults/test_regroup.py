@@ -650,3 +650,33 @@ def test_a_launcher_without_fault_tolerance_is_refused_with_the_cure(jobs: Jobs)
         "on_failure='regroup' needs an MPI whose ranks outlive others: start the job by `mpirun --with-ft ulfm`"
         in output
     )
+
+
+GROUPS_AFTER_A_DEATH = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+late_s = 2.0 if me == 0 else 0.0  # long enough for the others to look for ranks that have died
+tell(f"sum-{me}", comm.allreduce(1))
+time.sleep(late_s)
+group = comm.split(0)
+time.sleep(late_s)
+tell(f"group-{me}", group.allreduce(1))
+time.sleep(late_s)
+tell(f"nodes-{me}", comm.nodes.sizes)
+time.sleep(late_s)
+tell(f"across-{me}", comm.nodes.across.allreduce(1))
+group.close()
+comm.close()
+"""
+
+
+def test_groups_that_are_made_after_a_death_wait_for_late_ranks(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, GROUPS_AFTER_A_DEATH)
+    status, output = job.finish()
+    assert status == 0, output
+    for name, expected in (("group", ["3", "3", "3"]), ("nodes", ["(2, 1)"] * 3), ("across", ["2", "1", "2"])):
+        assert [job.told(f"{name}-{rank}") for rank in (0, 1, 2)] == expected

@@ -15,7 +15,6 @@ from weakref import WeakSet
 import numpy as np
 from mpi4py import MPI
 
-from collectives.communicator.calls import Calls
 from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
@@ -30,6 +29,7 @@ from collectives.errors import (
 )
 from collectives.execution.handle import Call, Steps
 from collectives.execution.workers import Workers
+from collectives.group.calls import Calls
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import (
@@ -45,7 +45,7 @@ from collectives.trace.flight_recorder import recorder_here, requested_folder
 from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
     from collectives.recovery.newcomers import Newcomers
 
 GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
@@ -286,7 +286,7 @@ class Ending:
         self._calls.driver = None  # it stays with the parent
 
 
-def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Callable[[], None]) -> None:
+def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[], None]) -> None:
     """Close a communicator; see `Communicator.close`.
 
     `check` returns its part by which the ranks compare the call, None if they do not; it is of another group of ranks
@@ -326,7 +326,7 @@ def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Call
         raise RuntimeError(f"{comm.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
 
 
-def end_closed(comm: Communicator) -> None:
+def end_closed(comm: Group) -> None:
     """End the calls of a communicator that all ranks close, and free its memory and requests."""
     comm.close_parts()
     if comm.calls.pairwise:  # they do not concern all ranks, and their requests stay with MPI
