@@ -428,6 +428,8 @@ class Communicator(Group):
         TypeError, ValueError
             This rank's colour or key is not valid; the others then raise CollectiveMismatch.
         CollectiveMismatch, CollectiveTimeout, PeerFailure
+        RanksLost
+            A rank has died meanwhile; on all survivors, which can make the call again.
 
         Examples
         --------
@@ -438,10 +440,15 @@ class Communicator(Group):
         >>> mpicomp.run_local(4, sum_of_parity)
         [2, 4, 2, 4]
         """
-        part = splitting.split(self, color, key)
+        size, part = self.size, splitting.split(self, color, key)
+        chosen = self.topology if topology is None else topology
+        return splitting.made_on_all(self, size, lambda: self._of_part(part, color, chosen))
+
+    def _of_part(
+        self, part: MPI.Comm | None, color: int | None, chosen: TopologyName | Topology
+    ) -> Communicator | None:
         if part is None:
             return None
-        chosen = self.topology if topology is None else topology
         try:
             with self.exchange():  # ranks of this one may not come to the part, or wait for this rank elsewhere
                 made = Communicator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from collectives.consistency.part_ranks import ranks_in
+from collectives.errors import RanksLost
 from collectives.nodes.layout import NodeLayout
 
 if TYPE_CHECKING:
@@ -92,8 +93,12 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     CollectiveMismatch, CollectiveTimeout, PeerFailure
     """
     local = comm.split(layout.node, comm.rank, topology="auto")
-    across = comm.split(layout.local_rank, layout.node)
     assert local is not None
+    try:
+        across = comm.split(layout.local_rank, layout.node)
+    except RanksLost:
+        local.ending.end_quietly("a rank died while the ranks made the communicator between nodes")
+        raise
     assert across is not None
     # of messages, which number the ranks by their places there
     local.here = f"{comm.here}, among the {local.size} of its node"

@@ -680,3 +680,60 @@ def test_groups_that_are_made_after_a_death_wait_for_late_ranks(jobs: Jobs) -> N
     assert status == 0, output
     for name, expected in (("group", ["3", "3", "3"]), ("nodes", ["(2, 1)"] * 3), ("across", ["2", "1", "2"])):
         assert [job.told(f"{name}-{rank}") for rank in (0, 1, 2)] == expected
+
+
+DEATH_WHILE_NODES_ARE_MADE = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+make, made = mpicomp.Communicator._of_part, 0
+def die(*arguments):
+    global made
+    made += 1
+    if made == NUMBER:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return make(*arguments)
+if me == 1:
+    mpicomp.Communicator._of_part = die
+for _ in range(2):
+    tell(f"sizes-{me}", comm.nodes.sizes)
+    comm.barrier()
+tell(f"sum-{me}", comm.nodes.across.allreduce(comm.nodes.local.allreduce(1)))
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_survivors_make_the_nodes_again_if_a_rank_dies_while_they_do(jobs: Jobs, number: int) -> None:
+    job = jobs.run_warm(4, DEATH_WHILE_NODES_ARE_MADE, NUMBER=number)
+    status, output = job.finish()
+    assert status == 0, output
+    assert [job.told(f"sizes-{rank}") for rank in (0, 2, 3)] == ["(1, 2)"] * 3
+    assert [job.told(f"sum-{rank}") for rank in (0, 2, 3)] == ["3", "3", "2"]
+
+
+DEATH_IN_SPLIT = """
+from collectives import RanksLost
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 1:
+    mpicomp.Communicator._of_part = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.split(me % 2)
+except RanksLost as error:
+    tell(f"lost-{me}", error.members)
+with comm.split(0) as part:
+    tell(f"sum-{me}", part.allreduce(1))
+comm.close()
+"""
+
+
+def test_a_death_in_split_is_raised_on_all_survivors_those_of_other_parts_included(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, DEATH_IN_SPLIT)
+    status, output = job.finish()
+    assert status == 0, output
+    assert [job.told(f"lost-{rank}") for rank in (0, 2, 3)] == ["(0, 2, 3)"] * 3
+    assert [job.told(f"sum-{rank}") for rank in (0, 2, 3)] == ["3"] * 3
