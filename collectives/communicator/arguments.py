@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import cast
@@ -26,6 +27,7 @@ from collectives.recovery.fault_tolerance import CURE, is_tolerant
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from collectives.schedules.registry import topology as topology_of
+from collectives.trace.opening import open_trace
 
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 SILENCE_S = 60.0  # default within a collective, where all ranks are at work
@@ -95,7 +97,8 @@ def validate_arguments(
         limits = timeouts(timeout, arrival_timeout)
         route = _topology(topology, parent)
         return Options(
-            parent, route, *limits, workers, emulated, per_node, checked, every, verify, piece_bytes, network, trace,
+            parent, route, *limits, workers, emulated, per_node, checked, every, verify, piece_bytes, network,
+            None if trace is None else partial(open_trace, trace),
             on_failure == "regroup", spares,
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:

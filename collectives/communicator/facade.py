@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
 import numpy as np
 from mpi4py import MPI
@@ -27,6 +27,7 @@ from collectives.recovery.fault_tolerance import (
 )
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
+from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
@@ -187,6 +188,11 @@ class Communicator(Group):
         link = "" if self.link is None else f", emulated link of {self.link}"
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}{link}>"
 
+    @property
+    def trace(self) -> Trace | None:
+        """The trace that ``Communicator(trace=...)`` records, for spans of your own; None without one."""
+        return cast("Trace | None", self.observer)
+
     def __enter__(self) -> Self:
         return self
 
@@ -253,7 +259,7 @@ class Communicator(Group):
         ...     handle = comm.iallreduce(np.ones(3))
         ...     total = handle.wait()  # computing in between takes no time from it
         """
-        return self.calls.start_progress_thread(self.trace)
+        return self.calls.start_progress_thread(self.observer)
 
     # Operations of your own ------------------------------------------------------------------------------------------
 
@@ -319,10 +325,10 @@ class Communicator(Group):
         mark, describe = self._routes.all_reduce(source, name, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         steps = self._sum_steps(call, source, target, name, mark, self.traffic)
-        if self.trace is None:
+        if self.observer is None:
             self.run(call, steps)
         else:
-            with self.span("allreduce", op=name, bytes=source.values.nbytes):
+            with self.observed("allreduce", op=name, bytes=source.values.nbytes):
                 self.run(call, steps)
         self.traffic.calls += 1
         return result
@@ -363,7 +369,7 @@ class Communicator(Group):
         call = Call(self, describe)
         call.result = result
         steps = self._sum_steps(call, source, target, name, mark, Traffic(), background=True)
-        with self.span("iallreduce", op=name, bytes=source.values.nbytes):
+        with self.observed("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
 
     def _sum_steps(

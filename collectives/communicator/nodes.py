@@ -74,7 +74,7 @@ class Nodes:
         self.groups.clear()
         for group in closed:
             group.close()
-        self.across.trace = None  # the whole communicator writes it, and compares the clocks
+        self.across.observer = None  # the whole communicator writes it, and compares the clocks
         self.across.close()
         self.local.close()  # which all ranks of the node come to
         for group in closed:
@@ -105,8 +105,8 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     across.here = f"{comm.here}, among the nodes, of which this is number {layout.node}"
     # calls of these two are parts of calls of `comm`, which regroups for all three
     local.repeats_calls = across.repeats_calls = comm.repeats_calls
-    if comm.trace is not None:
-        across.trace = comm.trace.part(layout.counterparts)
+    if comm.observer is not None:
+        across.observer = comm.observer.of_ranks(layout.counterparts)
     return Nodes(local, across, layout)
 
 

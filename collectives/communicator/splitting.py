@@ -41,7 +41,7 @@ def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
         wait(comm.mpi_comm.Iallgather(mine, everyones), comm.timeout, lambda: f"{comm.here}: not all ranks {name}")
         return comm.regroup.with_survivors(lambda: _part(comm, mine, everyones))
     call = Call(comm, lambda: name)
-    with comm.span("split"):
+    with comm.observed("split"):
         part: MPI.Comm = comm.run(call, _steps(comm, call, mine, everyones))
     return None if color is None else part
 

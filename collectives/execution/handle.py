@@ -17,7 +17,6 @@ from collectives.arrays import DeviceStream, Queued, require_stream, wait
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
 from collectives.quoting import one_line
-from collectives.trace.flight_recorder import Record
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
@@ -47,7 +46,7 @@ class Call(Backoff):
     tag = 0  # of messages of this call alone; set when the communicator registers the call
     number = 0  # among the calls that ranks compare, from 1 on; 0 before the call has one
     step = -1  # of an aggregator; -1: the call has no step
-    record: Record | None = None  # of the flight recorder, once the call has begun
+    note: Any = None  # of the group's history, once the call has begun
     steps = _ENDED  # set before the call is driven
     owners: tuple[object, ...] = ()  # own buffers and requests, which must stay alive if the call fails
     result: Any = None  # return value of `wait`
@@ -410,9 +409,10 @@ class Handle(Generic[Result]):
         if stream is not None:
             call.stream = require_stream(stream)  # from now on the call may end while a device works
         try:
-            if call.group.trace is not None and not call.done and call.wait_name is not None:
+            observer = call.group.observer
+            if observer is not None and not call.done and call.wait_name is not None:
                 kind = "wait" if call.completion is None else "exposed"
-                with call.group.trace.span(kind, f"wait for {call.name()}"):
+                with observer.span(kind, f"wait for {call.name()}"):
                     result: Result = call.wait()
             else:
                 result = call.wait()

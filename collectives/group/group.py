@@ -25,11 +25,12 @@ from collectives.errors import (
     reword,
 )
 from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.observer import Observer
 from collectives.execution.pipelined import Cache
 from collectives.execution.program import Program
 from collectives.execution.traffic import Traffic
 from collectives.group import opening
-from collectives.group.calls import Calls, Users, await_request, trace_check
+from collectives.group.calls import Calls, Users, await_request
 from collectives.group.ending import Ending, close, end_closed
 from collectives.group.opening import Options
 from collectives.group.routes import VERSION, Routes
@@ -60,7 +61,6 @@ from collectives.recovery.regroup import Regroup
 from collectives.recovery.witness import call_witness
 from collectives.schedules.plan import Topology
 from collectives.trace.flight_recorder import RecordedGroup, recorder_here
-from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
@@ -129,7 +129,8 @@ class Group(metaclass=_Listed):
         Cost of all calls of `allreduce` so far.
     dense_buffers : list of uint8 arrays
         Receive buffers of dense sums, from one call to the next.
-    trace : Trace or None
+    observer : Observer or None
+        Of calls, such as a trace.
     workers : Workers or None
         Threads that share the work on pieces.
     threads : int
@@ -168,7 +169,7 @@ class Group(metaclass=_Listed):
         self._nodes: dict[NodeLayout, Any] = {}  # its values are `TwoLevels`
         # Steps may be made again after a death, from the state of before; parts of this group inherit it.
         self.repeats_calls = options.regroups and pool.size > 1
-        self.trace: Trace | None = None
+        self.observer: Observer | None = None
         self._users = Users()
         self.calls = Calls(self._users)
         self.newcomers = Newcomers(self, pool, layouts, len(members)) if options.spares else None
@@ -182,11 +183,11 @@ class Group(metaclass=_Listed):
         self.fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
         self._agree(pool, duplicated.damage)
         self.traffic = Traffic()
-        if options.trace is not None:
+        if options.observe is not None:
             with self.exchange():
-                self.trace = opening.open_trace(self.mpi_comm, options.trace, self.timeout, self.close)
-            self.trace.link = "" if self.link is None else str(self.link)
-            self.ending.trace = self.trace
+                link = "" if self.link is None else str(self.link)
+                self.observer = options.observe(self.mpi_comm, self.timeout, link, self.close)
+            self.ending.observer = self.observer
         if self.regroup is not None:
             watch(self.regroup)
 
@@ -223,12 +224,12 @@ class Group(metaclass=_Listed):
         self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
         self.dense_buffers: list[Bytes] = []
         members = members_of(mpi_comm)
-        flight = RecordedGroup(recorder_here(), self._key_of_group(), self.rank, members, self.calls)
-        self.calls.renew(mpi_comm, self.here, flight)
+        history = RecordedGroup(recorder_here(), self._key_of_group(), self.rank, members, self.calls)
+        self.calls.renew(mpi_comm, self.here, history)
         self.ending = Ending(
             self.calls, self.missing, self.size, self.workers, self.newcomers, self._call_check, self.dense_buffers
         )
-        self.ending.trace = self.trace
+        self.ending.observer = self.observer
         end_with_process(self.ending)
 
     def checked(self, mpi_comm: MPI.Comm) -> Any:
@@ -253,7 +254,7 @@ class Group(metaclass=_Listed):
             raise ended from error.__cause__
 
     def _key_of_group(self) -> str:
-        """Return the name of the group of ranks in the flight recorder: equal on all, also if survivors try twice."""
+        """Return the name of the group of ranks in its history: equal on all, also if survivors try twice."""
         regroup = self.regroup
         return self._key if regroup is None else f"{self._key}+{regroup.count + 1}"
 
@@ -373,11 +374,13 @@ class Group(metaclass=_Listed):
         if not self.verifies and values is None:
             call.arrival = 0  # until it ends, as nothing distinguishes a rank that is late from one that is silent
             return iter(())
-        trace = self.trace
-        if trace is not None and meanwhile is not None:
-            meanwhile = trace.around("prepare", meanwhile)
+        observer = self.observer
+        if observer is not None and meanwhile is not None:
+            meanwhile = observer.around("prepare", meanwhile)
         steps = self._call_check.steps(call, mark, traffic, values, sums, meanwhile, combine)
-        return steps if trace is None else trace_check(call, trace, steps, values)
+        if observer is None or call.background:  # where spans would overlap those of other calls
+            return steps
+        return observer.around_check(call, steps, None if values is None else values.nbytes)
 
     def enter(self, call: Call) -> None:
         """Give a call its number now, before the ranks begin to compare it."""
@@ -443,9 +446,9 @@ class Group(metaclass=_Listed):
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
         self.ending.give_up(error)
 
-    def span(self, name: str, **details: object) -> AbstractContextManager[None]:
-        """Record a call, if there is a trace."""
-        return nullcontext() if self.trace is None else self.trace.span("call", name, **details)
+    def observed(self, name: str, **details: object) -> AbstractContextManager[None]:
+        """Return a context manager around a call, which observes it if there is an observer."""
+        return nullcontext() if self.observer is None else self.observer.span("call", name, **details)
 
     def select(self, payload_bytes: int) -> Topology:
         """Return the topology for a payload of `payload_bytes`.

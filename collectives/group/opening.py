@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +16,13 @@ from collectives.consistency.descriptions import gather_objects, gather_texts
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.errors import CollectiveMismatch, CollectiveTimeout
+from collectives.execution.observer import Observer
 from collectives.execution.workers import Workers
 from collectives.nodes.layout import NodeLayout, find_layouts
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks, one_line
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
-from collectives.trace.recorder import Trace, compare_clocks
 
 REFUSING_S = 0.5  # how long a rank that refuses waits for ranks that come at the same time
 # So many bits differ that a damaged byte is still known: no rank knows yet whether messages have checksums.
@@ -34,6 +33,10 @@ HEADROOM = 8_192  # the limit includes a message's headers
 # Shorter pieces cost more calls than they spare, longer ones overlap less.
 LEAST_EAGER_BYTES, MOST_EAGER_BYTES = 8_192, 262_144
 _PROBLEM = "\0"  # first character of a text with the reason why a rank knows no network
+
+
+Observe = Callable[[MPI.Comm, float, str, Callable[[], None]], Observer]
+"""Makes the observer of a group from its communicator, timeout and link in words; calls the function if that fails."""
 
 
 class Options(NamedTuple):
@@ -51,7 +54,7 @@ class Options(NamedTuple):
     verify: bool
     piece_bytes: int | None
     network: LinkModel | str | Path | None
-    trace: str | Path | None
+    observe: Observe | None
     regroups: bool
     spares: int
 
@@ -178,34 +181,3 @@ def agree_on_network(comm: MPI.Comm, network: LinkModel | str | Path | None, tim
             "give all ranks the same"
         )
     return known
-
-
-def open_trace(comm: MPI.Comm, folder: str | Path, timeout_s: float, close: Callable[[], None]) -> Trace:
-    """Begin to record all calls of a new communicator; collective. `close` is called if that fails.
-
-    Raises
-    ------
-    OSError
-        A rank cannot write to the folder; on every rank.
-    CollectiveTimeout, PeerFailure
-    """
-    here = f"rank {comm.rank} of {comm.size}"
-    missing = f"{here}: not all ranks open a trace; pass trace= on every rank or on none"
-    wait(comm.Ibarrier(), timeout_s, lambda: missing)
-    trace, problem = None, ""
-    try:
-        trace = Trace(Path(folder), comm.rank, comm.size)
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or error
-        problem = f"{here}, trace={str(folder)!r}: {cause}; name a folder that every rank can write, for this alone"
-    problem = next(filter(None, gather_texts(comm, problem, timeout_s)), "")
-    if trace is None or problem:
-        if trace is not None:
-            trace.discard()
-        close()
-        raise OSError(problem)
-    trace.readings = [compare_clocks(comm, trace.clock, timeout_s)]
-    beginning = np.array([trace.clock(), time.time()])
-    wait(comm.Ibcast(beginning, 0), timeout_s, lambda: f"{here}: rank 0 does not begin the trace")
-    trace.origin, trace.run = beginning.tolist()
-    return trace

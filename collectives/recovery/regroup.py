@@ -527,7 +527,7 @@ class Regroup:
             call.moved()
             if not call.is_pairwise:
                 call.tag = comm.calls.next_tag()
-            comm.calls.record(call)
+            comm.calls.history.begin(call)
             if call.remake is None:
                 call.steps = _raise(self._ranks_lost(call, lost))
             else:

@@ -212,11 +212,11 @@ class Aggregator:
             with self.comm.refusing("aggregate", TypeError, ValueError, where=where):
                 require_stream(stream)
             return self.begin(vector, out).wait(stream)
-        trace = self.comm.trace
-        if trace is None:
+        observer = self.comm.observer
+        if observer is None:
             return self.comm.run(*self._open(vector, out))
         named = type(self.algorithm).__name__
-        with trace.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
+        with observer.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
             return self.comm.run(*self._open(vector, out))
 
     @overload

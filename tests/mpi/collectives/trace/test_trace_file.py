@@ -168,9 +168,9 @@ def test_without_a_trace_nothing_is_recorded(comm: Communicator, monkeypatch: py
     def never(*args: Any, **named: Any) -> Any:
         raise AssertionError("recorded without being asked to")
 
-    for name in ("begin", "span", "around", "phases", "__init__"):
+    for name in ("begin_wait", "span", "around", "phases", "__init__"):
         monkeypatch.setattr(Trace, name, never)
-    monkeypatch.setattr("collectives.execution.pipelined.trace_run", never)
+    monkeypatch.setattr("collectives.trace.recorder.Trace.around_run", never)
     assert type(comm) is Communicator
     Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))
     comm.iallreduce(np.ones(100)).wait()
