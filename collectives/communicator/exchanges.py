@@ -297,7 +297,7 @@ def broadcast_object(comm: Group, obj: object, root: int = 0) -> Any:
     with comm.observed("broadcast_object", root=root):
         payload = _pickle(comm, obj, name) if comm.rank == root else np.empty(0, np.uint8)
         call = Call(comm, lambda: name)
-        landed = comm.run(call, _broadcast(call, name, payload, root))
+        landed = comm.run(call, _broadcast(comm, call, name, payload, root))
         objects = _unpickle(comm, [] if comm.rank == root else [landed], name)
     return objects[0] if objects else obj
 
@@ -335,8 +335,8 @@ def allgather_object(comm: Group, obj: _Object) -> list[_Object]:
         return _unpickle(comm, comm.run(call, call.remake()), name)
 
 
-def _broadcast(call: Call, name: str, payload: Bytes, root: int) -> Steps:
-    yield from call.group.check(call, fingerprint(name))  # made here, as the ranks may regroup before this step
+def _broadcast(comm: Group, call: Call, name: str, payload: Bytes, root: int) -> Steps:
+    yield from comm.check(call, fingerprint(name))  # made here, as the ranks may regroup before this step
     size = np.array([payload.size], np.int64)
     yield from broadcast_payload(call, size.view(np.uint8), root)
     call.result = payload if payload.size else np.empty(size[0], np.uint8)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from collectives.annotations import Result
 from collectives.arrays import DeviceStream, Queued, require_stream, wait
@@ -19,7 +19,8 @@ from collectives.progress.thread import Completion
 from collectives.quoting import one_line
 
 if TYPE_CHECKING:
-    from collectives.group.group import Group
+    from collectives.execution.observer import Observer
+    from collectives.execution.workers import Workers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class")
@@ -39,10 +40,55 @@ def _nothing() -> str:
     return ""
 
 
+class CallGroup(Protocol):
+    """What calls and executors use of the group that makes them; `collectives.group.group.Group` has it.
+
+    Attributes of type Any belong to parts that calls pass on to, which lie above them.
+    """
+
+    rank: int
+    size: int
+    here: str
+    timeout: float
+    mpi_comm: Any
+    workers: Workers | None
+    observer: Observer | None
+    missing: Any
+    calls: Any
+    ending: Any
+    regroup: Any
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error for which the group was given up."""
+        ...
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Rank that each rank had when the group was made."""
+        ...
+
+    def given_up(self) -> bool:
+        """Return whether another rank has given the group up."""
+        ...
+
+    def enter(self, call: Call) -> None:
+        """Give a call its number now."""
+        ...
+
+    def await_request(self, call: Call, request: Any, describe: Callable[[], str], wait_name: str = ...) -> Steps:
+        """Wait for a request, as part of a call."""
+        ...
+
+    def turn_of(self, call: Call) -> Steps:
+        """Wait until all calls that were begun before have ended."""
+        ...
+
+
 class Call(Backoff):
     """One call of a communicator, from its beginning to its end; `name` returns its description for messages."""
 
-    group: Group
+    group: CallGroup
     tag = 0  # of messages of this call alone; set when the communicator registers the call
     number = 0  # among the calls that ranks compare, from 1 on; 0 before the call has one
     step = -1  # of an aggregator; -1: the call has no step
@@ -72,7 +118,9 @@ class Call(Backoff):
     queued: Queued | None = None  # work of a device for which `stream` waits, though the call has ended
     dropped = False  # the handle was dropped before the call ended, though it was not detached
 
-    def __init__(self, group: Group, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         super().__init__(group, name, clock)
         if group.regroup is not None:
             self.n_regrouped = group.regroup.count

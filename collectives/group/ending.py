@@ -292,7 +292,7 @@ def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[]
     if comm.size > 1:
         closing = Call(comm, lambda: "close()")
         closing.wait_name = None  # only the caller's own calls are observed
-        closing.remake = lambda: _agree_on_closing(closing, check())
+        closing.remake = lambda: _agree_on_closing(comm, closing, check())
         comm.run(closing, closing.remake())
     is_over = comm.regroup is not None and comm.regroup.is_over
     if observer is not None and not is_over:
@@ -328,9 +328,8 @@ def end_closed(comm: Group) -> None:
     comm.free_requests()
 
 
-def _agree_on_closing(call: Call, call_check: CallCheck | None) -> Steps:
+def _agree_on_closing(comm: Group, call: Call, call_check: CallCheck | None) -> Steps:
     """Agree on closing, and receive all that the ranks have sent besides their calls: MPI would keep it."""
-    comm = call.group
     call.arrival = 0
     if call_check is not None:
         yield from call_check.steps(call, fingerprint("close()"))
