@@ -53,7 +53,7 @@ from collectives.recovery.mpich_memory import unlink_mpich_memory
 from collectives.recovery.witness import end_by_itself
 
 if TYPE_CHECKING:
-    from collectives.communicator.ending import Ending
+    from collectives.group.ending import Ending
     from collectives.recovery.farewell import Farewell
     from collectives.recovery.newcomers import Newcomers
     from collectives.recovery.regroup import Regroup

@@ -16,8 +16,8 @@ from mpi4py import MPI
 from apps.fuzz.target import Target
 from collectives.annotations import Bytes, Testable, override
 from collectives.checksum import digest
+from collectives.checksums.checked_messages import compare_seal, seal_message
 from collectives.communicator import exchanges
-from collectives.communicator.checked_messages import compare_seal, seal_message
 from collectives.communicator.point_to_point import read_header
 from collectives.consistency.call_check import CLOSES, RecursiveDoubling, read_description
 from collectives.consistency.descriptions import Description, difference

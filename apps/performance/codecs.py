@@ -14,8 +14,8 @@ import numpy as np
 
 from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
-from collectives.communicator.facade import SHARED_PIECE_BYTES
 from collectives.execution.program import pieces
+from collectives.group.group import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
 from mpicomp.kernels.streams import Stream

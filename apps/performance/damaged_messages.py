@@ -33,7 +33,7 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives.annotations import Bytes, Testable, override
-from collectives.communicator.checked_messages import memory_of
+from collectives.checksums.checked_messages import memory_of
 from collectives.consistency.missing_ranks import TAG as CONTROL_TAG
 
 TIMEOUT_S = 1.0  # of a call without checksums whose damage makes ranks wait for each other

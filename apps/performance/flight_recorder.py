@@ -13,7 +13,8 @@ import mpicomp
 from apps.performance.part import US, Column, Part, Row, both, made, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.trace.flight_recorder import RecordedGroup
+from collectives.execution.handle import Call
+from collectives.execution.observer import History
 from mpicomp.cli.timing import Calls, alternate, summary
 
 SMALL, LONG = 1000, 1_000_000
@@ -29,16 +30,32 @@ def measure(repeats: int) -> Record | None:
             if name == "Marsit":
                 call = partial(mpicomp.Marsit(None).start(comm, n).aggregate, x, out)
             calls: Calls = {
-                "with": partial(_make, comm, comm.calls.flight, call),
-                "without": partial(_make, comm, None, call),
+                "with": partial(_make, comm, comm.calls.history, call),
+                "without": partial(_make, comm, _Nothing(), call),
             }
             timed = {one: summary(seconds) for one, seconds in alternate(calls, repeats * rounds, 20, comm).items()}
             rows.append({"call": name, "count": n, **timed})
         return None if comm.rank else made(rows, ranks=comm.size, repeats=repeats)
 
 
-def _make(comm: Communicator, flight: RecordedGroup | None, call: Callable[[], object]) -> None:
-    comm.calls.flight = flight
+class _Nothing:
+    """History that keeps nothing."""
+
+    def begin(self, call: Call) -> None:
+        pass
+
+    def compare(self, call: Call) -> None:
+        pass
+
+    def end(self, call: Call) -> None:
+        pass
+
+    def explain(self, error: BaseException, missing: Sequence[int] = ()) -> str:
+        return ""
+
+
+def _make(comm: Communicator, history: History, call: Callable[[], object]) -> None:
+    comm.calls.history = history
     call()
 
 

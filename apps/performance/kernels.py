@@ -12,7 +12,7 @@ from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
 from apps.records import Record
 from collectives.annotations import FloatArray
 from collectives.arrays.elements import aligned_empty
-from collectives.communicator.facade import SHARED_PIECE_BYTES
+from collectives.group.group import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Levels, Sign
 from mpicomp.codecs.levels import MAGNITUDES

@@ -4,63 +4,35 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives import launcher
-from collectives.annotations import Bytes
 from collectives.arrays import gpu_mpi
-from collectives.communicator.checked_messages import validate_checksums
-from collectives.communicator.nodes import NodeLabel, NodeLayout, find_layouts, validate_ranks_per_node
-from collectives.communicator.slow_link import link_of, linked_node, validate_link
-from collectives.consistency.descriptions import gather_objects, gather_texts
+from collectives.checksums.checked_messages import validate_checksums
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
-from collectives.errors import CollectiveMismatch, CollectiveTimeout, LauncherMismatch, NotARank, marked, reword
+from collectives.emulation.slow_link import link_of, linked_node, validate_link
+from collectives.errors import LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
+from collectives.group.opening import Options, refuse
+from collectives.nodes.layout import NodeLabel, validate_ranks_per_node
 from collectives.process_end import install_unless_attended
-from collectives.progress.polling import wait
-from collectives.quoting import list_ranks, one_line
 from collectives.recovery.fault_tolerance import CURE, is_tolerant
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from collectives.schedules.registry import topology as topology_of
-from collectives.trace.recorder import Trace, compare_clocks
+from collectives.trace.opening import open_trace
 
-REFUSING_S = 0.5  # how long a rank that refuses waits for ranks that come at the same time
-# So many bits differ that a damaged byte is still known: no rank knows yet whether messages have checksums.
-_TAKES_PART, _REFUSES = 1, 255
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 SILENCE_S = 60.0  # default within a collective, where all ranks are at work
 ARRIVAL_S = 1800.0  # default for a rank that evaluates or saves while the others wait in their next call
-EAGER_LIMIT = "OMPI_MCA_btl_tcp_eager_limit"  # environment variable with Open MPI's limit for TCP
-USUAL_EAGER_BYTES = 65_536
-HEADROOM = 8_192  # the limit includes a message's headers
-# Shorter pieces cost more calls than they spare, longer ones overlap less.
-LEAST_EAGER_BYTES, MOST_EAGER_BYTES = 8_192, 262_144
 ROUTES = ("auto", "mpi")  # have names like topologies
-_PROBLEM = "\0"  # first character of a text with the reason why a rank knows no network
-
-
-class CommunicatorArguments(NamedTuple):
-    """Arguments of a communicator, with which it can be made."""
-
-    parent: MPI.Comm
-    topology: TopologyName | Topology
-    timeout: float
-    arrival_timeout: float
-    workers: Workers | None
-    link: EmulatedLink | None
-    ranks_per_node: int | None
-    checksums: bool
-    copy_residuals_every: int | None
 
 
 def validate_arguments(
@@ -77,9 +49,11 @@ def validate_arguments(
     on_failure: str = "raise",
     checksums: object = False,
     spares: object = 0,
-    trace: object = None,
+    trace: str | Path | None = None,
     copy_residuals_every: object = None,
-) -> CommunicatorArguments:
+    verify: bool = True,
+    network: LinkModel | str | Path | None = None,
+) -> Options:
     """Return the arguments of `Communicator`, ready for use.
 
     Raises
@@ -122,7 +96,11 @@ def validate_arguments(
             per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
         limits = timeouts(timeout, arrival_timeout)
         route = _topology(topology, parent)
-        return CommunicatorArguments(parent, route, *limits, workers, emulated, per_node, checked, every)
+        return Options(
+            parent, route, *limits, workers, emulated, per_node, checked, every, verify, piece_bytes, network,
+            None if trace is None else partial(open_trace, trace),
+            on_failure == "regroup", spares,
+        )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
@@ -217,158 +195,3 @@ def _seconds(name: str, given: float | None, default: float) -> float:
 
 def _error(kind: type[Exception], source: str, value: object) -> Exception:
     return kind(f"{source} is {value!r}: it must be a positive number of seconds, such as 60 or inf")
-
-
-class Duplicate(NamedTuple):
-    """Duplicate of a communicator, the nodes and hosts of its ranks, and a name that is equal on all ranks.
-
-    `damage` is the text of a damaged message that this rank has received, else empty.
-    """
-
-    mpi_comm: MPI.Comm
-    layout: NodeLayout
-    hosts: NodeLayout
-    key: str
-    damage: str
-
-
-def duplicate(given: CommunicatorArguments, spares: int, regroups: bool) -> Duplicate:
-    """Return a duplicate of the parent in checked arguments, with the layouts of its nodes and hosts.
-
-    Raises
-    ------
-    CollectiveTimeout
-        Names the ranks that do not come.
-    ValueError
-        The ranks pass different `ranks_per_node`, `checksums`, `spares` or `on_failure`; on every rank.
-    """
-    assemble(given.parent, given.arrival_timeout)
-    mpi_comm = given.parent.Dup()
-    mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
-    host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
-    try:
-        options = given.ranks_per_node, given.timeout, given.checksums, spares, regroups
-        return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, *options))
-    except ValueError:
-        mpi_comm.Free()
-        raise
-    finally:
-        host.Free()
-
-
-def assemble(parent: MPI.Comm, timeout_s: float) -> None:
-    """Wait until all ranks make a communicator, so that later blocking calls of MPI wait for no rank.
-
-    Every rank sends a byte straight to every other, so that the bytes received show which ranks are there. A rank whose
-    arguments are wrong sends another byte; see `refuse`.
-
-    Raises
-    ------
-    CollectiveTimeout
-        The named ranks have not come.
-    CollectiveMismatch
-        The named ranks refuse.
-    """
-    if parent.size == 1:
-        return
-    here = f"rank {parent.rank} of {parent.size}"
-    request, came = _swap(parent, _TAKES_PART)
-
-    def waiting() -> str:
-        missing = [rank for rank in np.flatnonzero(came == 0).tolist() if rank != parent.rank]
-        nothing = f", nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
-        return f"{here}: not all ranks make a communicator{nothing if missing else ''}"
-
-    wait(request, timeout_s, waiting)
-    refusing = np.flatnonzero(np.bitwise_count(came) > 4).tolist()
-    if refusing:
-        raise CollectiveMismatch(
-            f"{here}: {list_ranks(refusing)} made no communicator, because of an argument; the error there names it"
-        )
-
-
-def refuse(parent: MPI.Comm) -> None:
-    """Notify the other ranks that this one makes no communicator; waits briefly for those that come now."""
-    if parent.size > 1:
-        with suppress(CollectiveTimeout):
-            wait(_swap(parent, _REFUSES)[0], REFUSING_S, lambda: "not all ranks make a communicator")
-
-
-def _swap(parent: MPI.Comm, mine: int) -> tuple[MPI.Request, Bytes]:
-    """Send a byte to every rank; return the request, and an array of the bytes received, 0 for ranks that sent none."""
-    leaving, landing = np.full(parent.size, mine, np.uint8), np.zeros(parent.size, np.uint8)
-    counts = np.ones(parent.size, np.int32)
-    return parent.Ialltoallv([leaving, counts, MPI.BYTE], [landing, counts, MPI.BYTE]), landing
-
-
-def eager_piece_bytes(comm: MPI.Comm, timeout_s: float) -> int:
-    """Return the length of the longest message between nodes that all ranks send eagerly; collective.
-
-    Each rank reads the environment of its process.
-
-    Raises
-    ------
-    CollectiveTimeout, PeerFailure
-    """
-    limit = os.environ.get(EAGER_LIMIT, "")
-    mine = int(limit) - HEADROOM if limit.isdecimal() else USUAL_EAGER_BYTES - HEADROOM
-    return int(min(gather_objects(comm, min(MOST_EAGER_BYTES, max(LEAST_EAGER_BYTES, mine)), timeout_s)))
-
-
-def agree_on_network(comm: MPI.Comm, network: LinkModel | str | Path | None, timeout_s: float) -> LinkModel | None:
-    """Return the network that all ranks name, read from a file if need be; None if no rank names one. Collective.
-
-    Raises
-    ------
-    ValueError
-        A rank cannot read it, or ranks know different ones; on every rank.
-    """
-    known, text, here = None, "", f"rank {comm.rank} of {comm.size}"
-    if network is not None:
-        try:
-            known = network if isinstance(network, LinkModel) else LinkModel.load(network)
-            text = repr(known)
-        except (OSError, TypeError, ValueError) as error:
-            text = f"{_PROBLEM}{here}: network={one_line(network)!r} cannot be used: {one_line(error)}"
-    texts = gather_texts(comm, text, timeout_s)
-    problem = next((found.removeprefix(_PROBLEM) for found in texts if found.startswith(_PROBLEM)), "")
-    if problem:
-        raise ValueError(problem)
-    if len(set(texts)) > 1:
-        other = next(rank for rank, found in enumerate(texts) if found != texts[0])
-        raise ValueError(
-            f"ranks 0 and {other} know different networks, {texts[0] or 'none'} and {texts[other] or 'none'}: "
-            "give all ranks the same"
-        )
-    return known
-
-
-def open_trace(comm: MPI.Comm, folder: str | Path, timeout_s: float, close: Callable[[], None]) -> Trace:
-    """Begin to record all calls of a new communicator; collective. `close` is called if that fails.
-
-    Raises
-    ------
-    OSError
-        A rank cannot write to the folder; on every rank.
-    CollectiveTimeout, PeerFailure
-    """
-    here = f"rank {comm.rank} of {comm.size}"
-    missing = f"{here}: not all ranks open a trace; pass trace= on every rank or on none"
-    wait(comm.Ibarrier(), timeout_s, lambda: missing)
-    trace, problem = None, ""
-    try:
-        trace = Trace(Path(folder), comm.rank, comm.size)
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or error
-        problem = f"{here}, trace={str(folder)!r}: {cause}; name a folder that every rank can write, for this alone"
-    problem = next(filter(None, gather_texts(comm, problem, timeout_s)), "")
-    if trace is None or problem:
-        if trace is not None:
-            trace.discard()
-        close()
-        raise OSError(problem)
-    trace.readings = [compare_clocks(comm, trace.clock, timeout_s)]
-    beginning = np.array([trace.clock(), time.time()])
-    wait(comm.Ibcast(beginning, 0), timeout_s, lambda: f"{here}: rank 0 does not begin the trace")
-    trace.origin, trace.run = beginning.tolist()
-    return trace

@@ -33,7 +33,7 @@ from collectives.execution.traffic import Traffic
 from collectives.quoting import one_line, shown
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
 
 _Object = TypeVar("_Object")
 NUMBERS = (int, float, np.generic)  # as few as will do, since every all-reduce of an array compares its argument
@@ -47,7 +47,7 @@ _SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "
 # Arguments, which are refused on every rank where one rank's cannot be used -------------------------------------------
 
 
-def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
+def validate_array(comm: Group, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
     """Return the vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
 
     Raises
@@ -63,7 +63,7 @@ def validate_array(comm: Communicator, x: Array, call: str, allowed: tuple[str, 
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
 
-def validate_sum(comm: Communicator, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
+def validate_sum(comm: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
     """Return the vectors of an all-reduce's array and of its result, which do not cross yet, and the result.
 
     Raises as `validate_array` does.
@@ -81,7 +81,7 @@ def validate_sum(comm: Communicator, x: Array, op: str, out: Array) -> tuple[Fla
     return source, target, result
 
 
-def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
+def allocate_like(comm: Group, x: Array, call: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return a new array of the library and element type of `x`; raises as `validate_array` does if that fails."""
     try:
         return empty_like(x, shape)
@@ -91,7 +91,7 @@ def allocate_like(comm: Communicator, x: Array, call: str, shape: tuple[int, ...
         _refuse(comm, call, error, MemoryError)
 
 
-def validate_operation(comm: Communicator, op: object) -> str:
+def validate_operation(comm: Group, op: object) -> str:
     """Return the name of an all-reduce's operation; raises ValueError on every rank unless an all-reduce can do it.
 
     MPI's own operations have names of MPI's, and are compared by identity alone.
@@ -117,13 +117,13 @@ def _choices() -> str:
     return ", ".join(map(repr, COMBINE))
 
 
-def require_root(comm: Communicator, root: int, call: str) -> None:
+def require_root(comm: Group, root: int, call: str) -> None:
     """Raise ValueError unless `root` is a rank; the other ranks then raise CollectiveMismatch."""
     if not isinstance(root, int | np.integer) or not 0 <= root < comm.size:
         comm.reject(ValueError(f"{comm.here}: there is no rank {root!r} to broadcast from"), call)
 
 
-def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception] = ValueError) -> NoReturn:
+def _refuse(comm: Group, call: str, problem: object, kind: type[Exception] = ValueError) -> NoReturn:
     comm.reject(kind(f"{comm.here}, {call}: {problem}"), call)
 
 
@@ -131,7 +131,7 @@ def _refuse(comm: Communicator, call: str, problem: object, kind: type[Exception
 
 
 @keep_uncompiled
-def broadcast(comm: Communicator, x: Kept, root: int = 0) -> Kept:
+def broadcast(comm: Group, x: Kept, root: int = 0) -> Kept:
     """Overwrite `x`, of equal shape and dtype everywhere, with rank `root`'s; returns `x`.
 
     Parameters
@@ -174,14 +174,14 @@ def broadcast(comm: Communicator, x: Kept, root: int = 0) -> Kept:
     def check(ready: Indices | None) -> Steps:
         return comm.check(call, fingerprint(text), None, ready, ready)
 
-    with comm.span("broadcast", root=root, bytes=nbytes):
+    with comm.observed("broadcast", root=root, bytes=nbytes):
         program = partial(comm.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
         comm.run(call, broadcast_steps(call, vector, root, check, program))
     return x
 
 
 @keep_uncompiled
-def allgather(comm: Communicator, x: Kept) -> Kept:
+def allgather(comm: Group, x: Kept) -> Kept:
     """Return the rows of all ranks in one new array, rank 0's first; the same on every rank.
 
     Parameters
@@ -215,7 +215,7 @@ def allgather(comm: Communicator, x: Kept) -> Kept:
     allocate_like(comm, x, "allgather", (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
     call = Call(comm, lambda: text)
-    with comm.span("allgather", bytes=rows.values.nbytes):
+    with comm.observed("allgather", bytes=rows.values.nbytes):
         call.remake = lambda: stage(
             call, all_gather_rows(call, comm.check(call, fingerprint(text)), x, rows), rows.staging, None
         )
@@ -224,7 +224,7 @@ def allgather(comm: Communicator, x: Kept) -> Kept:
 
 
 @keep_uncompiled
-def barrier(comm: Communicator) -> None:
+def barrier(comm: Group) -> None:
     """Wait until every rank is here.
 
     Raises
@@ -245,11 +245,11 @@ def barrier(comm: Communicator) -> None:
     """
     call = Call(comm, lambda: "barrier()")
     call.remake = lambda: _barrier(comm, call, comm.check(call, fingerprint("barrier")))
-    with comm.span("barrier"):
+    with comm.observed("barrier"):
         comm.run(call, call.remake())
 
 
-def _barrier(comm: Communicator, call: Call, check: Steps) -> Steps:
+def _barrier(comm: Group, call: Call, check: Steps) -> Steps:
     yield from check
     if comm.size > 1:
         yield from comm.turn_of(call)
@@ -261,7 +261,7 @@ def _barrier(comm: Communicator, call: Call, check: Steps) -> Steps:
 
 
 @keep_uncompiled
-def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
+def broadcast_object(comm: Group, obj: object, root: int = 0) -> Any:
     """Return rank `root`'s object: itself there, and copies on other ranks.
 
     The object is pickled. Unpickling runs code that `root` chose: trust the program of every rank.
@@ -294,16 +294,16 @@ def broadcast_object(comm: Communicator, obj: object, root: int = 0) -> Any:
     """
     require_root(comm, root, f"broadcast_object(root={root})")
     name = f"broadcast_object(root={root})"
-    with comm.span("broadcast_object", root=root):
+    with comm.observed("broadcast_object", root=root):
         payload = _pickle(comm, obj, name) if comm.rank == root else np.empty(0, np.uint8)
         call = Call(comm, lambda: name)
-        landed = comm.run(call, _broadcast(call, name, payload, root))
+        landed = comm.run(call, _broadcast(comm, call, name, payload, root))
         objects = _unpickle(comm, [] if comm.rank == root else [landed], name)
     return objects[0] if objects else obj
 
 
 @keep_uncompiled
-def allgather_object(comm: Communicator, obj: _Object) -> list[_Object]:
+def allgather_object(comm: Group, obj: _Object) -> list[_Object]:
     """Return copies of every rank's object, on every rank; pickled, see `broadcast_object`.
 
     Parameters
@@ -328,15 +328,15 @@ def allgather_object(comm: Communicator, obj: _Object) -> list[_Object]:
     [{'rank': 0}, {'rank': 1}]
     """
     name = "allgather_object()"
-    with comm.span("allgather_object"):
+    with comm.observed("allgather_object"):
         payload = _pickle(comm, obj, name)
         call = Call(comm, lambda: name)
         call.remake = lambda: _all_gather(call, comm.check(call, fingerprint(name)), payload)
         return _unpickle(comm, comm.run(call, call.remake()), name)
 
 
-def _broadcast(call: Call, name: str, payload: Bytes, root: int) -> Steps:
-    yield from call.group.check(call, fingerprint(name))  # made here, as the ranks may regroup before this step
+def _broadcast(comm: Group, call: Call, name: str, payload: Bytes, root: int) -> Steps:
+    yield from comm.check(call, fingerprint(name))  # made here, as the ranks may regroup before this step
     size = np.array([payload.size], np.int64)
     yield from broadcast_payload(call, size.view(np.uint8), root)
     call.result = payload if payload.size else np.empty(size[0], np.uint8)
@@ -351,7 +351,7 @@ def _all_gather(call: Call, check: Steps, payload: Bytes) -> Steps:
     call.result = np.split(landing, np.cumsum(sizes)[:-1])
 
 
-def _pickle(comm: Communicator, obj: object, name: str) -> Bytes:
+def _pickle(comm: Group, obj: object, name: str) -> Bytes:
     """Return the object's bytes, read-only; raises on every rank if it cannot be pickled."""
     try:
         return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
@@ -360,7 +360,7 @@ def _pickle(comm: Communicator, obj: object, name: str) -> Bytes:
         _refuse(comm, name, f"{problem}; send plain data that it can be made of", TypeError)
 
 
-def _unpickle(comm: Communicator, payloads: list[Bytes], name: str) -> list[Any]:
+def _unpickle(comm: Group, payloads: list[Bytes], name: str) -> list[Any]:
     """Return the objects; raises on every rank if one rank cannot make them."""
     read = f"{name}, unpickled"
     try:
@@ -376,7 +376,7 @@ def _unpickle(comm: Communicator, payloads: list[Bytes], name: str) -> list[Any]
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
-def allreduce_number(comm: Communicator, number: object, op: str, out: object, traffic: Traffic) -> bool | int | float:
+def allreduce_number(comm: Group, number: object, op: str, out: object, traffic: Traffic) -> bool | int | float:
     """Reduce a number, which travels with the check of the call over any topology."""
     name = f"allreduce({op})"
     if out is not None:
@@ -395,7 +395,7 @@ def allreduce_number(comm: Communicator, number: object, op: str, out: object, t
         return comm.check(call, fingerprint(text), traffic, values, result, combine=COMBINE[op])
 
     call.remake = steps
-    with comm.span("allreduce", op=op):
+    with comm.observed("allreduce", op=op):
         comm.run(call, steps())
     traffic.calls += 1
     if op == "mean":
@@ -412,7 +412,7 @@ def _kind_of_number(number: object) -> type[bool] | type[int] | type[float] | No
     return float if isinstance(number, float | np.floating) else None
 
 
-def _pack_integer(comm: Communicator, number: int, op: str, name: str) -> Indices:
+def _pack_integer(comm: Group, number: int, op: str, name: str) -> Indices:
     """Return an integer as it travels, in 64 bits; rejects one whose sum may have more."""
     most = _MOST // comm.size if op in ("sum", "mean") else _MOST
     if abs(number) > most:

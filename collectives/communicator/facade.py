@@ -2,73 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import AnyArray, Array, Bytes, Kept
-from collectives.arrays.elements import Combine, add
+from collectives.annotations import Array, Kept
 from collectives.arrays.vectors import Flat
 from collectives.communicator import arguments, exchanges, other_names, point_to_point, splitting, stopping
-from collectives.communicator.calls import Calls, Users, await_request, trace_check
-from collectives.communicator.checked_messages import CheckedComm
-from collectives.communicator.ending import Ending, close, end_closed
 from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
-from collectives.communicator.nodes import NodeLabel, NodeLayout, Nodes, members_of, open_nodes
-from collectives.communicator.routes import VERSION, Routes
-from collectives.communicator.slow_link import link_of, slow_down
-from collectives.consistency.call_check import CallCheck, most_bytes
-from collectives.consistency.descriptions import fingerprint
-from collectives.consistency.missing_ranks import MissingRanks
+from collectives.communicator.nodes import Nodes, open_nodes
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.errors import (
-    CollectiveError,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    DamagedMessage,
-    PeerFailure,
-    marked,
-    reword,
-)
 from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
-from collectives.execution.pipelined import Cache
-from collectives.execution.program import Program
 from collectives.execution.traffic import Traffic
-from collectives.process_end import (
-    end_with_process,
-    expect_deaths,
-    fail_at_end,
-    forget_endings,
-    leave_without_finalizing,
-    meet_at_end,
-    say_farewell,
-)
-from collectives.progress.polling import giving_up_by, keep_alive, wait
+from collectives.group.group import Group
+from collectives.nodes.layout import NodeLabel, NodeLayout
 from collectives.recovery import newcomers
-from collectives.recovery.answers import watch
 from collectives.recovery.fault_tolerance import (
-    ADVICE,
-    describe_failed,
-    is_tolerant,
-    is_tolerant_job,
     repeat_after_deaths,
-    reporting_deaths,
-    revoke,
 )
-from collectives.recovery.half_made import guard_half_made
-from collectives.recovery.newcomers import Newcomers
-from collectives.recovery.regroup import Regroup
-from collectives.recovery.witness import call_witness
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
-from collectives.trace.flight_recorder import RecordedGroup, recorder_here
 from collectives.trace.recorder import Trace
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
@@ -86,14 +44,7 @@ _NAMES = (
 """Names that programs use, which docs/communicator.md describes."""
 
 
-class _Listed(type):
-    """Class that lists the names that programs use: Python's prompt completes with those of object and class."""
-
-    def __dir__(cls) -> list[str]:
-        return [name for name in super().__dir__() if name in _NAMES or name.startswith("__")]
-
-
-class Communicator(metaclass=_Listed):
+class Communicator(Group):
     """Ranks that communicate with each other.
 
     Parameters
@@ -159,39 +110,12 @@ class Communicator(metaclass=_Listed):
     rank, size : int
     local_rank, local_size : int
         The same among the ranks of this rank's host.
-    here : str
-        ``"rank 3 of 8"``, for messages.
     mpi_comm : MPI.Comm
         The duplicate.
     link : EmulatedLink or None
         The link that messages are held back by.
-    one_node : bool
-        All ranks are on one node; False over an emulated link.
-    layout, hosts : NodeLayout
-        Node and host of each rank.
-    swapped_bytes : int
-        Longest vector that can be summed in the messages of a call's check.
-    calls : Calls
-        Calls in flight, and their order.
-    ending : Ending
-        End of the communicator after a call that failed.
-    missing : MissingRanks
-        Messages about ranks that do not come.
     traffic : Traffic
         Cost of all calls of `allreduce` so far.
-    dense_buffers : list of uint8 arrays
-        Receive buffers of dense sums, from one call to the next.
-    trace : Trace or None
-    workers : Workers or None
-        Threads that share the work on pieces.
-    threads : int
-        Number of threads that work on pieces.
-    verifies : bool
-        The ranks compare each collective before they make it.
-    checks_messages : bool
-        Messages have checksums.
-    route, route_parts : str, tuple of str
-        The routes of messages in words, as a whole and one property each: ranks must agree on them.
 
     Raises
     ------
@@ -226,6 +150,8 @@ class Communicator(metaclass=_Listed):
     'rank 3 of 4, Torus(rows=None, cols=None)'
     """
 
+    listed = _NAMES
+
     def __init__(
         self,
         mpi_comm: MPI.Comm | None = None,
@@ -247,170 +173,12 @@ class Communicator(metaclass=_Listed):
         spares: int = 0,
         copy_residuals_every: int | None = None,
     ) -> None:
-        given = arguments.validate_arguments(
-            mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link, ranks_per_node,
-            on_failure, checksums, spares, trace, copy_residuals_every,
-        )  # fmt: skip
-        self.topology, self.workers = given.topology, given.workers
-        self.timeout, self.arrival_timeout = given.timeout, given.arrival_timeout
-        self.ranks_per_node, self.checksums = given.ranks_per_node, given.checksums
-        self.copy_residuals_every = given.copy_residuals_every
-        if is_tolerant_job():
-            guard_half_made()
-        with reporting_deaths(given.parent, "while the ranks made a communicator"):
-            duplicated = arguments.duplicate(given, spares, on_failure == "regroup")
-            mpi_comm, layout, hosts, self._key, damage = duplicated
-            pool, layouts = mpi_comm, (layout, hosts)
-            numbers: Sequence[int] = range(pool.size - spares)
-            if spares:
-                members = numbers
-                numbers = members if pool.rank in members else (pool.rank,)
-                mpi_comm = pool.Split(0 if pool.rank in members else pool.rank, pool.rank)
-                mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
-                layout, hosts = (one.of_survivors(numbers, mpi_comm.rank) for one in layouts)
-        if given.link is not None:
-            mpi_comm = slow_down(mpi_comm, given.link, layout.node_of)
-        self.link = link_of(mpi_comm)
-        self._nodes: dict[NodeLayout, Nodes] = {}
-        # Steps may be made again after a death, from the state of before; parts of this communicator inherit it.
-        self.repeats_calls = on_failure == "regroup" and pool.size > 1
-        self.threads = 1 if self.workers is None else self.workers.threads
-        self.trace: Trace | None = None
-        self.verifies = verify
-        self._users = Users()
-        self.calls = Calls(self._users)
-        self.piece_bytes = piece_bytes
-        self.newcomers = Newcomers(self, pool, layouts, pool.size - spares) if spares else None
-        self.regroup: Regroup | None = None
-        self._open(mpi_comm, layout, hosts)
-        if self.repeats_calls:
-            self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
-            expect_deaths()
-        self.calls.regroup = self.regroup
-        self._fails_with_others = self.regroup is None and is_tolerant(self.missing.comm)
-        if pool.size == MPI.COMM_WORLD.size and (is_tolerant(pool) or pool.size > 1):
-            if is_tolerant(pool):
-                meet_at_end(self.newcomers)
-            with reporting_deaths(pool, "while the ranks made a communicator"), self.exchange(pool):
-                call_witness(self.checked(pool), self.arrival_timeout)
-        with reporting_deaths(self.missing.comm, "while the ranks made a communicator"), self.exchange():
-            if damage:
-                raise DamagedMessage(damage)
-            try:
-                self.network = arguments.agree_on_network(self.mpi_comm, network, self.timeout)
-            except ValueError:
-                self.close()
-                raise
-            self._eager_bytes = (
-                SHARED_PIECE_BYTES if self.one_node else arguments.eager_piece_bytes(self.mpi_comm, self.timeout)
+        super().__init__(
+            arguments.validate_arguments(
+                mpi_comm, topology, timeout, arrival_timeout, piece_bytes, threads, alone, abort_hook, link,
+                ranks_per_node, on_failure, checksums, spares, trace, copy_residuals_every, verify, network,
             )
-        self._set_routes()
-        self.traffic = Traffic()
-        if trace is not None:
-            with self.exchange():
-                self.trace = arguments.open_trace(self.mpi_comm, trace, self.timeout, self.close)
-            self.trace.link = "" if self.link is None else str(self.link)
-            self.ending.trace = self.trace
-        if self.regroup is not None:
-            watch(self.regroup)
-
-    def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
-        """Make all that depends on the group of ranks, except for the routes of messages."""
-        self.checks_messages = self.checksums and mpi_comm.size > 1
-        self.mpi_comm: Any = self.checked(mpi_comm)
-        self.layout, self.hosts = layout, hosts
-        self.rank, self.size, self.here = layout.rank, mpi_comm.size, f"rank {layout.rank} of {mpi_comm.size}"
-        self.local_rank, self.local_size = hosts.local_rank, hosts.sizes[hosts.node]
-        self.one_node = len(layout.sizes) == 1 and self.link is None
-        self.swapped_bytes = most_bytes(self.size, self.one_node)
-        self.missing = MissingRanks(mpi_comm, self.timeout)
-        self._call_check = CallCheck(self.mpi_comm, self.missing, self.swapped_bytes, self.checks_messages)
-        self.dense_buffers: list[Bytes] = []
-        members = members_of(mpi_comm)
-        flight = RecordedGroup(recorder_here(), self._key_of_group(), self.rank, members, self.calls)
-        self.calls.renew(mpi_comm, self.here, flight)
-        self.ending = Ending(
-            self.calls, self.missing, self.size, self.workers, self.newcomers, self._call_check, self.dense_buffers
-        )
-        self.ending.trace = self.trace
-        end_with_process(self.ending)
-
-    def checked(self, mpi_comm: MPI.Comm) -> Any:
-        """Return a communicator of MPI whose messages have checksums, if those of this communicator have them."""
-        return CheckedComm(mpi_comm) if self.checksums and mpi_comm.size > 1 else mpi_comm
-
-    @contextmanager
-    def exchange(self, *others: MPI.Comm) -> Iterator[None]:
-        """Exchange messages in this block that are no calls: damage ends the communicator, on the other ranks too.
-
-        `others` are communicators with ranks that this one lacks, which their requests fail on.
-        """
-        try:
-            with giving_up_by(self.given_up):
-                yield
-        except CollectiveError as error:
-            if not isinstance(error, DamagedMessage) and not self.missing.damage_elsewhere():
-                raise
-            ended = self.ending.abort(error)
-            for other in others[: self.newcomers is not None]:
-                revoke(other)
-            raise ended from error.__cause__
-
-    def _key_of_group(self) -> str:
-        """Return the name of the group of ranks in the flight recorder: equal on all, also if survivors try twice."""
-        regroup = self.regroup
-        return self._key if regroup is None else f"{self._key}+{regroup.count + 1}"
-
-    def _set_routes(self) -> None:
-        self._routes = Routes(
-            self.rank, self.size, self.topology, self.network, self.piece_bytes, self._eager_bytes, self.link
-        )
-        self.route, self.route_parts = str(self._routes), self._routes.parts
-
-    def renew(self, mpi_comm: MPI.Comm, survivors: Sequence[int], layouts: Sequence[NodeLayout]) -> None:
-        """Go on with the ranks that had these numbers in the layouts of nodes and hosts; `mpi_comm` is theirs.
-
-        Raises
-        ------
-        TopologyError
-            The topology does not fit their number.
-        """
-        ended = [self.ending, *(part.ending for part in self.parts)]
-        # MPI may still write there
-        keep_alive(self.ending, self._call_check, self.dense_buffers, *self._nodes.values())
-        self._nodes.clear()
-        self._users.renew()
-        self._open(mpi_comm, *(one.of_survivors(survivors, mpi_comm.rank) for one in layouts))
-        forget_endings(ended)  # behind `_open`: the handler at the program's end keeps its place while one is left
-        if not isinstance(self.topology, str):
-            self.topology.plan(self.rank, self.size)
-        self._set_routes()
-
-    def shared_counters(self) -> dict[str, Any]:
-        """Return names and numbers that are equal on all ranks, which a newcomer takes over by `adopt`."""
-        return {"key": self._key, "eager": self._eager_bytes, "tag": self.last_tag, "version": VERSION}
-
-    def adopt(self, shared: dict[str, Any]) -> None:
-        """Take over the names and numbers of a member.
-
-        Raises
-        ------
-        ValueError
-            The member has another version of the wire format.
-        """
-        if shared["version"] != VERSION:
-            raise ValueError(f"wire format {VERSION} here, and {shared['version']} on the members")
-        self._key, self._eager_bytes = shared["key"], shared["eager"]
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Rank that each rank had when the communicator was made; other numbers only after ranks have died."""
-        return tuple(range(self.size)) if self.regroup is None else self.regroup.members
-
-    @property
-    def parts(self) -> tuple[Communicator, ...]:
-        """Communicators of `nodes`, which this one has made."""
-        return tuple(part for nodes in self._nodes.values() for part in (nodes.local, nodes.across))
+        )  # fmt: skip
 
     def __dir__(self) -> list[str]:
         """Return the names that programs use, for completion. The others are for methods, executors and tests."""
@@ -421,14 +189,9 @@ class Communicator(metaclass=_Listed):
         return f"<Communicator rank {self.rank} of {self.size}, {self.topology}{link}>"
 
     @property
-    def calls_in_flight(self) -> int:
-        """Number of calls that have begun and not ended."""
-        return len(self.calls.ordered)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error for which the communicator was given up."""
-        return self.calls.failure
+    def trace(self) -> Trace | None:
+        """The trace that ``Communicator(trace=...)`` records, for spans of your own; None without one."""
+        return cast("Trace | None", self.observer)
 
     def __enter__(self) -> Self:
         return self
@@ -441,12 +204,6 @@ class Communicator(metaclass=_Listed):
         else:
             self.ending.leave_block(error)
             stopping.STOP.release(self)
-
-    def __del__(self) -> None:
-        # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.
-        calls = getattr(self, "calls", None)
-        if calls is not None and calls.ordered:
-            keep_alive(self)
 
     def close(self) -> None:
         """Free the MPI communicator (collective). After an error it is left to MPI's own clean-up instead.
@@ -470,15 +227,8 @@ class Communicator(metaclass=_Listed):
         >>> with mpicomp.Communicator() as comm:
         ...     comm.barrier()
         """
-
-        def leave() -> None:
-            if self.regroup is not None:
-                say_farewell(self.regroup)
-            elif not self.ending.keeps_requests:
-                self.mpi_comm.Free()
-
         try:
-            close(self, lambda: self._call_check if self.verifies else None, leave)
+            super().close()
         finally:
             if self.calls.broken:
                 stopping.STOP.release(self)
@@ -509,132 +259,9 @@ class Communicator(metaclass=_Listed):
         ...     handle = comm.iallreduce(np.ones(3))
         ...     total = handle.wait()  # computing in between takes no time from it
         """
-        return self.calls.start_progress_thread(self.trace)
-
-    @property
-    def lacks_thread_support(self) -> bool:
-        """True if MPI was started in such a way that no progress thread can make calls."""
-        return self.calls.lacks_thread_support
+        return self.calls.start_progress_thread(self.observer)
 
     # Operations of your own ------------------------------------------------------------------------------------------
-
-    def run(self, call: Call, steps: Steps) -> Any:
-        """Make a call and wait for its result.
-
-        Raises
-        ------
-        CommunicatorClosed
-        RuntimeError
-            Another thread is in a call of this communicator, or this one within a call, in a signal handler.
-        """
-        driver = self.calls.driver
-        if driver is not None:
-            driver.reject_waiting(call.name)
-            return self.begin(call, steps).wait()
-        if self.calls.ordered:
-            call.reject_nesting()
-        self.calls.open(call, steps)
-        return call.wait()
-
-    def begin(self, call: Call, steps: Steps) -> Handle:
-        """Make a call that goes on in the background; raises as `run` does."""
-        return self.calls.begin(call, steps)
-
-    def advance(self) -> None:
-        """Advance every call in flight of this thread, without waiting; no-op if a progress thread does so."""
-        self.calls.advance()
-
-    def check(
-        self,
-        call: Call,
-        mark: int,
-        traffic: Traffic | None = None,
-        values: AnyArray | None = None,
-        sums: AnyArray | None = None,
-        meanwhile: Callable[[], None] | None = None,
-        combine: Combine = add,
-    ) -> Steps:
-        """Raise on every rank unless all make this call; a small vector may be summed in the same messages.
-
-        See `CallCheck.steps`. It must be the first step of a call, since checks are numbered in that order, or follow
-        `enter`.
-        """
-        if not self.verifies and values is None:
-            call.arrival = 0  # until it ends, as nothing distinguishes a rank that is late from one that is silent
-            return iter(())
-        trace = self.trace
-        if trace is not None and meanwhile is not None:
-            meanwhile = trace.around("prepare", meanwhile)
-        steps = self._call_check.steps(call, mark, traffic, values, sums, meanwhile, combine)
-        return steps if trace is None else trace_check(call, trace, steps, values)
-
-    def enter(self, call: Call) -> None:
-        """Give a call its number now, before the ranks begin to compare it."""
-        if (self.verifies or call.is_compared) and not call.is_pairwise:
-            self._call_check.enter(call)
-
-    def sum_small(self, call: Call, values: AnyArray, sums: AnyArray, traffic: Traffic) -> Steps:
-        """Sum a vector of up to `swapped_bytes` within a call on which the ranks have agreed."""
-        yield from self.turn_of(call)
-        yield from self._call_check.sum(call, values, sums, traffic)
-
-    def turn_of(self, call: Call) -> Steps:
-        """Wait until all calls that were begun before have ended.
-
-        Calls that use MPI's own collectives must start them in one order on all ranks, in whichever order calls are
-        driven.
-        """
-        return call.turn()
-
-    await_request = staticmethod(await_request)
-
-    def wait(self, request: MPI.Request, describe: Callable[[], str]) -> None:
-        """Poll a request of this communicator up to the timeout; it is no call, so other ranks need not wait too."""
-        try:
-            wait(request, self.timeout, describe, self.given_up)
-        except BaseException as error:
-            raise self.ending.abort(error, request) from error
-
-    def agree(self, mark: int, describe: Callable[[], str]) -> None:
-        """Raise on every rank unless all make this call, which does nothing else."""
-        call = Call(self, describe)
-        call.remake = lambda: self.check(call, mark)
-        self.run(call, call.remake())
-
-    def reject(self, error: Exception, call: str) -> NoReturn:
-        """Raise `error` here, and CollectiveMismatch on the ranks that made the call.
-
-        Ranks that reject for the same reason at the same time agree, and each raises its own error.
-        """
-        reason = f"rejects {call}: {error}"
-        with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error is more precise
-            self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
-        raise marked(error) from None
-
-    @contextmanager
-    def refusing(self, call: str, *kinds: type[Exception], where: str = "") -> Iterator[None]:
-        """Reject the call by this rank's errors of these kinds in the block, whose text then begins with rank and call.
-
-        where : another beginning of the text
-        """
-        try:
-            yield
-        except kinds as error:
-            self.reject(reword(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
-
-    def given_up(self) -> bool:
-        """Return whether another rank has given the communicator up."""
-        if self._fails_with_others and (dead := describe_failed(self.mpi_comm)):
-            raise PeerFailure(f"{self.here}: {dead} died{ADVICE}")
-        return self.missing.another_gave_up()
-
-    def give_up(self, error: BaseException) -> None:
-        """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
-        self.ending.give_up(error)
-
-    def span(self, name: str, **details: object) -> AbstractContextManager[None]:
-        """Record a call, if there is a trace."""
-        return nullcontext() if self.trace is None else self.trace.span("call", name, **details)
 
     if not TYPE_CHECKING:  # which would take every name for one of ours
 
@@ -642,69 +269,6 @@ class Communicator(metaclass=_Listed):
             raise AttributeError(other_names.explain(name, _NAMES), name=name, obj=self)
 
     # Choosing and preparing ------------------------------------------------------------------------------------------
-
-    def select(self, payload_bytes: int) -> Topology:
-        """Return the topology for a payload of `payload_bytes`.
-
-        Examples
-        --------
-        >>> import mpicomp
-        >>> mpicomp.run_local(4, lambda comm: comm.select(100_000_000).name, topology="torus")[0]
-        'torus'
-        """
-        return self._routes.select(payload_bytes)
-
-    def gathers(self, payload_bytes: int) -> bool:
-        """Return True if packed payloads of this size are fastest by one all-gather that every rank merges."""
-        return self._routes.gathers(payload_bytes)
-
-    def packed_piece_bytes(self) -> int:
-        """Return the longest message of packed payloads, which suits the transport."""
-        return self._routes.packed_piece_bytes()
-
-    def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
-        """Return the program of this rank's part of an all-reduce of `n` elements, compiled once."""
-        return self._routes.program(topology, n, alignment, piece_elements)
-
-    @property
-    def last_tag(self) -> int:
-        """The last tag of a long-lived user; 0 before the first."""
-        return self._users.last_tag
-
-    def tags_from(self, tag: int) -> AbstractContextManager[None]:
-        """Give out the tags behind this one once more in this block, to the user that had them."""
-        return self._users.tags_from(tag)
-
-    def fixed_tag(self) -> int:
-        """Return a tag for one long-lived user of this communicator; all ranks take theirs in the same order."""
-        return self._users.fixed_tag()
-
-    def next_tag(self) -> int:
-        """Return a tag for one call; all ranks take theirs in the same order."""
-        return self.calls.next_tag()
-
-    def tags_unused(self, unless_made: bool = False) -> AbstractContextManager[None]:
-        """Take back the tags of long-lived users that are made in this block; `unless_made`: only if it fails."""
-        return self._tags_unused_of_all(unless_made) if self._nodes else self._users.tags_unused(unless_made)
-
-    @contextmanager
-    def _tags_unused_of_all(self, unless_made: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(self._users.tags_unused(unless_made))
-            for part in self.parts:
-                stack.enter_context(part.tags_unused(unless_made))
-            yield
-
-    def common(self, kind: type[_Kind]) -> _Kind:
-        """Return the object of this class that all long-lived users of this communicator share on this rank."""
-        return self._users.common(kind)
-
-    def persistent(self, owner: object) -> Cache:
-        """Return a cache for a long-lived user's persistent requests, of one program on the same buffers.
-
-        Requests and their buffers stay until the next call after `owner`, which is referred to weakly, is gone.
-        """
-        return self._users.persistent(owner)
 
     # Dense sums ------------------------------------------------------------------------------------------------------
 
@@ -761,10 +325,10 @@ class Communicator(metaclass=_Listed):
         mark, describe = self._routes.all_reduce(source, name, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         steps = self._sum_steps(call, source, target, name, mark, self.traffic)
-        if self.trace is None:
+        if self.observer is None:
             self.run(call, steps)
         else:
-            with self.span("allreduce", op=name, bytes=source.values.nbytes):
+            with self.observed("allreduce", op=name, bytes=source.values.nbytes):
                 self.run(call, steps)
         self.traffic.calls += 1
         return result
@@ -805,7 +369,7 @@ class Communicator(metaclass=_Listed):
         call = Call(self, describe)
         call.result = result
         steps = self._sum_steps(call, source, target, name, mark, Traffic(), background=True)
-        with self.span("iallreduce", op=name, bytes=source.values.nbytes):
+        with self.observed("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
 
     def _sum_steps(
@@ -870,6 +434,8 @@ class Communicator(metaclass=_Listed):
         TypeError, ValueError
             This rank's colour or key is not valid; the others then raise CollectiveMismatch.
         CollectiveMismatch, CollectiveTimeout, PeerFailure
+        RanksLost
+            A rank has died meanwhile; on all survivors, which can make the call again.
 
         Examples
         --------
@@ -880,10 +446,15 @@ class Communicator(metaclass=_Listed):
         >>> mpicomp.run_local(4, sum_of_parity)
         [2, 4, 2, 4]
         """
-        part = splitting.split(self, color, key)
+        size, part = self.size, splitting.split(self, color, key)
+        chosen = self.topology if topology is None else topology
+        return splitting.made_on_all(self, size, lambda: self._of_part(part, color, chosen))
+
+    def _of_part(
+        self, part: MPI.Comm | None, color: int | None, chosen: TopologyName | Topology
+    ) -> Communicator | None:
         if part is None:
             return None
-        chosen = self.topology if topology is None else topology
         try:
             with self.exchange():  # ranks of this one may not come to the part, or wait for this rank elsewhere
                 made = Communicator(
@@ -895,15 +466,17 @@ class Communicator(metaclass=_Listed):
                     arrival_timeout=self.arrival_timeout,
                     threads=self.threads,
                     abort_hook=False,  # this one has installed it, or must not
-                    ranks_per_node=None if self.ranks_per_node is None else NodeLabel(self.layout.node),
-                    checksums=self.checksums,
+                    ranks_per_node=None if self.options.ranks_per_node is None else NodeLabel(self.layout.node),
+                    checksums=self.options.checksums,
                 )
         except TopologyError as error:
             part.Free()
             raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error
         part.Free()
-        if self.regroup is None:  # else the groups are those of the survivors
+        if self.regroup is None:
             made.ending.join(self.ending)
+        else:  # a death among other ranks ends no call of the group
+            made.fails_with_others = False
         return made
 
     grid = splitting.grid
@@ -936,29 +509,7 @@ class Communicator(metaclass=_Listed):
         """Like `nodes`, for any layout of this communicator's ranks; collective where first called for it."""
         if layout not in self._nodes:
             self._nodes[layout] = open_nodes(self, layout)
-        nodes = self._nodes[layout]
+        nodes: Nodes = self._nodes[layout]
         for part in (nodes.local, nodes.across):  # calls of both levels begin on this communicator, which frees its own
-            part._users.free_unused()
+            part.free_unused()
         return nodes
-
-    @property
-    def layouts_of_nodes(self) -> tuple[NodeLayout, ...]:
-        """The layouts for which `nodes_of` has made communicators."""
-        return tuple(self._nodes)
-
-    def close_parts(self) -> None:
-        """Close the communicators of `nodes` with this one, and dismiss the ranks that wait."""
-        if self.newcomers is not None:
-            self.newcomers.dismiss()
-        if self.regroup is None:
-            for nodes in self._nodes.values():
-                nodes.close()
-        else:  # the ranks have agreed for all parts, and one may have died since
-            for part in self.parts:
-                end_closed(part)
-
-    def free_requests(self) -> None:
-        """Free the requests and memory of a communicator that is closed."""
-        self.dense_buffers.clear()
-        self._users.free_all()
-        self._call_check.free()

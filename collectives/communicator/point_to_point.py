@@ -23,13 +23,13 @@ from collectives.progress.polling import wait
 from collectives.tags import BETWEEN_TWO_RANKS, LARGEST_OF_USERS
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
 
 LONGEST_BYTES = 1 << 30  # MPI counts in an int: longer messages are of blocks
 _DESCRIPTION_BYTES = 96
 
 
-def send(comm: Communicator, x: SupportsDLPack, to: int, tag: int = 0) -> None:
+def send(comm: Group, x: SupportsDLPack, to: int, tag: int = 0) -> None:
     """Send an array, and wait until the receiver has taken it or MPI has copied it.
 
     Parameters
@@ -55,11 +55,11 @@ def send(comm: Communicator, x: SupportsDLPack, to: int, tag: int = 0) -> None:
     array([1, 2])
     """
     vector, name = _validate(comm, "send", x, "to", to, tag)
-    with comm.span("send", to=to, tag=tag, bytes=vector.values.nbytes):
+    with comm.observed("send", to=to, tag=tag, bytes=vector.values.nbytes):
         comm.run(*_make_send(comm, name, vector, to, tag))
 
 
-def isend(comm: Communicator, x: SupportsDLPack, to: int, tag: int = 0) -> Handle[None]:
+def isend(comm: Group, x: SupportsDLPack, to: int, tag: int = 0) -> Handle[None]:
     """Begin to send an array to another rank.
 
     Parameters
@@ -98,7 +98,7 @@ def isend(comm: Communicator, x: SupportsDLPack, to: int, tag: int = 0) -> Handl
     return comm.begin(*_make_send(comm, name, vector, to, tag))
 
 
-def recv(comm: Communicator, out: Kept, source: int, tag: int = 0) -> Kept:
+def recv(comm: Group, out: Kept, source: int, tag: int = 0) -> Kept:
     """Overwrite an array with the one that another rank sends; `send` has an example.
 
     Parameters
@@ -117,12 +117,12 @@ def recv(comm: Communicator, out: Kept, source: int, tag: int = 0) -> Kept:
         As of `irecv` and of its handle.
     """
     vector, name = _validate(comm, "recv", out, "from", source, tag)
-    with comm.span("recv", source=source, tag=tag, bytes=vector.values.nbytes):
+    with comm.observed("recv", source=source, tag=tag, bytes=vector.values.nbytes):
         comm.run(*_make_receive(comm, name, vector, out, source, tag))
     return out
 
 
-def irecv(comm: Communicator, out: Kept, source: int, tag: int = 0) -> Handle[Kept]:
+def irecv(comm: Group, out: Kept, source: int, tag: int = 0) -> Handle[Kept]:
     """Begin to receive an array from another rank; `isend` has an example.
 
     Parameters
@@ -156,7 +156,7 @@ def irecv(comm: Communicator, out: Kept, source: int, tag: int = 0) -> Handle[Ke
     return comm.begin(*_make_receive(comm, name, vector, out, source, tag))
 
 
-def _make_send(comm: Communicator, name: str, vector: Flat, to: int, tag: int) -> tuple[Call, Steps]:
+def _make_send(comm: Group, name: str, vector: Flat, to: int, tag: int) -> tuple[Call, Steps]:
     call = _make_call(comm, name, lambda: f"{comm.here}: rank {to} does not receive; {name}")
     copied = None if vector.staging is None else vector.staging.fetch()
     if copied is not None:  # before the next message of this tag can begin
@@ -165,14 +165,14 @@ def _make_send(comm: Communicator, name: str, vector: Flat, to: int, tag: int) -
     return call, _send(comm, call, vector, to, BETWEEN_TWO_RANKS[2 * tag])
 
 
-def _make_receive(comm: Communicator, name: str, vector: Flat, out: Array, source: int, tag: int) -> tuple[Call, Steps]:
+def _make_receive(comm: Group, name: str, vector: Flat, out: Array, source: int, tag: int) -> tuple[Call, Steps]:
     call = _make_call(comm, name, lambda: f"{comm.here}: nothing from rank {source}; {name}")
     call.result = out
     steps = _receive(comm, call, vector, source, BETWEEN_TWO_RANKS[2 * tag])
     return call, stage(call, steps, None, vector.staging)
 
 
-def _validate(comm: Communicator, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
+def _validate(comm: Group, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
     """Return the vector of an array, and the call in words."""
     try:
         vector = flat(x, COPIED)
@@ -187,14 +187,14 @@ def _validate(comm: Communicator, call: str, x: Array, preposition: str, peer: i
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 
-def _make_call(comm: Communicator, name: str, describe: Callable[[], str]) -> Call:
+def _make_call(comm: Group, name: str, describe: Callable[[], str]) -> Call:
     call = Call(comm, lambda: name)
     call.is_pairwise, call.describe = True, describe
     call.arrival = 0  # the other rank may have yet to come, however long that takes it
     return call
 
 
-def _send(comm: Communicator, call: Call, vector: Flat, to: int, tag: int) -> Steps:
+def _send(comm: Group, call: Call, vector: Flat, to: int, tag: int) -> Steps:
     requests = []
     if comm.verifies:
         requests.append(comm.mpi_comm.Isend(_header(vector), to, tag))
@@ -204,7 +204,7 @@ def _send(comm: Communicator, call: Call, vector: Flat, to: int, tag: int) -> St
         yield from comm.await_request(call, request, call.describe)
 
 
-def _receive(comm: Communicator, call: Call, vector: Flat, source: int, tag: int) -> Steps:
+def _receive(comm: Group, call: Call, vector: Flat, source: int, tag: int) -> Steps:
     header = np.zeros(_DESCRIPTION_BYTES, np.uint8)
     heading = comm.mpi_comm.Irecv(header, source, tag) if comm.verifies else None
     request = comm.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)

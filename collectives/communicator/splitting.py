@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Indices
+from collectives.communicator.exchanges import allreduce_number
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.part_ranks import require_ranks
+from collectives.errors import PeerFailure, RanksLost
 from collectives.execution.handle import Call, Steps
+from collectives.execution.traffic import Traffic
 from collectives.progress.polling import wait
+from collectives.recovery.fault_tolerance import reports_death, revoke
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
 
 _MOST = 2**31 - 1
+_ALIVE = 1 << 31  # of a sum whose lower half counts the parts that were made
+_Part = TypeVar("_Part", bound="Group")
 
 
-def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
+def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
     """Return MPI's communicator of the ranks with this colour; None for no colour."""
     name = "split()"
     with comm.refusing(name, TypeError, ValueError):
@@ -34,12 +41,12 @@ def split(comm: Communicator, color: int | None, key: int) -> MPI.Comm | None:
         wait(comm.mpi_comm.Iallgather(mine, everyones), comm.timeout, lambda: f"{comm.here}: not all ranks {name}")
         return comm.regroup.with_survivors(lambda: _part(comm, mine, everyones))
     call = Call(comm, lambda: name)
-    with comm.span("split"):
+    with comm.observed("split"):
         part: MPI.Comm = comm.run(call, _steps(comm, call, mine, everyones))
     return None if color is None else part
 
 
-def _steps(comm: Communicator, call: Call, mine: Indices, everyones: Indices) -> Steps:
+def _steps(comm: Group, call: Call, mine: Indices, everyones: Indices) -> Steps:
     yield from comm.check(call, fingerprint(call.name()))  # made here, as the ranks may regroup before this step
     yield from comm.turn_of(call)
     missing = f"{comm.here}: not all ranks come to split the communicator"
@@ -50,7 +57,7 @@ def _steps(comm: Communicator, call: Call, mine: Indices, everyones: Indices) ->
     call.result = _part(comm, mine, everyones)
 
 
-def _part(comm: Communicator, mine: Indices, everyones: Indices) -> MPI.Comm:
+def _part(comm: Group, mine: Indices, everyones: Indices) -> MPI.Comm:
     """Return the communicator of the ranks with this rank's colour."""
     color, key = mine.tolist()
     part: MPI.Comm = comm.mpi_comm.Split(color, key)
@@ -58,6 +65,42 @@ def _part(comm: Communicator, mine: Indices, everyones: Indices) -> MPI.Comm:
         of_color = np.flatnonzero(everyones[:, 0] == color)
         require_ranks(comm.mpi_comm, part, of_color[np.argsort(everyones[of_color, 1], kind="stable")].tolist())
     return part
+
+
+def made_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Part | None:
+    """Return the part that `make` returns, on all of `size` ranks or on none; collective.
+
+    A rank that dies meanwhile fails `make` on some of the others only, and these would go on without the rest.
+
+    Raises
+    ------
+    RanksLost
+        On all survivors.
+    """
+    if comm.regroup is None or comm.regroup.is_active:
+        return make()
+    part, failed = None, False
+    try:
+        part = make()
+    except PeerFailure as error:
+        if not reports_death(error, comm.mpi_comm):
+            raise
+        failed = True
+        revoke(comm.mpi_comm)
+    except Exception:
+        _count_ranks(comm, 1)
+        raise
+    if _count_ranks(comm, int(not failed)) == (size, size):
+        return part
+    if part is not None:
+        part.ending.end_quietly("a rank died while the ranks made it")
+    raise RanksLost(f"{comm.here}: a rank died during split(); the survivors can make the call again", comm.members)
+
+
+def _count_ranks(comm: Group, made: int) -> tuple[int, int]:
+    """Return the number of living ranks, and how many of them have made their part: equal on all, if ranks die too."""
+    total = int(allreduce_number(comm, _ALIVE + made, "sum", None, Traffic()))
+    return divmod(total, _ALIVE)
 
 
 def _validate_integer(name: str, value: int, least: int) -> int:
@@ -176,7 +219,12 @@ def grid(comm: Communicator, **shape: int) -> Grid:
     for axis, length in shape.items():
         stride //= length
         place = comm.rank // stride % length
-        line = comm.split(comm.rank - place * stride, place)
+        try:
+            line = comm.split(comm.rank - place * stride, place)
+        except RanksLost:
+            for part in along.values():
+                part.ending.end_quietly("a rank died while the ranks made the grid")
+            raise
         assert line is not None  # as every rank gives a colour
         along[axis] = line
     return Grid(shape, comm.rank, along)

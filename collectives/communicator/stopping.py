@@ -26,7 +26,7 @@ from collectives.progress.main_thread import run_in_main_thread
 from collectives.trace.flight_recorder import write_all
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _NAME = "stop_requested()"
@@ -44,18 +44,18 @@ class StopSignals:
         self.requested = False
         self.reported = False  # to the program, which has saved and stopped
         self._came = False  # a signal, at any time
-        self._users: WeakSet[Communicator] = WeakSet()
+        self._users: WeakSet[Group] = WeakSet()
         self._previous: dict[int, Any] = {}  # handlers, by signal
         self._forks_watched = False
 
-    def watches(self, comm: Communicator, numbers: Iterable[int]) -> bool:
+    def watches(self, comm: Group, numbers: Iterable[int]) -> bool:
         """Return True if these signals are noted for this communicator: frameworks replace handlers at their end."""
         return comm in self._users and all(map(self._is_noted, numbers))
 
     def _is_noted(self, number: int) -> bool:
         return number in self._previous and signal.getsignal(number) == self._note
 
-    def watch(self, comm: Communicator, numbers: Iterable[int]) -> None:
+    def watch(self, comm: Group, numbers: Iterable[int]) -> None:
         """Note these signals until the communicator is closed.
 
         Raises
@@ -72,7 +72,7 @@ class StopSignals:
             run_in_main_thread(lambda: self._install(missing))
         self._users.add(comm)
 
-    def release(self, comm: Communicator) -> None:
+    def release(self, comm: Group) -> None:
         """Restore the handlers from before unless other communicators use these signals, or one has come."""
         if self._previous and set(self._users) == {comm}:
             # otherwise no main thread waits, and a signal restores them, see `_note`
@@ -126,7 +126,7 @@ STOP = StopSignals()
 
 
 @keep_uncompiled
-def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNALS) -> bool:
+def stop_requested(comm: Group, signals: int | Iterable[int] = STOP_SIGNALS) -> bool:
     """Return True on all ranks once one of these signals has come to any rank; collective, a few microseconds.
 
     The first call installs the handlers: make it before the first step. From then on the signals do not end the process
@@ -172,7 +172,7 @@ def stop_requested(comm: Communicator, signals: int | Iterable[int] = STOP_SIGNA
     values = np.array([STOP.requested], np.int64)
     call, result = Call(comm, _describe), values.copy()
     call.remake = lambda: comm.check(call, _MARK, None, values, result, combine=COMBINE["max"])
-    with comm.span("stop_requested"):
+    with comm.observed("stop_requested"):
         comm.run(call, call.remake())
     if result[0]:
         # a rank that has had no signal yet ends too, and must not be killed by one that comes late

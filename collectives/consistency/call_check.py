@@ -18,7 +18,6 @@ for the longest message there is, so that the exchange also ends on ranks that m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -37,7 +36,6 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import until
 from collectives.quoting import list_ranks
-from collectives.trace.flight_recorder import COMPARED
 
 AT_ONCE = 8  # checks under way; the check of a call waits for the check 8 calls before
 RECEIVE_EACH = 64  # calls; a rank that is always the last never waits, and would never answer questions otherwise
@@ -144,8 +142,7 @@ class CallCheck:
             self._idle.append(exchange)
             if exchange.mark == DIFFERENT:
                 yield from self._raise_first_mismatch(call, number)
-            if call.record is not None:
-                call.record[COMPARED] = time.perf_counter()
+            call.group.calls.history.compare(call)
         elif meanwhile is not None:
             meanwhile()
 

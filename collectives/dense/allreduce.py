@@ -25,7 +25,7 @@ from collectives.schedules.plan import Topology
 from collectives.schedules.ring import Ring
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+    from collectives.group.group import Group
 
 PIECE_BYTES = 1 << 20
 # Within a node a message costs more than an addition that waits for a whole message, and most if ranks share cores: a
@@ -38,7 +38,7 @@ RING_BYTES_A_RANK, RING_BYTES = 512 << 10, 4 << 20
 
 
 def dense_steps(
-    comm: Communicator,
+    comm: Group,
     call: Call,
     values: FloatArray,
     dtype: str,
@@ -111,7 +111,7 @@ def dense_steps(
 
 
 def mean_of_arrays(
-    comm: Communicator,
+    comm: Group,
     call: Call,
     source: Flat,
     target: Flat,
@@ -123,7 +123,7 @@ def mean_of_arrays(
 
 
 def sum_arrays(
-    comm: Communicator,
+    comm: Group,
     call: Call,
     source: Flat,
     target: Flat,
@@ -167,7 +167,7 @@ def sum_arrays(
     return sum_on_device(call, program, nbytes, source, target, op, traffic, check, instead, background)
 
 
-def _buffers(comm: Communicator, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:
+def _buffers(comm: Group, scratch: Sequence[FloatArray], nbytes: int) -> list[Bytes]:
     """Return receive buffers: scratch arrays of the caller, then memory that is kept between calls."""
     borrowed = [array.reshape(-1).view(np.uint8) for array in scratch if array.nbytes >= nbytes][:RECEIVE_BUFFERS]
     missing = RECEIVE_BUFFERS - len(borrowed)
@@ -181,7 +181,7 @@ def _buffers(comm: Communicator, scratch: Sequence[FloatArray], nbytes: int) -> 
     return borrowed + kept[:missing]
 
 
-def _refused(comm: Communicator, call: Call, mark: int, error: MemoryError) -> Steps:
+def _refused(comm: Group, call: Call, mark: int, error: MemoryError) -> Steps:
     """Raise an error here, and CollectiveMismatch on the ranks that make the call."""
     name, rejection = call.name(), f"rank {comm.rank} rejects {call.name()}: {error}"
     call.name = lambda: rejection
@@ -193,7 +193,7 @@ def _refused(comm: Communicator, call: Call, mark: int, error: MemoryError) -> S
     raise OutOfMemory(f"{comm.here}, {name}: {error}", closes) from error
 
 
-def is_small(comm: Communicator, values: FloatArray, dtype: str) -> bool:
+def is_small(comm: Group, values: FloatArray, dtype: str) -> bool:
     """Return whether a vector is summed together with the check of the call."""
     nbytes = values.size * itemsize_in_messages(values, dtype)
     return comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
@@ -204,14 +204,14 @@ def allocate_buffers(nbytes: int) -> list[Bytes]:
     return [aligned_empty(nbytes, np.uint8) for _ in range(RECEIVE_BUFFERS)]
 
 
-def sum_program(comm: Communicator, n: int, itemsize: int, short: bool) -> Program:
+def sum_program(comm: Group, n: int, itemsize: int, short: bool) -> Program:
     """Return the program of a sum of elements that take `itemsize` bytes in messages; equal for all kinds of memory."""
     known = comm.network is not None or not isinstance(comm.topology, str)
     topology = comm.select(n * itemsize) if known else Ring()
     return comm.program(topology, n, 64, max(1, _piece_bytes(comm, topology, short) // itemsize))
 
 
-def _piece_bytes(comm: Communicator, topology: Topology, short: bool) -> int:
+def _piece_bytes(comm: Group, topology: Topology, short: bool) -> int:
     """Return the length of the longest message."""
     if comm.piece_bytes:
         return comm.piece_bytes
@@ -225,7 +225,7 @@ def _piece_bytes(comm: Communicator, topology: Topology, short: bool) -> int:
     return eager if swapping and eager >= SHORT_BYTES else PIECE_BYTES
 
 
-def _by_mpi(comm: Communicator, nbytes: int, combine: Combine) -> bool:
+def _by_mpi(comm: Group, nbytes: int, combine: Combine) -> bool:
     if combine is not add:  # MPI does not define its minimum and maximum for NaN
         return False
     if comm.checks_messages and comm.topology == "auto":  # MPI's own messages have no checksums
@@ -253,7 +253,7 @@ def _finish(ranks: int, sums: FloatArray, dtype: str, mean: bool, out: FloatArra
         narrow(sums, dtype, out)
 
 
-def _mpi_allreduce(comm: Communicator, call: Call, source: FloatArray, sums: FloatArray, traffic: Traffic) -> Steps:
+def _mpi_allreduce(comm: Group, call: Call, source: FloatArray, sums: FloatArray, traffic: Traffic) -> Steps:
     yield from comm.turn_of(call)
     # MPI reduces in place on all ranks or on none, and only this rank knows its `out`: so `out` must not decide.
     if source is not sums and np.may_share_memory(source, sums):

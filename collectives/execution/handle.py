@@ -10,17 +10,17 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from collectives.annotations import Result
 from collectives.arrays import DeviceStream, Queued, require_stream, wait
 from collectives.progress.polling import POLLS, Backoff
 from collectives.progress.thread import Completion
 from collectives.quoting import one_line
-from collectives.trace.flight_recorder import Record
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+    from collectives.execution.observer import Observer
+    from collectives.execution.workers import Workers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class")
@@ -40,14 +40,59 @@ def _nothing() -> str:
     return ""
 
 
+class CallGroup(Protocol):
+    """What calls and executors use of the group that makes them; `collectives.group.group.Group` has it.
+
+    Attributes of type Any belong to parts that calls pass on to, which lie above them.
+    """
+
+    rank: int
+    size: int
+    here: str
+    timeout: float
+    mpi_comm: Any
+    workers: Workers | None
+    observer: Observer | None
+    missing: Any
+    calls: Any
+    ending: Any
+    regroup: Any
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error for which the group was given up."""
+        ...
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Rank that each rank had when the group was made."""
+        ...
+
+    def given_up(self) -> bool:
+        """Return whether another rank has given the group up."""
+        ...
+
+    def enter(self, call: Call) -> None:
+        """Give a call its number now."""
+        ...
+
+    def await_request(self, call: Call, request: Any, describe: Callable[[], str], wait_name: str = ...) -> Steps:
+        """Wait for a request, as part of a call."""
+        ...
+
+    def turn_of(self, call: Call) -> Steps:
+        """Wait until all calls that were begun before have ended."""
+        ...
+
+
 class Call(Backoff):
     """One call of a communicator, from its beginning to its end; `name` returns its description for messages."""
 
-    group: Communicator
+    group: CallGroup
     tag = 0  # of messages of this call alone; set when the communicator registers the call
     number = 0  # among the calls that ranks compare, from 1 on; 0 before the call has one
     step = -1  # of an aggregator; -1: the call has no step
-    record: Record | None = None  # of the flight recorder, once the call has begun
+    note: Any = None  # of the group's history, once the call has begun
     steps = _ENDED  # set before the call is driven
     owners: tuple[object, ...] = ()  # own buffers and requests, which must stay alive if the call fails
     result: Any = None  # return value of `wait`
@@ -74,7 +119,7 @@ class Call(Backoff):
     dropped = False  # the handle was dropped before the call ended, though it was not detached
 
     def __init__(
-        self, group: Communicator, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
+        self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(group, name, clock)
         if group.regroup is not None:
@@ -412,9 +457,10 @@ class Handle(Generic[Result]):
         if stream is not None:
             call.stream = require_stream(stream)  # from now on the call may end while a device works
         try:
-            if call.group.trace is not None and not call.done and call.wait_name is not None:
+            observer = call.group.observer
+            if observer is not None and not call.done and call.wait_name is not None:
                 kind = "wait" if call.completion is None else "exposed"
-                with call.group.trace.span(kind, f"wait for {call.name()}"):
+                with observer.span(kind, f"wait for {call.name()}"):
                     result: Result = call.wait()
             else:
                 result = call.wait()

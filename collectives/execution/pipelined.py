@@ -30,7 +30,6 @@ from collectives.execution.payload import (
 )
 from collectives.execution.program import Message, Program
 from collectives.execution.stepwise import StepwiseExecution
-from collectives.execution.tracing import trace_run
 from collectives.execution.traffic import Traffic
 from collectives.execution.workers import Jobs
 
@@ -127,12 +126,9 @@ def execute(
     """
     kind = StepwiseExecution if not overlapped and runs_stepwise(program, payload) else PipelinedExecution
     requests: MessageStarter = Requests(call.group.mpi_comm, tag, cache)
-    trace = call.group.trace
-    if trace is not None:
-        # programs of calls in the background get numbers that all ranks know: above those of all calls in the
-        # foreground, and different for each program of a call
-        trace.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
-        payload, requests = trace_run(trace, program, payload, requests)
+    observer = call.group.observer
+    if observer is not None:
+        payload, requests = observer.around_run(call, program, payload, requests)
     execution = kind(program, payload, requests, traffic, encoded)
     call.owners = (*call.owners, execution)
     return execution.steps(call)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from collectives.annotations import Testable
 from collectives.arrays import Queued
@@ -26,7 +25,6 @@ from collectives.execution.handle import Call
 from collectives.execution.staged import leave_queued
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, until
-from collectives.trace.recorder import Trace
 
 MOST_THREADS = 1024
 LOOK_S = 1e-4  # longest sleep between two tests of messages while all workers are busy
@@ -283,9 +281,9 @@ def in_parts(
     several parts at a time; without them the calling thread works, which pays for short vectors. With `messages` the
     call has messages under way meanwhile.
     """
-    trace = call.group.trace
-    if trace is not None:
-        work = record_work(trace, _KINDS[phase], work, lambda part: {"piece": 0})
+    observer = call.group.observer
+    if observer is not None:
+        work = observer.around_work(_KINDS[phase], work, lambda part: {"piece": 0})
     if workers is None:
         yield from _one_by_one(call, traffic, phase, work, parts)
         return
@@ -323,17 +321,3 @@ def _one_by_one(
         if on_device is not None:
             yield from until(on_device, call)
         yield True
-
-
-def record_work(trace: Trace, kind: str, work: PieceWork, label_of: Callable[[Any], dict[str, int]]) -> PieceWork:
-    """Return a function that does this work on a piece or a message, and records it with the label of that."""
-    clock, add, program = trace.clock, trace.add, trace.program
-
-    def recorded(of: object, *buffer: int) -> Testable | None:
-        start = clock()
-        on_device = work(of, *buffer)
-        end, label, worker = clock(), label_of(of), worker_number()
-        add((kind, "", start, end, {**label, "worker": worker} if worker else label, program, 0))
-        return on_device
-
-    return recorded

@@ -23,7 +23,7 @@ from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTi
 
 if TYPE_CHECKING:
     from collectives.execution.handle import Call
-    from collectives.trace.recorder import Trace
+    from collectives.execution.observer import Observer
 
 POLLS = 16  # tests of a request in a row if there is no other call to advance
 SPINS = 16  # turns without progress before the core is offered to others
@@ -74,7 +74,7 @@ class Limits(NamedTuple):
 
     timeout: float  # seconds without progress after which to give up
     given_up: Callable[[], bool] | None = None  # called between two sleeps; returns whether another rank has given up
-    trace: Trace | None = None  # records the waits
+    observer: Observer | None = None  # of the waits
 
 
 def calls_of_this_thread() -> list[Call]:
@@ -128,7 +128,7 @@ class Backoff:
     """
 
     # Defaults are in the class, so that a call that never waits does not pay for them.
-    # Name of the waits of this phase in a trace; None: they are not recorded.
+    # Name of the waits of this phase; None: they are not observed.
     wait_name: str | None = ""
     # Number of the call that other ranks may not have come to, for which they have the `arrival_timeout`; 0 if the call
     # has no number; None: all ranks have come, and the `timeout` holds.
@@ -159,7 +159,7 @@ class Backoff:
             self.waited_s += self._clock() - self.since
             self.idle_turns, self._question_sent = 0, False
             if self._wait is not None:
-                self.group.trace.end_wait(self._wait)
+                self.group.observer.end_wait(self._wait)
                 self._wait = None
 
     def advance_all(self) -> bool:
@@ -199,8 +199,8 @@ class Backoff:
         if self.idle_turns == 1:
             self.since, self._looked = self._clock(), time.perf_counter()
             self._stalled_s = self._notice_s = 0.0
-            if self.group.trace is not None and rest and self.wait_name is not None:
-                self._wait = self.group.trace.begin("wait", self.wait_name)
+            if self.group.observer is not None and rest and self.wait_name is not None:
+                self._wait = self.group.observer.begin_wait(self.wait_name)
         sleepy = False
         thread = self.thread
         if rest and not (thread.in_flight and self.advance_all()):

@@ -21,7 +21,7 @@ from collectives.progress.thread import ProgressThread
 from collectives.recovery.fault_tolerance import CHECK_S
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
 
 
 class Regrouping(Protocol):
@@ -29,14 +29,14 @@ class Regrouping(Protocol):
 
     Attributes
     ----------
-    comm : Communicator
+    comm : Group
     is_active : bool
         The survivors regroup now.
     thread : int
         Number of the thread that regroups, or has regrouped last.
     """
 
-    comm: Communicator
+    comm: Group
     is_active: bool
     thread: int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import TypeVar
@@ -56,17 +56,18 @@ def failed_ranks(comm: MPI.Comm) -> list[int]:
     return []
 
 
-def describe_failed(comm: MPI.Comm, wait_s: float = 0.0) -> str:
+def describe_failed(comm: MPI.Comm, wait_s: float = 0.0, but: Collection[int] = ()) -> str:
     """Return a text with the failed ranks, such as "rank 1"; empty if MPI reports no failure.
 
-    A group may lack the dead rank, which then has its number in COMM_WORLD. The report may come later than the first
-    error: `wait_s` are the seconds to wait for it.
+    A group may lack the dead rank, which then has its number in COMM_WORLD; `but` are those that do not count. The
+    report may come later than the first error: `wait_s` are the seconds to wait for it.
     """
     deadline = time.perf_counter() + wait_s
     while True:
-        for one, name in ((comm, ""), (MPI.COMM_WORLD, " of COMM_WORLD")):
-            if failed := failed_ranks(one):
-                return list_ranks(failed) + name
+        if failed := failed_ranks(comm):
+            return list_ranks(failed)
+        if failed := [rank for rank in failed_ranks(MPI.COMM_WORLD) if rank not in but]:
+            return f"{list_ranks(failed)} of COMM_WORLD"
         if time.perf_counter() >= deadline or not _may_be_noticed():
             return ""
         with suppress(MPI.Exception):

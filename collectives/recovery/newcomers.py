@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
 import numpy as np
@@ -35,8 +35,8 @@ from collectives.recovery.regroup import SavedUser, names_in_all
 from collectives.recovery.state_transfer import pack, transfer, unpack
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
-    from collectives.communicator.nodes import NodeLayout
+    from collectives.group.group import Group
+    from collectives.nodes.layout import NodeLayout
     from collectives.recovery.regroup import Regroup
 
 LOOK_S = 0.01  # between two looks of any spare of a host at the pool: each takes its core from a member for 0.1 ms
@@ -77,12 +77,26 @@ class _View(NamedTuple):
     damage: str = ""  # text of a damaged message in an earlier try
 
 
+class Admitting(Protocol):
+    """What `admit` uses of a communicator."""
+
+    @property
+    def newcomers(self) -> Newcomers | None:
+        """The ranks that wait; None: no rank waits."""
+        ...
+
+    @property
+    def allreduce(self) -> Callable[..., Any]:
+        """See `Communicator.allreduce`."""
+        ...
+
+
 class Newcomers:
     """Spares of a communicator, and their admission.
 
     Parameters
     ----------
-    comm : Communicator
+    comm : Group
         Of the members; on a spare, of the spare alone.
     pool : MPI.Comm
         All ranks, the spares last.
@@ -98,7 +112,7 @@ class Newcomers:
         Number of members as long as spares are left.
     """
 
-    def __init__(self, comm: Communicator, pool: MPI.Comm, layouts: Sequence[NodeLayout], n_members: int) -> None:
+    def __init__(self, comm: Group, pool: MPI.Comm, layouts: Sequence[NodeLayout], n_members: int) -> None:
         self._comm, self._pool, self._layouts = ref(comm), pool, tuple(layouts)
         self._number, self.n_wanted = pool.rank, n_members
         self.is_spare = pool.rank >= n_members
@@ -132,7 +146,7 @@ class Newcomers:
 
     # Members ----------------------------------------------------------------------------------------------------------
 
-    def admit(self, transfer: StateTransfer) -> int:
+    def admit(self, transfer: StateTransfer, allreduce: Callable[..., Any]) -> int:
         """Admit newcomers if a rank is missing; returns their number. See `Communicator.admit`."""
         comm, regroup = self._parts()
         if self.is_spare:
@@ -142,7 +156,7 @@ class Newcomers:
         regroup.has_met = False
         could_join = comm.size < self.n_wanted and self._are_ready()
         cannot_now = bool(comm.calls.in_flight()) or not transfer.is_ready
-        is_missing, is_busy = comm.allreduce(np.array([could_join, cannot_now], np.int64), "max")
+        is_missing, is_busy = allreduce(np.array([could_join, cannot_now], np.int64), "max")
         has_met, regroup.has_met = regroup.has_met, False
         if is_busy or not is_missing:
             return 0
@@ -205,7 +219,7 @@ class Newcomers:
 
     # Both -------------------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> tuple[Communicator, Regroup]:
+    def _parts(self) -> tuple[Group, Regroup]:
         comm = self._comm()
         assert comm is not None
         assert comm.regroup is not None
@@ -267,7 +281,7 @@ class _Admission:
 
     Parameters
     ----------
-    comm : Communicator
+    comm : Group
     regroup : Regroup
     transfer : StateTransfer
     mine : _View
@@ -291,7 +305,7 @@ class _Admission:
     """
 
     def __init__(
-        self, comm: Communicator, regroup: Regroup, transfer: StateTransfer, mine: _View, saved: list[SavedUser] | None
+        self, comm: Group, regroup: Regroup, transfer: StateTransfer, mine: _View, saved: list[SavedUser] | None
     ) -> None:
         self._comm, self._regroup, self._transfer = comm, regroup, transfer
         self._mine, self._saved = mine, saved
@@ -420,13 +434,13 @@ class _Admission:
         return left
 
 
-def is_waiting(comm: Communicator) -> bool:
+def is_waiting(comm: Group) -> bool:
     """Return True if this rank waits for others to die."""
     return comm.newcomers is not None and comm.newcomers.is_spare
 
 
 @keep_uncompiled
-def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) -> int:
+def admit(comm: Admitting, state: GetState, load: Callable[[Any], object]) -> int:
     """Let ranks that wait take the places of dead ones; collective, between two steps, a few microseconds.
 
     Call it at the beginning of each step. On a rank that waits, see ``Communicator(spares=...)``, it returns once the
@@ -475,6 +489,6 @@ def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) ->
     return admit_by(comm, StateTransfer(state, lambda saved, _: load(saved), lambda: None))
 
 
-def admit_by(comm: Communicator, transfer: StateTransfer) -> int:
+def admit_by(comm: Admitting, transfer: StateTransfer) -> int:
     """Like `admit`, for states of which every member sends a part."""
-    return 0 if comm.newcomers is None else comm.newcomers.admit(transfer)
+    return 0 if comm.newcomers is None else comm.newcomers.admit(transfer, comm.allreduce)

@@ -57,8 +57,8 @@ from collectives.recovery.fault_tolerance import (
 from collectives.schedules.plan import TopologyError
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
-    from collectives.communicator.nodes import NodeLayout
+    from collectives.group.group import Group
+    from collectives.nodes.layout import NodeLayout
 
 _Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
@@ -109,7 +109,7 @@ class Regroup:
 
     Parameters
     ----------
-    comm : Communicator
+    comm : Group
     on_death : callable
         Called before the survivors regroup.
     on_error : callable
@@ -134,7 +134,7 @@ class Regroup:
     """
 
     def __init__(
-        self, comm: Communicator, on_death: Callable[[], None], on_error: Callable[[], None], members: Iterable[int]
+        self, comm: Group, on_death: Callable[[], None], on_error: Callable[[], None], members: Iterable[int]
     ) -> None:
         self.comm, self.on_death, self._on_error = comm, on_death, on_error
         self.members, self.count = tuple(members), 0
@@ -527,7 +527,7 @@ class Regroup:
             call.moved()
             if not call.is_pairwise:
                 call.tag = comm.calls.next_tag()
-            comm.calls.record(call)
+            comm.calls.history.begin(call)
             if call.remake is None:
                 call.steps = _raise(self._ranks_lost(call, lost))
             else:

@@ -28,14 +28,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import ref
 
 from mpi4py import MPI
 
 from collectives.atomic_file import replacing
+from collectives.errors import CollectiveTimeout, PeerFailure
 from collectives.launcher import parent
 from collectives.quoting import one_line
+
+if TYPE_CHECKING:
+    from collectives.execution.handle import Call
 
 FOLDER = "MPICOMP_FLIGHT_DIR"
 FORMAT = 1
@@ -59,7 +63,7 @@ _SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_
 class _Call(Protocol):
     """Call in flight, which describes itself."""
 
-    record: Record | None
+    note: Record | None
     number: int
     arrival: int | None
     describe: Callable[[], str]
@@ -98,6 +102,36 @@ class RecordedGroup:
         """Return the calls in flight."""
         calls = self._calls()
         return () if calls is None else calls.in_flight()
+
+    def begin(self, call: Call) -> None:
+        """Record that a call begins."""
+        number = 0
+        if not call.is_pairwise:
+            number = self.begun = self.begun + 1
+        call.note = record = [self, number, call.label, call.step, time.perf_counter(), 0.0, 0.0, None]
+        self.add(record)
+
+    def compare(self, call: Call) -> None:
+        """Record that the ranks have compared a call."""
+        if call.note is not None:
+            call.note[COMPARED] = time.perf_counter()
+
+    def end(self, call: Call) -> None:
+        """Record that a call has ended."""
+        record = call.note
+        if record is not None:
+            record[ENDED] = time.perf_counter()
+            if call.error is not None:
+                record[ERROR] = type(call.error).__name__
+
+    def explain(self, error: BaseException, missing: Sequence[int] = ()) -> str:
+        """Write the file after an error, and return its folder, or an empty text if no file is written.
+
+        Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
+        """
+        if not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception) and requested_folder() is None:
+            return ""
+        return recorder_here().write_after(error, missing, self)
 
 
 class FlightRecorder:
@@ -213,7 +247,7 @@ class FlightRecorder:
         records = _copied(self._records)
         groups = list({id(one): one for one in self._known_groups(records)}.values())
         numbers = {id(group): number for number, group in enumerate(groups)}
-        live = {id(call.record): call for group in groups for call in group.in_flight()}
+        live = {id(call.note): call for group in groups for call in group.in_flight()}
         texts: dict[str, int] = {}
         calls = []
         for record in records:

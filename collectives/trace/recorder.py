@@ -20,15 +20,19 @@ from collectives import tags
 from collectives.annotations import override
 from collectives.atomic_file import replacing
 from collectives.progress.polling import wait
+from collectives.trace.runs import END, Labels, TracedPayload, TracedRequests, find_labels, record_work
 
 if TYPE_CHECKING:
-    from collectives.execution.tracing import Labels
+    from collectives.execution.handle import Call, Steps
+    from collectives.execution.payload import MessageStarter, Payload
+    from collectives.execution.program import Program
+    from collectives.execution.workers import PieceWork
 
 TAG = tags.CLOCKS.start
 ROUNDS = 48
 MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; new events replace the oldest ones
 PROGRAMS_OF_PARTS = 10_000_000  # numbers of the programs of communicators of some ranks are above it
-KIND, START, END, ARGS, CALL = 0, 2, 3, 4, 5  # indices of an event
+KIND, START, ARGS, CALL = 0, 2, 4, 5  # indices of an event, as `END`
 
 Event: TypeAlias = Any
 """(kind, name, start, end, args, call, bytes), with times of this rank's clock; a list if the end is set later."""
@@ -166,7 +170,7 @@ class Trace:
         self._write()
         _open[self.path] = self
 
-    def part(self, ranks: Sequence[int]) -> Trace:
+    def of_ranks(self, ranks: Sequence[int]) -> Trace:
         """Return the trace of a communicator of some ranks, whose events are among this one's; `ranks` in its order."""
         return PartTrace(self, ranks)
 
@@ -182,9 +186,13 @@ class Trace:
         self._programs += background is None
         self.program = self._programs if background is None else background
 
-    def begin(self, kind: str, name: str = "", **args: object) -> Event:
-        """Start a span; the file has it even if it never ends."""
-        event = [kind, name, self.clock(), None, args, 0, 0]
+    def drive_by_thread(self) -> None:
+        """Record that the progress thread makes the calls from now on."""
+        self.driven_since = self.clock()
+
+    def begin_wait(self, name: str) -> Event:
+        """Start a wait; the file has it even if it never ends."""
+        event = ["wait", name, self.clock(), None, {}, 0, 0]
         self.add(event)
         return event
 
@@ -212,6 +220,37 @@ class Trace:
                 function()
 
         return recorded
+
+    def around_call(self, call: Call, steps: Steps) -> Steps:
+        """Record a call in the background from its first step to its last."""
+        with self.span("flight", call.name()):
+            yield from steps
+
+    def around_check(self, call: Call, steps: Steps, nbytes: int | None) -> Steps:
+        """Record the check of a call, which may sum a vector on the way."""
+        call.wait_name = None
+        details = {} if nbytes is None else {"bytes": nbytes}
+        with self.span("check", "agreement and sum" if details else "agreement", **details):
+            yield from steps
+        call.wait_name = ""
+
+    def around_work(self, kind: str, work: PieceWork, label_of: Callable[[Any], dict[str, int]]) -> PieceWork:
+        """Return a function that does this work on a piece or a message, and records it with the label of that."""
+        return record_work(self, kind, work, label_of)
+
+    def around_run(
+        self, call: Call, program: Program, payload: Payload, requests: MessageStarter
+    ) -> tuple[TracedPayload, TracedRequests]:
+        """Return payload and requests of one run of a program that are recorded."""
+        # programs of calls in the background get numbers that all ranks know: above those of all calls in the
+        # foreground, and different for each program of a call
+        self.start_program((1 << 32) + 16 * call.tag + len(call.owners) if call.background else None)
+        labels = find_labels(program, self)
+        return TracedPayload(self, labels, payload), TracedRequests(self, labels, requests)
+
+    def close(self, mpi_comm: MPI.Comm, timeout_s: float) -> None:
+        """Compare the clocks once more; collective."""
+        self.readings.append(compare_clocks(mpi_comm, self.clock, timeout_s))
 
     def aligned(self, at: float) -> float:
         """Return the seconds since the trace began by rank 0's clock."""

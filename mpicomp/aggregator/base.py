@@ -16,11 +16,11 @@ from collectives.annotations import AnyArray, Array, Kept, Testable
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
-from collectives.communicator.routes import VERSION
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
+from collectives.group.routes import VERSION
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
@@ -212,11 +212,11 @@ class Aggregator:
             with self.comm.refusing("aggregate", TypeError, ValueError, where=where):
                 require_stream(stream)
             return self.begin(vector, out).wait(stream)
-        trace = self.comm.trace
-        if trace is None:
+        observer = self.comm.observer
+        if observer is None:
             return self.comm.run(*self._open(vector, out))
         named = type(self.algorithm).__name__
-        with trace.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
+        with observer.span("call", "aggregate", method=named, vector=self.vector_id, step=self.step, elements=self.n):
             return self.comm.run(*self._open(vector, out))
 
     @overload

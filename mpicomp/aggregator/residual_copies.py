@@ -20,7 +20,7 @@ from collectives.progress.polling import keep_alive, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from collectives.communicator.facade import Communicator
+    from collectives.communicator import Communicator
     from collectives.progress.polling import Backoff
     from mpicomp.feedback.base import StateKind
 

@@ -33,7 +33,7 @@ def make_copies(comm: Communicator, method: object, driver: Driver, feedback: Fe
     ValueError
         The method cannot take back a step whose copies did not arrive.
     """
-    every = comm.copy_residuals_every
+    every = comm.options.copy_residuals_every
     if every is None or comm.regroup is None or comm.size == 1:
         return None
     # residuals without elements are those of options that keep none

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.communicator.nodes import NodeLayout
+from collectives.communicator.nodes import layout_of_parts
+from collectives.nodes.layout import NodeLayout
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.per_node import PerNode
@@ -43,9 +44,9 @@ class Islands:
         Raises
         ------
         ValueError
-            As by `NodeLayout.of_parts`.
+            As by `layout_of_parts`.
         """
-        return cls(NodeLayout.of_parts(comm, part), comm.members)
+        return cls(layout_of_parts(comm, part), comm.members)
 
     def now(self, comm: Communicator) -> NodeLayout:
         """Return the islands of the ranks that are left."""

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, cast, get_args
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
-from collectives.communicator.nodes import NodeLayout, Nodes
+from collectives.communicator.nodes import Nodes
+from collectives.nodes.layout import NodeLayout
 from mpicomp.aggregator.algorithm import Algorithm, Driver, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.registry import method

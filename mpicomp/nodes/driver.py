@@ -304,5 +304,5 @@ def _placed(here: str, describe: Callable[[], str]) -> str:
 
 def _span(call: VectorCall, kind: str, name: str) -> AbstractContextManager[None]:
     """Record a phase, unless phases of other calls may overlap it."""
-    trace = call.group.trace
-    return nullcontext() if trace is None or call.background else trace.span(kind, name)
+    observer = call.group.observer
+    return nullcontext() if observer is None or call.background else observer.span(kind, name)

@@ -11,9 +11,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Array, override
-from collectives.communicator.routes import LATENCY_BYTES
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
+from collectives.group.routes import LATENCY_BYTES
 from collectives.progress.polling import done
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall

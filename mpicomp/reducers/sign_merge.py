@@ -270,7 +270,7 @@ class SignGather(OneBitReducer):
     def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int) -> None:
         # `SignMerge` has a tag of its own. Newcomers make their aggregators alone, and must take as many tags.
         comm.fixed_tag()
-        self._trace = comm.trace
+        self._observer = comm.observer
         self.pieces = [range(n)] if n else []
         self.scratch: list[Words] = []
         self.second = None
@@ -320,6 +320,6 @@ class SignGather(OneBitReducer):
         traffic.seconds_merging += merged - arrived + drawn - sent
         traffic.seconds_decoding += end - merged
         traffic.seconds_total += end - start
-        if self._trace is not None:
+        if self._observer is not None:
             spans = {"encode": (start, sent), "prepare": (sent, drawn), "merge": (arrived, merged)}
-            self._trace.phases(**spans, decode=(merged, end))
+            self._observer.phases(**spans, decode=(merged, end))

@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 
 
 ARRAYS = ("numpy", "mpi4py")
-WAITING = ("collectives.progress", "collectives.trace")
+WAITING = ("collectives.progress",)
 BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
 STEPS = ("mpicomp.aggregator", "mpicomp.feedback", *BYTES)
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
@@ -38,9 +38,12 @@ LAYERS = {
     "collectives.schedules": Layer(),
     "collectives.arrays": Layer((), ARRAYS),
     "collectives.progress": Layer((), ARRAYS),
-    "collectives.trace": Layer(("collectives.progress",), ARRAYS),
     "collectives.execution": Layer(("collectives.schedules", *WAITING), ARRAYS),
     "collectives.consistency": Layer(("collectives.execution", *WAITING), ARRAYS),
+    "collectives.trace": Layer(("collectives.consistency", "collectives.execution", *WAITING), ARRAYS),
+    "collectives.emulation": Layer(
+        ("collectives.nodes", "collectives.cost", "collectives.consistency", *WAITING), ARRAYS
+    ),
     "collectives.recovery": Layer(
         ("collectives.consistency", "collectives.execution", "collectives.schedules", *WAITING), ARRAYS
     ),

@@ -11,8 +11,10 @@ from tests.documents import PROJECT
 TOGETHER = {
     "collectives/arrays": "unit/collectives/arrays/test_device.py",
     "collectives/communicator": "unit/collectives/communicator/test_facade.py",
+    "collectives/emulation": "unit/collectives/emulation/test_slow_link.py",
     "collectives/error_report.py": "unit/cli/run/test_output.py",
     "collectives/errors.py": "unit/test_readme.py",
+    "collectives/group": "unit/collectives/communicator/test_facade.py",
     "collectives/network_probe.py": "mpi/cli/test_advise.py",
     "collectives/progress": "mpi/collectives/progress/test_thread.py",
     "collectives/quoting.py": "mpi/collectives/consistency/test_call_check.py",

@@ -21,9 +21,9 @@ import pytest
 import collectives
 import mpicomp
 from apps.train import options as train_options
-from collectives.communicator import routes
 from collectives.consistency import call_check
 from collectives.dense import allreduce as sums
+from collectives.group import routes
 from mpicomp.cli import bench
 from mpicomp.cli.bench import BenchRequest
 from mpicomp.torch import OneBitAdam

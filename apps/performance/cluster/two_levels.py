@@ -77,7 +77,7 @@ class Contender:
     def prepare(self, comm: Communicator, stack: ExitStack, x: Vector, out: Vector) -> Prepared:
         """Start it on a communicator of its own, which `stack` closes; collective."""
         own = stack.enter_context(
-            Communicator(comm.mpi_comm, self.topology, TIMEOUT_S, ranks_per_node=comm.ranks_per_node)
+            Communicator(comm.mpi_comm, self.topology, TIMEOUT_S, ranks_per_node=comm.options.ranks_per_node)
         )
         aggregator = (PerNode(self.method) if self.per_node else self.method).start(own, x.size)
         return Prepared(partial(aggregator.aggregate, x, out), traffic=aggregator.traffic.total)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from collectives import TOPOLOGIES, HalvingDoubling, Ring, Topology, TopologyError, Torus
-from collectives.communicator.routes import tori
 from collectives.cost.link import LinkModel
 from collectives.cost.simulate import simulate_time
+from collectives.group.routes import tori
 from collectives.schedules.broadcast import AllGather
 from collectives.schedules.star import Direct
 from mpicomp.algorithms import Algorithm, Dense

@@ -14,8 +14,8 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.communicator.slow_link import validate_link
 from collectives.cost.rate import EmulatedLink
+from collectives.emulation.slow_link import validate_link
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.arguments import integer

@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator, Ring
-from collectives.communicator.routes import fastest
 from collectives.cost.link import LinkModel
+from collectives.group.routes import fastest
 from collectives.network_probe import measure_network
 from mpicomp.cli import advise
 from mpicomp.cli.advise.speeds import Speed

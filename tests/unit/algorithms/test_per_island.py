@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.communicator.nodes import NodeLayout
+from collectives.communicator.nodes import layout_of_parts
+from collectives.nodes.layout import NodeLayout
 from mpicomp import QSGD, Communicator, Dense, DoubleSqueeze, Marsit, PerNode, SparseLoCo, run_local
 from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
 
@@ -51,7 +52,7 @@ def test_islands_count_by_their_ranks() -> None:
         part = comm.split(min(comm.rank, 1))  # rank 0, and ranks 1 and 2
         assert part is not None
         with part:
-            layout = NodeLayout.of_parts(comm, part)
+            layout = layout_of_parts(comm, part)
         aggregator = PerIsland(Dense(), islands=Islands(layout, comm.members)).start(comm, N)
         return layout.sizes, aggregator.aggregate(vector(layout.node, 0))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collectives import LinkModel
-from collectives.communicator.nodes import NodeLayout
 from collectives.network_probe import measure_network
+from collectives.nodes.layout import NodeLayout
 from collectives.threads.run_local import run_local
 
 

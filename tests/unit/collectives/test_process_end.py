@@ -72,7 +72,7 @@ def test_of_an_error_that_explains_itself_only_the_callers_lines_are_shown(comm:
 
 def test_all_lines_are_shown_where_they_are_asked_for(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPICOMP_TRACEBACK", "full")
-    assert "facade.py" in "".join(shown(wrong(comm)))
+    assert "base.py" in "".join(shown(wrong(comm)))
 
 
 def test_other_errors_keep_all_their_lines(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import json
 from collectives import CollectiveError
 from collectives.schedules.torus import Torus
 first, second = (
-    mpicomp.Communicator(on_failure="regroup", timeout=20, topology=Torus(2, 2) if one == "torus" else one)
+    mpicomp.Communicator(on_failure="regroup", timeout=60, topology=Torus(2, 2) if one == "torus" else one)
     for one in TOPOLOGIES
 )
 me = first.rank
@@ -58,7 +58,7 @@ def test_a_communicator_goes_on_though_another_one_cannot(jobs: Jobs) -> None:
 
 NO_CALL_IN_FLIGHT = """
 from collectives import RanksLost
-first, second = (mpicomp.Communicator(on_failure="regroup", timeout=20) for _ in range(2))
+first, second = (mpicomp.Communicator(on_failure="regroup", timeout=60) for _ in range(2))
 me = first.rank
 tell(f"pid-{me}", os.getpid())
 if DRIVEN:

@@ -131,7 +131,7 @@ comm.barrier()
 
 
 FORKING = """
-comm = mpicomp.Communicator(timeout=20)
+comm = mpicomp.Communicator(timeout=60)
 aggregator = mpicomp.Marsit(10).start(comm, 1000)
 x = np.ones(1000, np.float32)
 aggregator.aggregate(x)

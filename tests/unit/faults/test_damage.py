@@ -19,7 +19,7 @@ from collectives import DamagedMessage
 rank = MPI.COMM_WORLD.rank
 faults = Injector([corrupt_at(0, 2, "before-call")], rank)
 with faults.installed():
-    comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), timeout=20, on_failure="regroup", checksums=True)
+    comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), timeout=60, on_failure="regroup", checksums=True)
     try:
         for step in range(5):
             faults.begin(step)

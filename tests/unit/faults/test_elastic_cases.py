@@ -14,7 +14,7 @@ from mpi4py import MPI
 me = MPI.COMM_WORLD.rank
 faults = Injector(parse_schedule(FAULTS), me)
 with faults.installed():
-    comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), on_failure="regroup", timeout=20, ranks_per_node=2)
+    comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), on_failure="regroup", timeout=60, ranks_per_node=2)
     top_k = mpicomp.LocalTopK(rate=10).start(comm, 1000)
     for step in range(4):
         faults.begin(step)

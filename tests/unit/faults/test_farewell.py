@@ -12,14 +12,14 @@ pytestmark = pytest.mark.timeout(2 * JOB_S)
 
 DEATH_IN_CLOSE = """
 from collectives.recovery import farewell
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20, arrival_timeout=NEVER_S, **OPTIONS)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60, arrival_timeout=NEVER_S, **OPTIONS)
 me, size = comm.rank, comm.size
 tell(f"pid-{me}", os.getpid())
 comm.allreduce(1.0)
 if "ranks_per_node" in OPTIONS:
     comm.nodes
 if HAS_SECOND:
-    second = mpicomp.Communicator(on_failure="regroup", timeout=20, arrival_timeout=NEVER_S)
+    second = mpicomp.Communicator(on_failure="regroup", timeout=60, arrival_timeout=NEVER_S)
     if me:
         handle = second.iallreduce(np.ones(1000, np.float32))
 if RECEIVES:

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from collectives.recovery import state_transfer
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
-comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=20, **COMM)
+comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=60, **COMM)
 aggregator = mpicomp.algorithm(METHOD).start(comm, N if me != OTHER else N + 1)
 model, step = np.zeros(N, np.float32), 0
 if me == DIES_JOINING:
@@ -134,7 +134,7 @@ def test_ranks_that_nobody_needs_end_with_the_job(jobs: Jobs) -> None:
 
 
 WITHOUT_CLOSE = """
-comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=60)
 comm.admit(lambda: 0, print)
 tell("trained")
 """
@@ -155,7 +155,7 @@ synchronizer.COMPARE_EVERY = 4  # a newcomer compares the models in the same ste
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
 torch.set_num_threads(1)
-comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=60)
 torch.manual_seed(me if me == 2 else 0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
 if WARMUP_STEPS is None:
@@ -205,7 +205,7 @@ def load_overload(self, signature, context, before=_KernelCache.load_overload):
     return before(self, signature, context)
 _KernelCache.load_overload = load_overload
 me, step, before_joining = MPI.COMM_WORLD.rank, 0, 0
-comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", spares=1, timeout=60)
 if WITH_TORCH:
     import torch, mpicomp.torch; torch.manual_seed(0)
     model = torch.nn.Linear(1000, 1)

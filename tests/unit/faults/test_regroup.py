@@ -19,7 +19,7 @@ RANKS, STEPS, N = 4, 9, 20_000
 TRAINING = """
 import logging
 logging.basicConfig(level=logging.WARNING)
-comm = mpicomp.Communicator(on_failure="regroup", topology=TOPOLOGY, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", topology=TOPOLOGY, timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 aggregator = mpicomp.algorithm(METHOD, **OPTIONS).start(comm, N)
@@ -134,7 +134,7 @@ def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method:
 
 WHILE_REGROUPING = """
 from mpicomp.aggregator import base, survival
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 def die(*arguments):
@@ -172,7 +172,7 @@ def test_all_survivors_begin_again_if_a_rank_dies_while_they_regroup(jobs: Jobs,
 
 EXCHANGES = """
 import json
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 x = np.full(100_000, 1.0 + me, np.float32)
@@ -200,7 +200,7 @@ def test_sums_in_flight_and_exchanges_are_made_again_among_the_survivors(jobs: J
 
 
 YET_TO_BE_MADE = """
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 before = mpicomp.Marsit().start(comm, N)
@@ -229,7 +229,7 @@ def test_an_aggregator_that_other_ranks_have_yet_to_make_begins_with_the_survivo
 
 DROPPED_BY_SOME = """
 import json
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 aggregators = [mpicomp.algorithm(method).start(comm, N) for method in ("marsit", "double-squeeze", "local-top-k")]
@@ -256,7 +256,7 @@ def test_an_aggregator_that_one_rank_alone_keeps_alive_does_not_disturb_the_othe
 
 LOST_ROOT = """
 from collectives import RanksLost
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 comm.barrier()
@@ -290,7 +290,7 @@ def test_a_broadcast_whose_rank_died_is_an_error_on_all_survivors_which_go_on(jo
 
 BEGUN_BY_ONE = """
 from collectives import RanksLost
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 comm.barrier()
@@ -316,7 +316,7 @@ def test_a_survivor_that_has_not_begun_a_broadcast_raises_the_error_of_those_tha
 
 
 CLOSING = """
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 tell(f"pid-{comm.rank}", os.getpid())
 comm.barrier()
 if comm.rank == 1:
@@ -331,7 +331,7 @@ def test_survivors_close_their_communicator_though_a_rank_dies_meanwhile(jobs: J
 
 
 TWO_LEVELS = """
-comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=RANKS_PER_NODE, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=RANKS_PER_NODE, timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 aggregator = mpicomp.PerNode(METHOD).start(comm, N)
@@ -387,7 +387,7 @@ me = MPI.COMM_WORLD.rank
 faults = Injector(parse_schedule(FAULTS), me)
 watched = faults.installed()
 watched.__enter__()
-comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(faults.watch(MPI.COMM_WORLD), on_failure="regroup", timeout=60)
 tell(f"pid-{me}", os.getpid())
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
@@ -446,7 +446,7 @@ ISLANDS = """
 import torch
 import mpicomp.torch
 torch.set_num_threads(1)
-comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 torch.manual_seed(0)
@@ -527,7 +527,7 @@ def test_replicas_stay_equal_where_islands_vote_and_lose_ranks(jobs: Jobs) -> No
 HANDLERS = """
 import atexit
 atexit.register(lambda: (FOLDER / f"handler-{me}").open("a").write("x"))
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 comm.barrier()
@@ -545,7 +545,7 @@ def test_exit_handlers_of_survivors_run_once(jobs: Jobs) -> None:
 
 
 RAISING = """
-with mpicomp.Communicator(on_failure="regroup", timeout=20) as comm:
+with mpicomp.Communicator(on_failure="regroup", timeout=60) as comm:
     tell(f"pid-{comm.rank}", os.getpid())
     before = comm.rank
     for step in range(3):
@@ -571,7 +571,7 @@ def test_a_job_all_of_whose_ranks_raise_ends_with_a_failure(jobs: Jobs) -> None:
 
 
 RAISING_LATER = """
-comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 comm.nodes
@@ -592,7 +592,7 @@ def test_a_job_all_of_whose_survivors_raise_ends_with_a_failure(jobs: Jobs) -> N
 
 RAISING_BEHIND_A_GROUP = """
 from collectives import PeerFailure
-comm = mpicomp.Communicator(on_failure="regroup", timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
 group = comm.split(0)
@@ -620,7 +620,7 @@ def test_an_uncaught_exception_is_a_death_though_a_group_has_failed_before(jobs:
 
 TOO_FEW = """
 from collectives import PeerFailure, Torus
-comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=20)
+comm = mpicomp.Communicator(on_failure="regroup", topology=Torus(2, 2), timeout=60)
 tell(f"pid-{comm.rank}", os.getpid())
 me = comm.rank
 comm.barrier()
@@ -650,3 +650,90 @@ def test_a_launcher_without_fault_tolerance_is_refused_with_the_cure(jobs: Jobs)
         "on_failure='regroup' needs an MPI whose ranks outlive others: start the job by `mpirun --with-ft ulfm`"
         in output
     )
+
+
+GROUPS_AFTER_A_DEATH = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+late_s = 2.0 if me == 0 else 0.0  # long enough for the others to look for ranks that have died
+tell(f"sum-{me}", comm.allreduce(1))
+time.sleep(late_s)
+group = comm.split(0)
+time.sleep(late_s)
+tell(f"group-{me}", group.allreduce(1))
+time.sleep(late_s)
+tell(f"nodes-{me}", comm.nodes.sizes)
+time.sleep(late_s)
+tell(f"across-{me}", comm.nodes.across.allreduce(1))
+group.close()
+comm.close()
+"""
+
+
+def test_groups_that_are_made_after_a_death_wait_for_late_ranks(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, GROUPS_AFTER_A_DEATH)
+    status, output = job.finish()
+    assert status == 0, output
+    for name, expected in (("group", ["3", "3", "3"]), ("nodes", ["(2, 1)"] * 3), ("across", ["2", "1", "2"])):
+        assert [job.told(f"{name}-{rank}") for rank in (0, 1, 2)] == expected
+
+
+DEATH_WHILE_NODES_ARE_MADE = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+make, made = mpicomp.Communicator._of_part, 0
+def die(*arguments):
+    global made
+    made += 1
+    if made == NUMBER:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return make(*arguments)
+if me == 1:
+    mpicomp.Communicator._of_part = die
+for _ in range(2):
+    tell(f"sizes-{me}", comm.nodes.sizes)
+    comm.barrier()
+tell(f"sum-{me}", comm.nodes.across.allreduce(comm.nodes.local.allreduce(1)))
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_survivors_make_the_nodes_again_if_a_rank_dies_while_they_do(jobs: Jobs, number: int) -> None:
+    job = jobs.run_warm(4, DEATH_WHILE_NODES_ARE_MADE, NUMBER=number)
+    status, output = job.finish()
+    assert status == 0, output
+    assert [job.told(f"sizes-{rank}") for rank in (0, 2, 3)] == ["(1, 2)"] * 3
+    assert [job.told(f"sum-{rank}") for rank in (0, 2, 3)] == ["3", "3", "2"]
+
+
+DEATH_IN_SPLIT = """
+from collectives import RanksLost
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.barrier()
+if me == 1:
+    mpicomp.Communicator._of_part = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.split(me % 2)
+except RanksLost as error:
+    tell(f"lost-{me}", error.members)
+with comm.split(0) as part:
+    tell(f"sum-{me}", part.allreduce(1))
+comm.close()
+"""
+
+
+def test_a_death_in_split_is_raised_on_all_survivors_those_of_other_parts_included(jobs: Jobs) -> None:
+    job = jobs.run_warm(4, DEATH_IN_SPLIT)
+    status, output = job.finish()
+    assert status == 0, output
+    assert [job.told(f"lost-{rank}") for rank in (0, 2, 3)] == ["(0, 2, 3)"] * 3
+    assert [job.told(f"sum-{rank}") for rank in (0, 2, 3)] == ["3"] * 3

@@ -21,7 +21,7 @@ def witness():  # has the standard output of rank 0
             if b"witness_process" in (process / "cmdline").read_bytes():
                 if os.readlink(process / "fd" / "1") == os.readlink("/proc/self/fd/1"):
                     return process.name
-comm = mpicomp.Communicator(on_failure=MODE, timeout=20)
+comm = mpicomp.Communicator(on_failure=MODE, timeout=60)
 if me == 0:
     tell("witness", witness())
 comm.barrier()

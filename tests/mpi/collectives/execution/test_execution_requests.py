@@ -49,7 +49,7 @@ def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> No
 
 
 def test_vectors_of_ever_new_lengths_take_no_more_memory(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.communicator.routes.MOST_REMEMBERED", 4)
+    monkeypatch.setattr("collectives.group.routes.MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
     assert len(comm._routes._programs) == len(comm._routes._calls) == 4

@@ -168,9 +168,9 @@ def test_without_a_trace_nothing_is_recorded(comm: Communicator, monkeypatch: py
     def never(*args: Any, **named: Any) -> Any:
         raise AssertionError("recorded without being asked to")
 
-    for name in ("begin", "span", "around", "phases", "__init__"):
+    for name in ("begin_wait", "span", "around", "phases", "__init__"):
         monkeypatch.setattr(Trace, name, never)
-    monkeypatch.setattr("collectives.execution.pipelined.trace_run", never)
+    monkeypatch.setattr("collectives.trace.recorder.Trace.around_run", never)
     assert type(comm) is Communicator
     Marsit().start(comm, 1000).aggregate(vector(comm.rank, 1000))
     comm.iallreduce(np.ones(100)).wait()
@@ -179,7 +179,7 @@ def test_without_a_trace_nothing_is_recorded(comm: Communicator, monkeypatch: py
 def test_what_is_traced_is_let_go_without_the_garbage_collector(
     mpi_comm: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collectives.communicator.routes.MOST_REMEMBERED", 1)
+    monkeypatch.setattr("collectives.group.routes.MOST_REMEMBERED", 1)
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=512, trace=folder) as comm:
         aggregator: Any = CascadingSSDM().start(comm, N)
         aggregator.aggregate(vector(comm.rank))

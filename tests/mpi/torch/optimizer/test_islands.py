@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from collectives import Communicator
-from collectives.communicator.nodes import NodeLayout
 from collectives.errors import CollectiveMismatch
+from collectives.nodes.layout import NodeLayout
 from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, SparseLoCo, run_local
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same

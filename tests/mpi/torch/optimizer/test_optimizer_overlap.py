@@ -122,7 +122,7 @@ def test_all_buckets_but_the_last_have_begun_when_backward_returns(mode: str, co
 
 
 def test_without_threads_in_mpi_the_hooks_make_progress(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.communicator.calls.is_supported", lambda comm: False)
+    monkeypatch.setattr("collectives.group.calls.is_supported", lambda comm: False)
     models = [make_model() for _ in range(2)]
     for model, overlap in zip(models, (False, True), strict=True):
         train(model, wrap(model, Marsit(3), comm, synchronize="gradients", overlap=overlap), comm, range(5))

@@ -13,10 +13,10 @@ import pytest
 
 from apps.faults.full_disk import full_disk
 from collectives import Communicator, HalvingDoubling, Ring, Torus
-from collectives.communicator.arguments import agree_on_network
-from collectives.communicator.routes import fastest
 from collectives.cost.link import ComputeModel, LinkModel
 from collectives.cost.simulate import simulate_time
+from collectives.group.opening import agree_on_network
+from collectives.group.routes import fastest
 from collectives.threads.run_local import run_local
 from tests.mutations import HUGE, mutants
 

@@ -81,7 +81,9 @@ class Waiting:
         monkeypatch.setattr("collectives.progress.polling.time.perf_counter", lambda: self.now)
         monkeypatch.setattr("collectives.progress.polling.time.sleep", lambda seconds: None)
         self.missing = Missing()
-        group = SimpleNamespace(timeout=60.0, arrival_timeout=1800.0, given_up=None, trace=None, missing=self.missing)
+        group = SimpleNamespace(
+            timeout=60.0, arrival_timeout=1800.0, given_up=None, observer=None, missing=self.missing
+        )
         self.backoff = Backoff(group, lambda: "rank 1 of 3 waits")
         self.backoff.arrival = arrival
 

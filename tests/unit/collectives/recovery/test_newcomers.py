@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collectives.communicator.nodes import NodeLayout
+from collectives.nodes.layout import NodeLayout
 from collectives.recovery import newcomers
 from collectives.recovery.newcomers import LOOK_S, Newcomers, StateTransfer
 

@@ -45,7 +45,7 @@ def test_the_newest_calls_are_kept_and_numbered_on_each_communicator() -> None:
             comm.barrier()
         with comm.split(comm.rank % 2) as part:
             part.barrier()
-            return recorder_here().snapshot("test"), list(part.calls.flight.members)
+            return recorder_here().snapshot("test"), list(part.calls.history.members)
 
     found = mpicomp.run_local(4, body)
     for rank, (content, members) in enumerate(found):

@@ -14,6 +14,7 @@ from collectives import Communicator
 from collectives.execution.handle import Call, Steps
 from collectives.process_end import _open
 from collectives.recovery.regroup import Regroup
+from collectives.trace.flight_recorder import RecordedGroup
 from mpicomp import Marsit, run_local
 
 N = 1000
@@ -95,8 +96,8 @@ def test_the_name_of_a_group_counts_the_regroupings_that_all_ranks_have_ended() 
         for has_ended in (False, False, True, True):  # a rank dies before all have ended the first one
             comm.renew(comm.mpi_comm.Dup(), ranks, layouts)
             assert comm.regroup is not None
-            assert comm.calls.flight is not None
-            names.append(comm.calls.flight.key)
+            assert isinstance(comm.calls.history, RecordedGroup)
+            names.append(comm.calls.history.key)
             comm.regroup.count += has_ended
         assert names == [f"{first}+1", f"{first}+1", f"{first}+1", f"{first}+2"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from collectives.communicator.arguments import (
+from collectives.group.opening import (
     EAGER_LIMIT,
     HEADROOM,
     LEAST_EAGER_BYTES,

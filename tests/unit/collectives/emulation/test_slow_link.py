@@ -13,9 +13,9 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, Ring, Star
-from collectives.communicator import link_clock, slow_link
-from collectives.communicator.slow_link import HeldSend, SlowLink
 from collectives.cost.rate import EmulatedLink
+from collectives.emulation import link_clock, slow_link
+from collectives.emulation.slow_link import HeldSend, SlowLink
 from collectives.recovery.fault_tolerance import look
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, DoubleSqueeze, Marsit, ScaleCom

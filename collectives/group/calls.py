@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,15 +12,14 @@ from weakref import ref
 
 from mpi4py import MPI
 
-from collectives.annotations import AnyArray, Testable
+from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed, NonFiniteGradient
 from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.observer import History, Observer
 from collectives.execution.pipelined import Cache, free_all, free_inactive
 from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
 from collectives.tags import OF_LONG_LIVED_USERS, OF_SINGLE_CALLS
-from collectives.trace.flight_recorder import ENDED, ERROR, RecordedGroup
-from collectives.trace.recorder import Trace
 
 if TYPE_CHECKING:
     from collectives.recovery.regroup import Regroup
@@ -102,7 +100,7 @@ class Calls:
     """Calls of one communicator, in the order in which all ranks begin them."""
 
     here: str
-    flight: RecordedGroup | None  # of the recorder of calls; None: nothing is recorded
+    history: History
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -118,9 +116,9 @@ class Calls:
         self._failure_was_raised = False
         self._thread = threading.get_ident()  # of the thread that made the calls in flight, or the communicator
 
-    def renew(self, mpi_comm: MPI.Comm, here: str, flight: RecordedGroup) -> None:
+    def renew(self, mpi_comm: MPI.Comm, here: str, history: History) -> None:
         """Make calls over this communicator from now on, with tags from the first one on."""
-        self._mpi_comm, self.here, self._tag, self.flight = mpi_comm, here, 0, flight
+        self._mpi_comm, self.here, self._tag, self.history = mpi_comm, here, 0, history
 
     @property
     def driven_by(self) -> object:
@@ -165,16 +163,7 @@ class Calls:
             if self.regroup is not None:
                 self.regroup.number(call)
                 call.steps = self.regroup.steps(call, steps)
-        self.record(call)
-
-    def record(self, call: Call) -> None:
-        """Add a call that begins to the flight recorder."""
-        flight, number = self.flight, 0
-        if flight is not None:
-            if not call.is_pairwise:
-                number = flight.begun = flight.begun + 1
-            call.record = record = [flight, number, call.label, call.step, time.perf_counter(), 0.0, 0.0, None]
-            flight.add(record)
+        self.history.begin(call)
 
     def _raise_unseen_mismatch(self) -> None:
         """Raise the mismatch of a call in the background unless its caller has seen it.
@@ -200,9 +189,9 @@ class Calls:
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background."""
         call.background = True
-        trace = call.group.trace
-        if trace is not None and call.wait_name is not None:
-            steps = _trace_flight(call, trace, steps)
+        observer = call.group.observer
+        if observer is not None and call.wait_name is not None:
+            steps = observer.around_call(call, steps)
         driver = self.driver
         if driver is not None:
             call.completion = Completion(call, driver)
@@ -236,14 +225,14 @@ class Calls:
             call.thread.in_flight.append(call)
             call.advance()
 
-    def start_progress_thread(self, trace: Trace | None) -> bool:
+    def start_progress_thread(self, observer: Observer | None) -> bool:
         """Let a thread drive all calls from now on; False: MPI does not support it."""
         if self.driver is None and is_supported(self._mpi_comm):
             if self.ordered:
                 raise RuntimeError(f"{self.here}: {self.ordered[0].name()} is in flight; wait for it before")
             self.driver = shared()
-            if trace is not None:
-                trace.driven_since = trace.clock()
+            if observer is not None:
+                observer.drive_by_thread()
         return self.driver is not None
 
     @property
@@ -272,11 +261,7 @@ class Calls:
 
     def end(self, call: Call) -> None:
         """Remove a call that has ended."""
-        record = call.record
-        if record is not None:
-            record[ENDED] = time.perf_counter()
-            if call.error is not None:
-                record[ERROR] = type(call.error).__name__
+        self.history.end(call)
         calls = self.ordered
         if call.is_pairwise:
             if call in self.pairwise:
@@ -317,22 +302,4 @@ def await_request(call: Call, request: Testable, describe: Callable[[], str], wa
     call.describe, call.wait_name = describe, wait_name
     call.owners = (*call.owners, request)
     yield from until(request, call)
-    call.wait_name = ""
-
-
-def _trace_flight(call: Call, trace: Trace, steps: Steps) -> Steps:
-    """Record a call in the background from its first step to its last."""
-    with trace.span("flight", call.name()):
-        yield from steps
-
-
-def trace_check(call: Call, trace: Trace, steps: Steps, values: AnyArray | None) -> Steps:
-    """Record the check of a call, which may sum `values` on the way."""
-    if call.background:  # its spans would overlap those of other calls
-        yield from steps
-        return
-    call.wait_name = None
-    details = {} if values is None else {"bytes": values.nbytes}
-    with trace.span("check", "agreement and sum" if details else "agreement", **details):
-        yield from steps
     call.wait_name = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -15,7 +15,6 @@ from weakref import WeakSet
 import numpy as np
 from mpi4py import MPI
 
-from collectives.communicator.calls import Calls
 from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
@@ -29,7 +28,9 @@ from collectives.errors import (
     RanksLost,
 )
 from collectives.execution.handle import Call, Steps
+from collectives.execution.observer import Observer
 from collectives.execution.workers import Workers
+from collectives.group.calls import Calls
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.quoting import list_ranks
 from collectives.recovery.fault_tolerance import (
@@ -41,14 +42,12 @@ from collectives.recovery.fault_tolerance import (
     reports_death,
     revoke,
 )
-from collectives.trace.flight_recorder import recorder_here, requested_folder
-from collectives.trace.recorder import Trace, compare_clocks
 
 if TYPE_CHECKING:
-    from collectives.communicator.facade import Communicator
+    from collectives.group.group import Group
     from collectives.recovery.newcomers import Newcomers
 
-GRACE_S = 0.5  # time for all ranks to save traces before one ends the job
+GRACE_S = 0.5  # time for all ranks to save what they observed before one ends the job
 _CLOSED = "it was closed"
 
 
@@ -72,7 +71,7 @@ class Ending:
     ) -> None:
         self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
         self.newcomers, self.kept = newcomers, kept
-        self.trace: Trace | None = None
+        self.observer: Observer | None = None
         self.mpi_comm = missing.comm
         self.keeps_requests = False  # MPI may use their memory until it is finalized
         # An exception of this rank alone, such as of a signal handler, has left a call: the others regroup without it.
@@ -125,13 +124,13 @@ class Ending:
         first, calls.broken = not calls.broken, calls.broken or f"an earlier call failed: {error!r}"
         keep_alive(self, *alive)
         # A file, before the others know of the error: one of them may end the job.
-        folder = self._record_flight(error) if first else ""
+        folder = calls.history.explain(error) if first else ""
         if isinstance(error, CollectiveTimeout) and first:
             missing = self._missing.find()
             answers = f"no answer from {list_ranks(missing)}" if missing else "all ranks answer"
             error = CollectiveTimeout(f"{error}; {answers}")
             if missing:
-                folder = self._record_flight(error, missing)
+                folder = calls.history.explain(error, missing)
         elif isinstance(error, DamagedMessage) and first:
             # Ranks that have ended the call may wait for this one in a part of the communicator.
             for one in (self, *(one for one in self.family if not one._calls.broken)):
@@ -143,7 +142,7 @@ class Ending:
             cause, error = error, self._peer_failure(error)
             dead = failed_ranks(self.mpi_comm)
             if dead and first:
-                folder = self._record_flight(cause, dead)
+                folder = calls.history.explain(cause, dead)
         if folder and isinstance(error, CollectiveTimeout | PeerFailure):
             with_folder = type(error)(f"{error}; mpicomp analyze {folder} shows the calls of all ranks")
             with_folder.__cause__ = error.__cause__
@@ -156,9 +155,9 @@ class Ending:
             calls.failure = calls.closed() if isinstance(error, SystemExit) else error
             for other in calls.in_flight():
                 other.end_by(calls.failure_of_another())
-            if self.trace is not None:
+            if self.observer is not None:
                 start = time.perf_counter()
-                self.trace.save()
+                self.observer.save()
                 time.sleep(max(GRACE_S, time.perf_counter() - start))
             if self._workers is not None:
                 self._workers.dismiss()
@@ -185,15 +184,6 @@ class Ending:
         """End with another communicator after a death, since this one was split from it."""
         self.family = other.family
         self.family.add(self)
-
-    def _record_flight(self, error: BaseException, missing: Sequence[int] = ()) -> str:
-        """Write the flight recorder's file, and return its folder, or an empty text if no file is written.
-
-        Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
-        """
-        if not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception) and requested_folder() is None:
-            return ""
-        return recorder_here().write_after(error, missing, self._calls.flight)
 
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
@@ -277,8 +267,8 @@ class Ending:
         keep_alive(self)
         if self._workers is not None:
             self._workers.dismiss()
-        if self.trace is not None:
-            self.trace.save()
+        if self.observer is not None:
+            self.observer.save()
 
     def forked(self) -> None:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""
@@ -286,13 +276,13 @@ class Ending:
         self._calls.driver = None  # it stays with the parent
 
 
-def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Callable[[], None]) -> None:
+def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[], None]) -> None:
     """Close a communicator; see `Communicator.close`.
 
     `check` returns its part by which the ranks compare the call, None if they do not; it is of another group of ranks
     if one dies meanwhile. `leave` frees the communicator of MPI.
     """
-    calls, trace = comm.calls, comm.trace
+    calls, observer = comm.calls, comm.observer
     if calls.broken:
         return
     if calls.driver is not None:
@@ -301,14 +291,14 @@ def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Call
         call.wait()
     if comm.size > 1:
         closing = Call(comm, lambda: "close()")
-        closing.wait_name = None  # traces are of the caller's own calls
-        closing.remake = lambda: _agree_on_closing(closing, check())
+        closing.wait_name = None  # only the caller's own calls are observed
+        closing.remake = lambda: _agree_on_closing(comm, closing, check())
         comm.run(closing, closing.remake())
     is_over = comm.regroup is not None and comm.regroup.is_over
-    if trace is not None and not is_over:
+    if observer is not None and not is_over:
         try:
             with comm.exchange():
-                trace.readings.append(compare_clocks(comm.mpi_comm, trace.clock, comm.timeout))
+                observer.close(comm.mpi_comm, comm.timeout)
         except PeerFailure:
             if comm.regroup is None:
                 raise
@@ -319,14 +309,14 @@ def close(comm: Communicator, check: Callable[[], CallCheck | None], leave: Call
     else:
         end_closed(comm)
         leave()
-    if trace is not None:
-        trace.write()
+    if observer is not None:
+        observer.write()
     dropped = calls.dropped
     if dropped is not None and not dropped.seen:
         raise RuntimeError(f"{comm.here}: {dropped.name()} was begun and never waited for: keep what begin returns")
 
 
-def end_closed(comm: Communicator) -> None:
+def end_closed(comm: Group) -> None:
     """End the calls of a communicator that all ranks close, and free its memory and requests."""
     comm.close_parts()
     if comm.calls.pairwise:  # they do not concern all ranks, and their requests stay with MPI
@@ -338,9 +328,8 @@ def end_closed(comm: Communicator) -> None:
     comm.free_requests()
 
 
-def _agree_on_closing(call: Call, call_check: CallCheck | None) -> Steps:
+def _agree_on_closing(comm: Group, call: Call, call_check: CallCheck | None) -> Steps:
     """Agree on closing, and receive all that the ranks have sent besides their calls: MPI would keep it."""
-    comm = call.group
     call.arrival = 0
     if call_check is not None:
         yield from call_check.steps(call, fingerprint("close()"))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from collectives.annotations import Testable, override
 from collectives.execution.payload import MergedPayload, MessageMemory, MessageStarter, Payload
 from collectives.execution.program import Message, Program
-from collectives.execution.workers import record_work
-from collectives.trace.recorder import END, Event, Trace
+from collectives.execution.workers import PieceWork, worker_number
+
+if TYPE_CHECKING:
+    from collectives.trace.recorder import Event, Trace
+
+END = 3  # index of an event
 
 
 class Labels(NamedTuple):
@@ -110,9 +114,15 @@ class TracedRequests(MessageStarter):
         return event
 
 
-def trace_run(
-    trace: Trace, program: Program, payload: Payload, requests: MessageStarter
-) -> tuple[TracedPayload, TracedRequests]:
-    """Wrap payload and requests of one run of a program so that they are recorded."""
-    labels = find_labels(program, trace)
-    return TracedPayload(trace, labels, payload), TracedRequests(trace, labels, requests)
+def record_work(trace: Trace, kind: str, work: PieceWork, label_of: Callable[[Any], dict[str, int]]) -> PieceWork:
+    """Return a function that does this work on a piece or a message, and records it with the label of that."""
+    clock, add, program = trace.clock, trace.add, trace.program
+
+    def recorded(of: object, *buffer: int) -> Testable | None:
+        start = clock()
+        on_device = work(of, *buffer)
+        end, label, worker = clock(), label_of(of), worker_number()
+        add((kind, "", start, end, {**label, "worker": worker} if worker else label, program, 0))
+        return on_device
+
+    return recorded

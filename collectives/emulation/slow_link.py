@@ -24,10 +24,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Testable, override
-from collectives.communicator.link_clock import IN, OUT, LinkClock, share_clock
-from collectives.communicator.nodes import NodeLabel
 from collectives.consistency.part_ranks import ranks_in
 from collectives.cost.rate import EmulatedLink
+from collectives.emulation.link_clock import IN, OUT, LinkClock, share_clock
+from collectives.nodes.layout import NodeLabel
 
 SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP over Ethernet: 14 of Ethernet, 20 of IP, 32 of TCP
 SAMPLE_BYTES = 1 << 22

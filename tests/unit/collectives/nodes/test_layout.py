@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from collectives import CollectiveMismatch, Communicator
-from collectives.communicator.nodes import NodeLayout
+from collectives.communicator.nodes import layout_of_parts
+from collectives.nodes.layout import NodeLayout
 from mpicomp import run_local
 
 
@@ -64,7 +65,7 @@ def test_parts_that_a_rank_describes_otherwise_are_refused() -> None:
     def work(comm: Communicator) -> None:
         part = comm.split(0, -comm.rank)  # in the reverse order
         with part, pytest.raises(ValueError, match=r"rank 0 is number 2 of the 3 ranks of its part"):
-            NodeLayout.of_parts(comm, part)
+            layout_of_parts(comm, part)
 
     run_local(3, work)
 
@@ -74,7 +75,7 @@ def test_parts_are_read_without_a_call_of_theirs(options: dict[str, Any]) -> Non
     def work(comm: Communicator) -> Any:
         part = comm.split(comm.rank % 2)
         number = part.calls.next_tag()
-        found = NodeLayout.of_parts(comm, part).node_of
+        found = layout_of_parts(comm, part).node_of
         assert part.calls.next_tag() == number + 1
         return found
 
@@ -86,9 +87,9 @@ def test_a_part_with_ranks_of_others_is_refused() -> None:
         whole = comm.split(0)
         with comm.split(comm.rank // 2) as part:
             if comm.rank == 2:
-                assert NodeLayout.of_parts(part, part).sizes == (1,)
+                assert layout_of_parts(part, part).sizes == (1,)
             with pytest.raises(ValueError, match=r"rank 0 is number \d of the 3 ranks of its part"):
-                NodeLayout.of_parts(part, whole)
+                layout_of_parts(part, whole)
 
     run_local(3, work)
 
@@ -107,7 +108,7 @@ def test_parts_are_those_of_the_survivors_of_a_death_in_the_call_that_reads_them
             left = SimpleNamespace(
                 members=(0, 1, 2, 3), rank=comm.rank, mpi_comm=comm.mpi_comm, regroup=comm, allgather_object=gather
             )
-            return NodeLayout.of_parts(left, part).node_of  # type: ignore[arg-type]
+            return layout_of_parts(left, part).node_of  # type: ignore[arg-type]
 
     assert set(run_local(4, work)) == {(0, 1, 1)}
 

@@ -1,0 +1,1 @@
+"""Checksums of messages: a communicator of MPI whose messages carry one each."""

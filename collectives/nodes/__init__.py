@@ -1,0 +1,1 @@
+"""Nodes: which ranks share memory."""
