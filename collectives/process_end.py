@@ -468,7 +468,7 @@ def _status_after_death() -> int:
 def _can_regroup() -> bool:
     """Return True unless a communicator that regroups has failed on all ranks, which have given it up.
 
-    Groups by `split` fail with the first death, and the ranks go on without them.
+    Groups by `split` fail with the first death of their ranks, and the others go on without them.
     """
     return not any(ending.has_failed for ending in _open if ending.regroups)
 

@@ -174,7 +174,7 @@ def broadcast(comm: Group, x: Kept, root: int = 0) -> Kept:
     def check(ready: Indices | None) -> Steps:
         return comm.check(call, fingerprint(text), None, ready, ready)
 
-    with comm.observed("broadcast", root=root, bytes=nbytes):
+    with comm.observe("broadcast", root=root, bytes=nbytes):
         program = partial(comm.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
         comm.run(call, broadcast_steps(call, vector, root, check, program))
     return x
@@ -215,7 +215,7 @@ def allgather(comm: Group, x: Kept) -> Kept:
     allocate_like(comm, x, "allgather", (0, *rows.shape[1:]))  # before anything is sent: can there be a result?
     text = f"allgather of rows of {rows.dtype}{list(rows.shape[1:])}"
     call = Call(comm, lambda: text)
-    with comm.observed("allgather", bytes=rows.values.nbytes):
+    with comm.observe("allgather", bytes=rows.values.nbytes):
         call.remake = lambda: stage(
             call, all_gather_rows(call, comm.check(call, fingerprint(text)), x, rows), rows.staging, None
         )
@@ -245,7 +245,7 @@ def barrier(comm: Group) -> None:
     """
     call = Call(comm, lambda: "barrier()")
     call.remake = lambda: _barrier(comm, call, comm.check(call, fingerprint("barrier")))
-    with comm.observed("barrier"):
+    with comm.observe("barrier"):
         comm.run(call, call.remake())
 
 
@@ -294,7 +294,7 @@ def broadcast_object(comm: Group, obj: object, root: int = 0) -> Any:
     """
     require_root(comm, root, f"broadcast_object(root={root})")
     name = f"broadcast_object(root={root})"
-    with comm.observed("broadcast_object", root=root):
+    with comm.observe("broadcast_object", root=root):
         payload = _pickle(comm, obj, name) if comm.rank == root else np.empty(0, np.uint8)
         call = Call(comm, lambda: name)
         landed = comm.run(call, _broadcast(comm, call, name, payload, root))
@@ -328,7 +328,7 @@ def allgather_object(comm: Group, obj: _Object) -> list[_Object]:
     [{'rank': 0}, {'rank': 1}]
     """
     name = "allgather_object()"
-    with comm.observed("allgather_object"):
+    with comm.observe("allgather_object"):
         payload = _pickle(comm, obj, name)
         call = Call(comm, lambda: name)
         call.remake = lambda: _all_gather(call, comm.check(call, fingerprint(name)), payload)
@@ -395,7 +395,7 @@ def allreduce_number(comm: Group, number: object, op: str, out: object, traffic:
         return comm.check(call, fingerprint(text), traffic, values, result, combine=COMBINE[op])
 
     call.remake = steps
-    with comm.observed("allreduce", op=op):
+    with comm.observe("allreduce", op=op):
         comm.run(call, steps())
     traffic.calls += 1
     if op == "mean":

@@ -29,8 +29,6 @@ from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
 from collectives.trace.recorder import Trace
 
-SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
-
 _Kind = TypeVar("_Kind")
 Op = Literal["sum", "mean", "min", "max"] | MPI.Op
 NotMean = Literal["sum", "min", "max"] | MPI.Op
@@ -261,14 +259,10 @@ class Communicator(Group):
         """
         return self.calls.start_progress_thread(self.observer)
 
-    # Operations of your own ------------------------------------------------------------------------------------------
-
     if not TYPE_CHECKING:  # which would take every name for one of ours
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(other_names.explain(name, _NAMES), name=name, obj=self)
-
-    # Choosing and preparing ------------------------------------------------------------------------------------------
 
     # Dense sums ------------------------------------------------------------------------------------------------------
 
@@ -328,7 +322,7 @@ class Communicator(Group):
         if self.observer is None:
             self.run(call, steps)
         else:
-            with self.observed("allreduce", op=name, bytes=source.values.nbytes):
+            with self.observe("allreduce", op=name, bytes=source.values.nbytes):
                 self.run(call, steps)
         self.traffic.calls += 1
         return result
@@ -369,7 +363,7 @@ class Communicator(Group):
         call = Call(self, describe)
         call.result = result
         steps = self._sum_steps(call, source, target, name, mark, Traffic(), background=True)
-        with self.observed("iallreduce", op=name, bytes=source.values.nbytes):
+        with self.observe("iallreduce", op=name, bytes=source.values.nbytes):
             return self.begin(call, steps)
 
     def _sum_steps(
@@ -448,7 +442,7 @@ class Communicator(Group):
         """
         size, part = self.size, splitting.split(self, color, key)
         chosen = self.topology if topology is None else topology
-        return splitting.made_on_all(self, size, lambda: self._of_part(part, color, chosen))
+        return splitting.make_on_all(self, size, lambda: self._of_part(part, color, chosen))
 
     def _of_part(
         self, part: MPI.Comm | None, color: int | None, chosen: TopologyName | Topology
@@ -481,6 +475,9 @@ class Communicator(Group):
 
     grid = splitting.grid
 
+    def _n_regrouped(self) -> int:
+        return 0 if self.regroup is None else self.regroup.count
+
     @property
     @keep_uncompiled
     def nodes(self) -> Nodes:
@@ -507,9 +504,12 @@ class Communicator(Group):
 
     def nodes_of(self, layout: NodeLayout) -> Nodes:
         """Like `nodes`, for any layout of this communicator's ranks; collective where first called for it."""
-        if layout not in self._nodes:
-            self._nodes[layout] = open_nodes(self, layout)
-        nodes: Nodes = self._nodes[layout]
+        nodes: Nodes | None = self._nodes.get(layout)
+        if nodes is None:
+            count = self._n_regrouped()
+            nodes = open_nodes(self, layout)
+            if self._n_regrouped() == count:  # else they are of ranks that have regrouped at the end of the last call
+                self._nodes[layout] = nodes
         for part in (nodes.local, nodes.across):  # calls of both levels begin on this communicator, which frees its own
             part.free_unused()
         return nodes

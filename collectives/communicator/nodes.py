@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from collectives.communicator.splitting import abandon
 from collectives.consistency.part_ranks import ranks_in
 from collectives.errors import RanksLost
 from collectives.nodes.layout import NodeLayout
@@ -97,7 +98,7 @@ def open_nodes(comm: Communicator, layout: NodeLayout) -> Nodes:
     try:
         across = comm.split(layout.local_rank, layout.node)
     except RanksLost:
-        local.ending.end_quietly("a rank died while the ranks made the communicator between nodes")
+        abandon(local, "a rank died while the ranks made the communicator between nodes")
         raise
     assert across is not None
     # of messages, which number the ranks by their places there

@@ -55,7 +55,7 @@ def send(comm: Group, x: SupportsDLPack, to: int, tag: int = 0) -> None:
     array([1, 2])
     """
     vector, name = _validate(comm, "send", x, "to", to, tag)
-    with comm.observed("send", to=to, tag=tag, bytes=vector.values.nbytes):
+    with comm.observe("send", to=to, tag=tag, bytes=vector.values.nbytes):
         comm.run(*_make_send(comm, name, vector, to, tag))
 
 
@@ -117,7 +117,7 @@ def recv(comm: Group, out: Kept, source: int, tag: int = 0) -> Kept:
         As of `irecv` and of its handle.
     """
     vector, name = _validate(comm, "recv", out, "from", source, tag)
-    with comm.observed("recv", source=source, tag=tag, bytes=vector.values.nbytes):
+    with comm.observe("recv", source=source, tag=tag, bytes=vector.values.nbytes):
         comm.run(*_make_receive(comm, name, vector, out, source, tag))
     return out
 

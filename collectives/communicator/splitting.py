@@ -12,21 +12,20 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Indices
-from collectives.communicator.exchanges import allreduce_number
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.part_ranks import require_ranks
-from collectives.errors import PeerFailure, RanksLost
+from collectives.errors import CollectiveMismatch, PeerFailure, RanksLost
 from collectives.execution.handle import Call, Steps
 from collectives.execution.traffic import Traffic
+from collectives.process_end import forget_endings
 from collectives.progress.polling import wait
-from collectives.recovery.fault_tolerance import reports_death, revoke
+from collectives.recovery.fault_tolerance import revoke
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
     from collectives.group.group import Group
 
 _MOST = 2**31 - 1
-_ALIVE = 1 << 31  # of a sum whose lower half counts the parts that were made
 _Part = TypeVar("_Part", bound="Group")
 
 
@@ -37,11 +36,11 @@ def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
         chosen = MPI.UNDEFINED if color is None else _validate_integer("color", color, 0)
         place = _validate_integer("key", key, -_MOST)
     mine, everyones = np.array([chosen, place]), np.empty((comm.size, 2), np.int64)
-    if comm.regroup is not None and comm.regroup.is_active:  # all survivors are here, and can make no call
+    if comm.regroup is not None and comm.regroup.is_active_here:  # all survivors are here, and can make no call
         wait(comm.mpi_comm.Iallgather(mine, everyones), comm.timeout, lambda: f"{comm.here}: not all ranks {name}")
         return comm.regroup.with_survivors(lambda: _part(comm, mine, everyones))
     call = Call(comm, lambda: name)
-    with comm.observed("split"):
+    with comm.observe("split"):
         part: MPI.Comm = comm.run(call, _steps(comm, call, mine, everyones))
     return None if color is None else part
 
@@ -67,7 +66,7 @@ def _part(comm: Group, mine: Indices, everyones: Indices) -> MPI.Comm:
     return part
 
 
-def made_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Part | None:
+def make_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Part | None:
     """Return the part that `make` returns, on all of `size` ranks or on none; collective.
 
     A rank that dies meanwhile fails `make` on some of the others only, and these would go on without the rest.
@@ -76,31 +75,52 @@ def made_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Pa
     ------
     RanksLost
         On all survivors.
+    TypeError, ValueError, CollectiveMismatch
+        Of `make`, if all ranks are alive.
     """
-    if comm.regroup is None or comm.regroup.is_active:
+    regroup = comm.regroup
+    if regroup is None or regroup.is_active_here:
         return make()
-    part, failed = None, False
+    part, count = None, regroup.count
+    problem: Exception | None = None
     try:
         part = make()
     except PeerFailure as error:
-        if not reports_death(error, comm.mpi_comm):
-            raise
-        failed = True
-        revoke(comm.mpi_comm)
-    except Exception:
-        _count_ranks(comm, 1)
+        problem = error
+        if regroup.count == count:  # others wait for this rank
+            revoke(comm.mpi_comm)
+    except (TypeError, ValueError, CollectiveMismatch) as error:
+        problem = error
+    except Exception as error:  # of this rank alone
+        comm.give_up(error)
         raise
-    if _count_ranks(comm, int(not failed)) == (size, size):
-        return part
-    if part is not None:
-        part.ending.end_quietly("a rank died while the ranks made it")
-    raise RanksLost(f"{comm.here}: a rank died during split(); the survivors can make the call again", comm.members)
+    if _count_ranks(comm, not isinstance(problem, PeerFailure)) != (size, size):
+        if part is not None:
+            abandon(part, "a rank died while the ranks made it")
+        text = f"{comm.here}: a rank died during split(); the survivors can make the call again"
+        raise RanksLost(text, comm.members) from problem
+    if problem is not None:
+        raise problem
+    return part
 
 
-def _count_ranks(comm: Group, made: int) -> tuple[int, int]:
+def abandon(part: Group, reason: str) -> None:
+    """Give up a part that not all ranks have; no message is sent."""
+    part.ending.end_quietly(reason)
+    if part.workers is not None:
+        part.workers.dismiss()
+    forget_endings([part.ending])
+
+
+def _count_ranks(comm: Group, is_made: bool) -> tuple[int, int]:
     """Return the number of living ranks, and how many of them have made their part: equal on all, if ranks die too."""
-    total = int(allreduce_number(comm, _ALIVE + made, "sum", None, Traffic()))
-    return divmod(total, _ALIVE)
+    text, values = "the end of split()", np.array([1, is_made])
+    call, sums = Call(comm, lambda: text), values.copy()
+    call.is_compared = True
+    call.remake = lambda: comm.check(call, fingerprint(text), Traffic(), values, sums)
+    comm.run(call, call.remake())
+    alive, made = sums.tolist()
+    return alive, made
 
 
 def _validate_integer(name: str, value: int, least: int) -> int:
@@ -213,7 +233,10 @@ def grid(comm: Communicator, **shape: int) -> Grid:
     text = f"grid({', '.join(f'{axis}={length}' for axis, length in shape.items())})"
     with comm.refusing(text, ValueError, where=comm.here):
         require_shape(shape, comm.size)
+    size = comm.size
     comm.agree(fingerprint(text), lambda: text)
+    if comm.regroup is not None and _count_ranks(comm, True) != (size, size):
+        raise RanksLost(f"{comm.here}: a rank died during {text}; the survivors can make the call again", comm.members)
     along: dict[str, Communicator] = {}
     stride = comm.size
     for axis, length in shape.items():
@@ -223,7 +246,7 @@ def grid(comm: Communicator, **shape: int) -> Grid:
             line = comm.split(comm.rank - place * stride, place)
         except RanksLost:
             for part in along.values():
-                part.ending.end_quietly("a rank died while the ranks made the grid")
+                abandon(part, "a rank died while the ranks made the grid")
             raise
         assert line is not None  # as every rank gives a colour
         along[axis] = line

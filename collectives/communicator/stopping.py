@@ -172,7 +172,7 @@ def stop_requested(comm: Group, signals: int | Iterable[int] = STOP_SIGNALS) -> 
     values = np.array([STOP.requested], np.int64)
     call, result = Call(comm, _describe), values.copy()
     call.remake = lambda: comm.check(call, _MARK, None, values, result, combine=COMBINE["max"])
-    with comm.observed("stop_requested"):
+    with comm.observe("stop_requested"):
         comm.run(call, call.remake())
     if result[0]:
         # a rank that has had no signal yet ends too, and must not be killed by one that comes late

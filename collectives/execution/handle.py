@@ -41,7 +41,7 @@ def _nothing() -> str:
 
 
 class CallGroup(Protocol):
-    """What calls and executors use of the group that makes them; `collectives.group.group.Group` has it.
+    """Group of ranks as calls and executors use it: a `collectives.group.group.Group`.
 
     Attributes of type Any belong to parts that calls pass on to, which lie above them.
     """

@@ -1,4 +1,4 @@
-"""Observers of calls: what the core calls of a recorder, whoever it is; without one, nothing of it is called."""
+"""Contracts of the objects that watch calls: the core calls them where there are some, and depends on none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Observer of what a rank does within its calls."""
+    """Observer of the work and messages of a rank's calls, such as a trace."""
 
     def span(self, kind: str, name: str = "", **args: object) -> AbstractContextManager[None]:
         """Return a context manager around a block of the rank's own time."""
@@ -54,11 +54,11 @@ class Observer(Protocol):
         ...
 
     def phases(self, **spans: tuple[float, float]) -> None:
-        """Take spans that have ended, by kind, for a vector of one piece."""
+        """Add spans that have ended, by kind, for a vector of one piece."""
         ...
 
     def drive_by_thread(self) -> None:
-        """Take notice that a progress thread makes the calls from now on."""
+        """Note that a progress thread makes the calls from now on."""
         ...
 
     def of_ranks(self, ranks: Sequence[int]) -> Observer:
@@ -66,11 +66,11 @@ class Observer(Protocol):
         ...
 
     def close(self, mpi_comm: MPI.Comm, timeout_s: float) -> None:
-        """Exchange with the other ranks what the end needs; collective."""
+        """Make the exchanges that the end needs; collective."""
         ...
 
     def write(self) -> None:
-        """End, and write what there is."""
+        """End, and write the file."""
         ...
 
     def save(self) -> None:
@@ -82,15 +82,15 @@ class History(Protocol):
     """History of a group's calls, by which a rank explains a failure."""
 
     def begin(self, call: Call) -> None:
-        """Take notice that a call begins."""
+        """Note that a call begins."""
         ...
 
     def compare(self, call: Call) -> None:
-        """Take notice that the ranks have compared a call."""
+        """Note that the ranks have compared a call."""
         ...
 
     def end(self, call: Call) -> None:
-        """Take notice that a call has ended, by `call.error` if that is set."""
+        """Note that a call has ended, by `call.error` if that is set."""
         ...
 
     def explain(self, error: BaseException, missing: Sequence[int] = ()) -> str:

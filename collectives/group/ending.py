@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collectives.group.group import Group
     from collectives.recovery.newcomers import Newcomers
 
-GRACE_S = 0.5  # time for all ranks to save what they observed before one ends the job
+GRACE_S = 0.5  # time for all ranks to save their traces before one ends the job
 _CLOSED = "it was closed"
 
 
@@ -72,6 +72,7 @@ class Ending:
         self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
         self.newcomers, self.kept = newcomers, kept
         self.observer: Observer | None = None
+        self.dead_before: Sequence[int] = ()  # ranks of COMM_WORLD that had died when the group was made
         self.mpi_comm = missing.comm
         self.keeps_requests = False  # MPI may use their memory until it is finalized
         # An exception of this rank alone, such as of a signal handler, has left a call: the others regroup without it.
@@ -174,7 +175,7 @@ class Ending:
             for one in tuple(self.family):
                 revoke(one.mpi_comm)
         if is_death and "died" not in text:
-            dead = describe_failed(self.mpi_comm, LONGEST_NOTICE_S) or "a rank"
+            dead = describe_failed(self.mpi_comm, LONGEST_NOTICE_S, self.dead_before) or "a rank"
             text = f"{text.partition(':')[0]}: {dead} died{ADVICE}"
         found = PeerFailure(text)
         found.__cause__ = error

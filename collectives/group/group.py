@@ -63,6 +63,7 @@ from collectives.schedules.plan import Topology
 from collectives.trace.flight_recorder import RecordedGroup, recorder_here
 
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
+_MAKING = "while the ranks made a communicator"
 
 _Kind = TypeVar("_Kind")
 
@@ -130,7 +131,7 @@ class Group(metaclass=_Listed):
     dense_buffers : list of uint8 arrays
         Receive buffers of dense sums, from one call to the next.
     observer : Observer or None
-        Of calls, such as a trace.
+        Watches the calls, such as a trace.
     workers : Workers or None
         Threads that share the work on pieces.
     threads : int
@@ -153,7 +154,8 @@ class Group(metaclass=_Listed):
         self.threads = 1 if self.workers is None else self.workers.threads
         if is_tolerant_job():
             guard_half_made()
-        with reporting_deaths(options.parent, "while the ranks made a communicator"):
+        dead = self._dead_before = failed_ranks(MPI.COMM_WORLD)  # which end no call of this group
+        with reporting_deaths(options.parent, _MAKING, dead):
             duplicated = opening.duplicate(options)
             pool, layouts, self._key = duplicated.mpi_comm, (duplicated.layout, duplicated.hosts), duplicated.key
             mpi_comm, members = pool, range(pool.size - options.spares)
@@ -174,7 +176,6 @@ class Group(metaclass=_Listed):
         self.calls = Calls(self._users)
         self.newcomers = Newcomers(self, pool, layouts, len(members)) if options.spares else None
         self.regroup: Regroup | None = None
-        self._dead_before = failed_ranks(MPI.COMM_WORLD)  # which end no call of this group
         self._open(mpi_comm, layout, hosts)
         if self.repeats_calls:
             self.regroup = Regroup(self, leave_without_finalizing, fail_at_end, numbers)
@@ -196,9 +197,9 @@ class Group(metaclass=_Listed):
         if pool.size == MPI.COMM_WORLD.size and (is_tolerant(pool) or pool.size > 1):
             if is_tolerant(pool):
                 meet_at_end(self.newcomers)
-            with reporting_deaths(pool, "while the ranks made a communicator"), self.exchange(pool):
+            with reporting_deaths(pool, _MAKING, self._dead_before), self.exchange(pool):
                 call_witness(self.checked(pool), self.arrival_timeout)
-        with reporting_deaths(self.missing.comm, "while the ranks made a communicator"), self.exchange():
+        with reporting_deaths(self.missing.comm, _MAKING, self._dead_before), self.exchange():
             if damage:
                 raise DamagedMessage(damage)
             try:
@@ -229,7 +230,7 @@ class Group(metaclass=_Listed):
         self.ending = Ending(
             self.calls, self.missing, self.size, self.workers, self.newcomers, self._call_check, self.dense_buffers
         )
-        self.ending.observer = self.observer
+        self.ending.observer, self.ending.dead_before = self.observer, self._dead_before
         end_with_process(self.ending)
 
     def checked(self, mpi_comm: MPI.Comm) -> Any:
@@ -378,7 +379,7 @@ class Group(metaclass=_Listed):
         if observer is not None and meanwhile is not None:
             meanwhile = observer.around("prepare", meanwhile)
         steps = self._call_check.steps(call, mark, traffic, values, sums, meanwhile, combine)
-        if observer is None or call.background:  # where spans would overlap those of other calls
+        if observer is None:
             return steps
         return observer.around_check(call, steps, None if values is None else values.nbytes)
 
@@ -446,7 +447,7 @@ class Group(metaclass=_Listed):
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
         self.ending.give_up(error)
 
-    def observed(self, name: str, **details: object) -> AbstractContextManager[None]:
+    def observe(self, name: str, **details: object) -> AbstractContextManager[None]:
         """Return a context manager around a call, which observes it if there is an observer."""
         return nullcontext() if self.observer is None else self.observer.span("call", name, **details)
 

@@ -1,4 +1,4 @@
-"""Opening of a group: its duplicate of MPI's communicator, once all ranks are there, and what the ranks agree on."""
+"""Opening of a group: its duplicate of MPI's communicator, once all ranks are there, and the ranks' agreements."""
 
 from __future__ import annotations
 

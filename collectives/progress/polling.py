@@ -101,8 +101,9 @@ def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
 
 @contextmanager
 def giving_up_by(given_up: Callable[[], bool]) -> Iterator[None]:
-    """Let each `wait` of this thread in the block end once another rank has given up."""
-    before, _threads.own.given_up = _threads.own.given_up, given_up
+    """Let each `wait` of this thread in the block end once another rank has given up, here or in a block around it."""
+    before = _threads.own.given_up
+    _threads.own.given_up = given_up if before is None else lambda: given_up() or before()
     try:
         yield
     finally:

@@ -93,15 +93,18 @@ def finalize_without_launcher() -> None:
 
 
 @contextmanager
-def reporting_deaths(comm: MPI.Comm, during: str) -> Iterator[None]:
-    """Turn MPI's errors due to a death within the block into a `PeerFailure` that names the rank, on all ranks."""
+def reporting_deaths(comm: MPI.Comm, during: str, but: Collection[int] = ()) -> Iterator[None]:
+    """Turn MPI's errors due to a death within the block into a `PeerFailure` that names the rank, on all ranks.
+
+    `but` are the ranks of COMM_WORLD that had died before.
+    """
     try:
         yield
     except (MPI.Exception, PeerFailure) as error:
         if not is_tolerant(comm) or not reports_death(error, comm):
             raise
         revoke(comm)
-        dead = describe_failed(comm, LONGEST_NOTICE_S) or "a rank"
+        dead = describe_failed(comm, LONGEST_NOTICE_S, but) or "a rank"
         raise PeerFailure(f"rank {comm.rank} of {comm.size}: {dead} died {during}{ADVICE}") from error
 
 

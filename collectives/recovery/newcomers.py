@@ -78,7 +78,7 @@ class _View(NamedTuple):
 
 
 class Admitting(Protocol):
-    """What `admit` uses of a communicator."""
+    """Communicator as `admit` uses it."""
 
     @property
     def newcomers(self) -> Newcomers | None:

@@ -297,6 +297,11 @@ class Regroup:
             time.sleep(SLEEP_S)
 
     @property
+    def is_active_here(self) -> bool:
+        """True within the regrouping of this thread."""
+        return self.is_active and self.thread == get_ident()
+
+    @property
     def is_awaited(self) -> bool:
         """True if another rank regroups, and this one does not."""
         return not (self.is_active or self.comm.calls.broken) and is_revoked(self.comm.mpi_comm)
@@ -326,7 +331,7 @@ class Regroup:
         self.on_death()
         has_failure = comm.missing.another_failed
         before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
-        layouts, node_layouts = (comm.layout, comm.hosts), comm.layouts_of_nodes
+        layouts, of_nodes = (comm.layout, comm.hosts), [one.node_of for one in comm.layouts_of_nodes]
         users: list[tuple[str, Any]] = []
         saved: list[SavedUser] | None = None
         again: list[Call] = []
@@ -341,7 +346,7 @@ class Regroup:
             try:
                 if saved is None:
                     users = self._named_users()
-                reports = self._settle(new, has_failure, unrepeated, [name for name, _ in users])
+                reports = self._settle(new, has_failure, unrepeated, [name for name, _ in users], of_nodes)
                 has_failure = any(one.has_failure for one in reports)
                 damage = next((one.damage for one in reports if one.damage), "")
                 if saved is None:
@@ -352,7 +357,7 @@ class Regroup:
                 self.is_over = any(one.is_closed for one in reports)
                 if not (self.is_over or damage):
                     comm.renew(new, survivors, layouts)
-                    ages = self._renew_users(saved, reports, node_layouts, survivors)
+                    ages = self._renew_users(saved, reports, layouts[0].rank, survivors)
                 is_renewed = True
             except (MPI.Exception, PeerFailure, DamagedMessage) as error:
                 if not may_repeat(error, new, self._damages):
@@ -391,13 +396,13 @@ class Regroup:
         self,
         saved: Iterable[SavedUser],
         reports: Collection[_Report],
-        node_layouts: Iterable[NodeLayout],
+        rank: int,
         survivors: tuple[int, ...],
     ) -> list[Mapping[int, int | None]]:
         comm, n_joined = self.comm, min(one.joined for one in reports)
         if n_joined < max(one.joined for one in reports):  # users that restart cannot make their nodes alone
-            for layout in node_layouts:
-                comm.nodes_of(layout.of_survivors(survivors, comm.rank))
+            for node_of in sorted({one for report in reports for one in report.layouts}):
+                comm.nodes_of(NodeLayout(node_of, rank).of_survivors(survivors, comm.rank))
         return self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
 
     def meet(self) -> None:
@@ -423,7 +428,7 @@ class Regroup:
         comm = self.comm
         if not is_supported(comm.mpi_comm):
             return None
-        report = _Report(self._begun, [], [], False, False, [], self.n_joined, is_closed=True)
+        report = _Report(self._begun, [], [], False, False, [], self.n_joined, [], is_closed=True)
         unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
         unused = [getattr(one, "native", one) for one in unused]  # without checksums and emulated links
         farewell = Farewell(comm.mpi_comm, comm.calls.next_tag(), report, comm.timeout, unused)
@@ -485,7 +490,12 @@ class Regroup:
         return RanksLost(text, self.members)
 
     def _settle(
-        self, new: MPI.Comm, has_failure: bool, unrepeated_before: Mapping[int, str], users: list[str]
+        self,
+        new: MPI.Comm,
+        has_failure: bool,
+        unrepeated_before: Mapping[int, str],
+        users: list[str],
+        layouts: list[tuple[int, ...]],
     ) -> list[_Report]:
         """Settle the calls in flight that a survivor has ended; return the reports of all survivors."""
         ordered = self.comm.calls.ordered
@@ -493,7 +503,7 @@ class Regroup:
         unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
         mine = _Report(
-            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self.n_joined,
+            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self.n_joined, layouts,
             damage="".join(self._damages[:1]),
         )  # fmt: skip
         reports: list[_Report] = gather_objects(self.comm.checked(new), mine, self.comm.timeout)
@@ -569,6 +579,7 @@ class _Report(NamedTuple):
     meets: bool
     users: list[str]  # names of the long-lived ones
     joined: int  # number of long-lived users that the rank has made
+    layouts: list[tuple[int, ...]]  # for which the rank has communicators of nodes
     is_closed: bool = False  # the rank has left close()
     damage: str = ""  # text of a damaged message in an earlier try
 

@@ -228,6 +228,9 @@ class Trace:
 
     def around_check(self, call: Call, steps: Steps, nbytes: int | None) -> Steps:
         """Record the check of a call, which may sum a vector on the way."""
+        if call.background:  # known by its first step only; its spans would overlap those of other calls
+            yield from steps
+            return
         call.wait_name = None
         details = {} if nbytes is None else {"bytes": nbytes}
         with self.span("check", "agreement and sum" if details else "agreement", **details):

@@ -66,7 +66,7 @@ class ShardCall(VectorCall):
     idle_turns = _of_outer("idle_turns")
     waited_s = _of_outer("waited_s")
     background = _of_outer("background")
-    record = _of_outer("record")
+    note = _of_outer("note")
 
     def __init__(
         self,
