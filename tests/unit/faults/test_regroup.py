@@ -737,3 +737,35 @@ def test_a_death_in_split_is_raised_on_all_survivors_those_of_other_parts_includ
     assert status == 0, output
     assert [job.told(f"lost-{rank}") for rank in (0, 2, 3)] == ["(0, 2, 3)"] * 3
     assert [job.told(f"sum-{rank}") for rank in (0, 2, 3)] == ["3"] * 3
+
+
+ERRORS_IN_SPLIT = """
+from collectives import CommunicatorClosed, RanksLost, Torus
+comm = mpicomp.Communicator(on_failure="regroup", topology="ring", timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+try:  # a torus of two on one rank, and on two
+    comm.split(int(me == 0), topology=Torus(2, 1)).close()
+except ValueError as error:
+    tell(f"misfit-{me}", type(error).__name__)
+tell(f"sum-{me}", comm.allreduce(1))
+if me == 1:
+    def fail(*arguments):
+        raise MemoryError("no memory here")
+    mpicomp.Communicator._of_part = fail
+start = time.monotonic()
+try:
+    comm.split(0)
+except (MemoryError, CommunicatorClosed, mpicomp.CollectiveError) as error:
+    tell(f"end-{me}", f"{type(error).__name__} {time.monotonic() - start < 30}")
+"""
+
+
+def test_errors_of_some_ranks_in_split_reach_all_of_them(jobs: Jobs) -> None:
+    job = jobs.run_warm(3, ERRORS_IN_SPLIT)
+    _, output = job.finish()
+    assert job.told("misfit-0") == "TopologyError", output
+    assert [job.told(f"sum-{rank}") for rank in range(3)] == ["3"] * 3
+    ends = [job.told(f"end-{rank}") for rank in range(3)]
+    assert ends[1] == "MemoryError True"
+    assert all(end.endswith(" True") for end in ends), ends

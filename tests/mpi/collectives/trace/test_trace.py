@@ -116,6 +116,16 @@ def test_messages_between_nodes_name_the_ranks_of_the_job(mpi_comm: MPI.Intracom
         assert len([s for s in spans(trace, "call") if s["name"] == "aggregate"]) == 3
 
 
+def test_checks_of_calls_in_the_background_are_not_recorded(mpi_comm: MPI.Intracomm, folder: Path) -> None:
+    with Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder) as comm:
+        aggregator = QSGD().start(comm, N)
+        aggregator.begin(vector(comm.rank)).wait()
+        comm.iallreduce(np.ones(N)).wait()
+        comm.barrier()
+    for trace in everyones(mpi_comm, folder):  # they would overlap those of other calls
+        assert [s["name"] for s in spans(trace, "check")] == ["agreement"]
+
+
 def test_calls_of_every_kind_nest(mpi_comm: MPI.Intracomm, folder: Path) -> None:
     with Communicator(mpi_comm, "auto", TIMEOUT_S, trace=str(folder)) as comm:
         gathered = Marsit(full_precision_every=3).start(comm, 1000)
