@@ -128,9 +128,11 @@ _OF_GRADIENTS = (DENSE, "Relay(16)", "Marsit, K = 100", "Marsit", "PowerSGD", "D
 
 def cases_of(task: str) -> list[Case]:
     """Return the cases of a task, those first that decide."""
-    found = [Case(task, method, 10) for method in _LOCAL]
+    found = [Case(task, method, steps) for steps in (10, 30) for method in (DENSE, "Relay(4)")]
     found += [Case(task, DENSE, GRADIENTS), Case(task, "Relay(16)", GRADIENTS)]
-    found += [Case(task, method, 30) for method in _LOCAL]
+    found += [Case(task, method, 10) for method in ("Marsit", "Relay(3)")]
+    found += [Case(task, method, steps) for steps in (10, 30) for method in _LOCAL]
+    found += [Case(task, method, 100) for method in (DENSE, "Relay(4)")]
     found += [Case(task, method, GRADIENTS) for method in _OF_GRADIENTS]
     found += [Case(task, method, 100) for method in _LOCAL]
     found += [Case(task, method, 1) for method in ("Relay(2, copy)", "Relay(4)", "Marsit")]

@@ -30,7 +30,7 @@ from mpicomp.torch import ZeroOneAdam
 RECORD = PROJECT / "docs" / "records" / "frontier" / "learning.json"
 TUNING_SEED = 1000  # of the runs that choose a learning rate, and of no others
 TIMEOUT_S = 1200.0
-FIRST = 14
+FIRST = 8
 """Cases of a task that are tuned and trained before the others: those that decide."""
 Rates = Mapping[tuple[str, bool], float]
 """The best rate of a method, for gradients and for updates."""
