@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,10 +28,18 @@ from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
 
+_INTERNAL = {"counted", "reducers"}
 _USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
 
 
-class NonCopyable(ABC):
+class _WithoutInternals(ABCMeta):
+    """Class that leaves names of this library's own use out of completion at a prompt."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
+
+
+class NonCopyable(metaclass=_WithoutInternals):
     """Base of objects that communicate: a copy or a pickle would lose its place among the ranks' calls."""
 
     comm: Communicator
@@ -51,6 +59,9 @@ class NonCopyable(ABC):
     def counted(self) -> Iterable[Aggregator]:
         """The aggregators of all steps."""
         return [one.aggregator for one in self.reducers]
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def diagnostics(self, every: int | None = None, audit_every: int | None = None) -> Diagnostics:
         """Watch the training from the first call on, and return the last measurements.

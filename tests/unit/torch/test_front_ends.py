@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import rlcompleter
 from collections.abc import Callable
 from typing import Any
 
@@ -90,3 +91,12 @@ def test_what_is_no_communicator_is_refused(given: Any, told: str) -> None:
 
 def test_a_dictionary_of_names_will_do(comm: Communicator) -> None:
     assert DistributedOptimizer(SGD, Dense(), comm, dict(MODEL.named_parameters())).comm is comm
+
+
+def test_completion_leaves_out_names_of_the_library_s_own_use(comm: Communicator) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), Dense(), comm)
+    complete = rlcompleter.Completer({"optimizer": optimizer}).attr_matches  # of Python's prompt
+    names = {found.strip("()").removeprefix("optimizer.") for found in complete("optimizer.")}
+    assert {"step", "synchronize", "counted", "reducers"} & names == {"step", "synchronize"}
+    assert {"counted", "reducers"} & {*dir(optimizer)} == set()
