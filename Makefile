@@ -34,7 +34,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
+BENCH ?= --method marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 8,2,3,4,1
 # make test sets SHORT: each multi-rank test runs on one number of ranks, and these serial ones are left out, which start
 # jobs of several processes or repeat what others show.

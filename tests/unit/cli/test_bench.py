@@ -86,7 +86,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--algorithm", "nothing"],
+        ["--method", "nothing"],
         ["--topology", "nothing"],
         ["--option", "clip"],
         ["--option", "clip=-1"],
@@ -121,13 +121,14 @@ def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
     ("arguments", "told"),
     [
         (["bench", "--algoritm", "marsit"], "unrecognized arguments: --algoritm marsit (did you mean '--algorithm'?)"),
+        (["bench", "--metod", "marsit"], "unrecognized arguments: --metod marsit (did you mean '--method'?)"),
         (["bench", "--coutn=5"], "unrecognized arguments: --coutn=5 (did you mean '--count'?)"),
         (["advise", "--topolgy", "ring"], "unrecognized arguments: --topolgy ring"),
         (
             ["benhc"],
             "there is no command 'benhc' (did you mean 'bench'?): choose one of demo, run, doctor, warm, bench",
         ),
-        (["bench", "--algorithm", "marsti"], "--algorithm marsti (did you mean 'marsit'?): choose one of dense"),
+        (["bench", "--algorithm", "marsti"], "--method marsti (did you mean 'marsit'?): choose one of dense"),
         (["bench", "--topology", "rng"], "there is no topology 'rng' (did you mean 'ring'?)"),
         (["bench", "--dtype", "float33"], "--dtype float33 (did you mean 'float32'?)"),
         (["bench", "--option", "full_precision_evry=3"], "has no option 'full_precision_evry' (did you mean 'full_pre"),
