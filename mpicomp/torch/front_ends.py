@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,9 @@ from numbers import Integral, Real
 from typing import Literal, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.caller_warning import warn_caller
@@ -228,6 +231,25 @@ def given_communicator(comm: Communicator | None, call: str, *others: object) ->
         return Communicator()
     require_communicator(comm, call, _USAGE, *others)
     return comm
+
+
+def warn_of_ddp(members: Sequence[NamedParameter], comm: Communicator) -> None:
+    """Warn on rank 0 if DistributedDataParallel also averages these parameters over as many ranks.
+
+    Parameters do not refer to the wrapper, so it is searched for where PyTorch has the process group that it needs.
+    """
+    if comm.rank or comm.size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return
+    ours = {id(member.parameter) for member in members}
+    for wrapper in [one for one in gc.get_objects() if type(one) is DistributedDataParallel]:
+        averages = wrapper.process_group.size() == comm.size and not getattr(wrapper, "_comm_hooks", ())
+        if averages and not ours.isdisjoint(map(id, wrapper.parameters())):
+            warn_caller(
+                f"{comm.here}: DistributedDataParallel also sends every gradient, uncompressed: train "
+                "the model without it (ddp.module), or keep it with a plain optimizer and mpicomp.torch.ddp_hook",
+                UserWarning,
+            )
+            return
 
 
 def require_optimizer(optimizer: object, algorithm: object) -> None:
