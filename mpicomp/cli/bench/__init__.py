@@ -143,14 +143,18 @@ def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
         common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.fields)}
         if comm.rank == 0:
             print(report.heading(common), flush=True)
+        lines: list[Line] = []
         for count in request.counts:
             vectors = make_vectors(comm, count, request.dtype, None if gpu is None else gpu.device)
             vectors.fill(request.seed, comm.rank)
             line = _line(request, comm, _subject(request, comm, vectors, gpu), vectors, every, common)
             status |= line["check"] not in (None, "ok")
             if comm.rank == 0:
-                print("\n".join([report.row(line), *report.notes(line, every)]), flush=True)
+                print("\n".join([report.row(line), *report.failure(line)]), flush=True)
+            lines.append(line)
             write(comm, "--json", file, json.dumps(line) + "\n")
+        for note in report.footing(lines, every) if comm.rank == 0 else ():
+            print(note, flush=True)
     return status
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from mpicomp.cli.arguments import assignment, counts
 from mpicomp.cli.bench.measure import Measurement
-from mpicomp.cli.bench.report import bits_per_element, record
+from mpicomp.cli.bench.report import bits_per_element, footing, record
 from mpicomp.cli.main import main
 
 
@@ -66,6 +66,15 @@ def test_the_long_run_counts_full_precision_rounds_whether_or_not_they_were_time
     sent = (calls * full + (4 - calls) * one_bit) / 4
     line = line_of(sent, {"every": 100, "bytes": full, "calls": calls})
     assert line["bits_per_element_long_run"] == pytest.approx(1.31)
+
+
+def test_one_line_below_the_table_tells_of_full_precision() -> None:
+    row = {"bits_per_element_long_run": 1.31, "full_precision_calls": 0, "repeats": 20}
+    text = "# every 100th call is in full precision; "
+    assert footing([row, row], 100) == [text + "0 of the 40 timed calls were; in the long run 1.31 bits/el"]
+    other = {"bits_per_element_long_run": 1.456, "full_precision_calls": 1, "repeats": 20}
+    assert footing([row, other], 100) == [text + "1 of the 40 timed calls was; in the long run 1.31 to 1.46 bits/el"]
+    assert footing([row], None) == footing([row], 1) == []
 
 
 def test_speed_up_is_the_ratio_of_the_medians() -> None:
