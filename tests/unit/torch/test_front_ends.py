@@ -25,6 +25,10 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
         lambda c: DistributedOptimizer(SGD, MODEL.named_parameters(), c),
         r"is a generator, as named parameters are, which come fourth: write DistributedOptimizer\(optimizer, algorithm",
     ),
+    "Horovod's order without a communicator": (
+        lambda c: DistributedOptimizer(SGD, MODEL.named_parameters(), Dense()),
+        r"comm is Dense .*: the arguments are in another order: write DistributedOptimizer\(optimizer, algorithm, comm",
+    ),
     "swapped": (lambda c: DistributedOptimizer(Dense(), SGD, c), "the optimizer comes before the algorithm"),
     "parameters": (
         lambda c: DistributedOptimizer(MODEL.parameters(), Dense(), c),
