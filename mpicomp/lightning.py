@@ -1,7 +1,7 @@
 """Strategies of PyTorch Lightning: ranks, process group and gradient averaging over MPI.
 
-``Trainer(strategy=MPIStrategy(mpicomp.PowerSGD(rank=4)))`` under ``mpirun`` or ``srun``; docs/integrations.md has
-complete programs.
+``Trainer(strategy=MPIStrategy(mpicomp.PowerSGD(rank=4)))`` under ``mpirun`` or ``srun``; `mpicomp help integrations`
+has complete programs.
 """
 
 from __future__ import annotations

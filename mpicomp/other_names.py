@@ -54,7 +54,7 @@ COUNTERPARTS: Mapping[str, str] = MappingProxyType(
         "PowerSGDState": "write state, hook = mpicomp.torch.ddp_hook(mpicomp.PowerSGD(rank=1), comm, model)",
         "powerSGD_hook": "write state, hook = mpicomp.torch.ddp_hook(mpicomp.PowerSGD(rank=1), comm, model)",
         "SyncBatchNorm": "it has no counterpart: write mpicomp.torch.average_buffers(model, comm)",
-        "elastic": "write mpicomp.Communicator(on_failure='regroup'), see docs/faults.md, or save states",
+        "elastic": "write mpicomp.Communicator(on_failure='regroup'), see mpicomp help faults, or save states",
         "run": "start the program with mpirun, or call mpicomp.run_local(n, work) for ranks that are threads",
         "start_timeline": "write mpicomp.Communicator(trace='traces')",
         "stop_timeline": "a trace ends with comm.close()",
@@ -71,4 +71,4 @@ def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
     cure = COUNTERPARTS.get(name)
     if cure is None:
         return AttributeError(f"{text}{suggestion(name, [*known, *COUNTERPARTS])}")
-    return AttributeError(f"{text}: {cure}; docs/migrating.md has links to all counterparts")
+    return AttributeError(f"{text}: {cure}; mpicomp help migrating lists all counterparts")

@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     churning.add_argument("--model", default="cnn", choices=("mlp", "cnn"))
     churning.add_argument("--width", type=int, default=None, help="channels of the first convolution of a cnn")
     churning.add_argument("--batch", type=int, default=64, help="samples of a rank and step (default %(default)s)")
-    churning.add_argument("--method", default="local-top-k", choices=sorted(METHODS))
+    churning.add_argument("--method", "--algorithm", default="local-top-k", choices=sorted(METHODS))
     churning.add_argument("--seed", type=int, default=1, help="of model, data and kills (default %(default)s)")
     churning.add_argument("--ways", nargs="+", default=churn.WAYS, choices=churn.WAYS, help="default: all")
     churning.add_argument("--json", type=Path, metavar="FILE", help="where to write the record")

@@ -47,7 +47,10 @@ def called_files(method: Algorithm, comm: mpicomp.Communicator, n: int) -> Count
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the path of a step of each method; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m apps.performance.step_path", description=__doc__)
-    parser.add_argument("--algorithm", default="marsit", choices=sorted(mpicomp.ALGORITHMS), help="default: marsit")
+    names = sorted(mpicomp.ALGORITHMS)
+    parser.add_argument(
+        "--method", "--algorithm", dest="algorithm", default="marsit", choices=names, help="default: marsit"
+    )
     parser.add_argument("--count", type=int, default=1 << 20, help="elements; default: 1048576")
     options = parser.parse_args(argv)
     with mpicomp.Communicator() as comm:

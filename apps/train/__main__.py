@@ -1,6 +1,6 @@
 """Train an image classifier on all ranks of an MPI job.
 
-``mpirun -n 4 python -m apps.train --dataset digits --algorithm marsit --topology ring --epochs 5 --json run.json``
+``mpirun -n 4 python -m apps.train --dataset digits --method marsit --topology ring --epochs 5 --json run.json``
 
 Without ``mpirun`` it trains on one rank. The exit status is 0 if the run ended, or if SIGTERM or SIGUSR1 made it save a
 checkpoint and stop, as its last line then says (``--resume`` continues); 1 after an error; 2 after a usage error; 3 if
@@ -180,7 +180,7 @@ def _algorithm(options: argparse.Namespace) -> Algorithm | None:
         algorithm = mpicomp.algorithm(options.algorithm, **options.algorithm_options)
         return algorithm if options.per_node is None else mpicomp.PerNode(algorithm, options.per_node)
     except TypeError as error:
-        raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
+        raise ValueError(f"--method {options.algorithm} takes no such option: {error}") from error
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from mpicomp.algorithms.per_node import LOCALS
 from mpicomp.cli.arguments import assignment
 
 ONE_BIT_ADAM = "one-bit-adam"
-"""The --algorithm that is an optimizer of its own."""
+"""The --method that is an optimizer of its own."""
 DEFAULT_LR = {"sgd": 0.1, "momentum": 0.03, "adam": 0.001}
 
 NODES = "nodes"
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if options.optimizer is None:
         options.optimizer = "adam" if one_bit_adam else "momentum"
     if one_bit_adam and (options.optimizer, options.synchronize, options.local_steps) != ("adam", None, 1):
-        parser.error(f"--algorithm {ONE_BIT_ADAM} is an optimizer: leave out --optimizer, --synchronize, --local-steps")
+        parser.error(f"--method {ONE_BIT_ADAM} is an optimizer: leave out --optimizer, --synchronize, --local-steps")
     if options.lr is None:
         options.lr = DEFAULT_LR[options.optimizer]
     if options.decay == "step" and not options.decay_epochs:
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m apps.train",
         description="Train an image classifier on all ranks of an MPI job, with a method of mpicomp.",
-        epilog="mpirun -n 4 python -m apps.train --algorithm marsit --topology ring --epochs 5 --json run.json",
+        epilog="mpirun -n 4 python -m apps.train --method marsit --topology ring --epochs 5 --json run.json",
         formatter_class=_Help,
     )
     add = parser.add_argument_group("data and model").add_argument
@@ -112,7 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--decay-factor", type=_positive_float, default=0.1, help="factor of --decay step")
     add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
     add = parser.add_argument_group("communication").add_argument
-    add("--algorithm", default="marsit", help=f"name of the method, or {ONE_BIT_ADAM}")
+    add(
+        *("--method", "--algorithm"),
+        dest="algorithm",
+        metavar="NAME",
+        default="marsit",
+        help=f"name of the method, or {ONE_BIT_ADAM}",
+    )
     add(
         "--full-precision-every",
         type=_period,

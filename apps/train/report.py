@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from collectives import Communicator
 from collectives.json_file import fields, parse_json
 from mpicomp.cli.command import on_terminal
 
+QUIET_S = 5.0  # between lines of progress, where no bar is shown
 STATUS_DIVERGED = 3
 """Exit status of a run that met NaN or infinity; its record has the epoch."""
 
@@ -58,7 +60,7 @@ class Report:
             transient=True,
             disable=not (self._is_active and self._console.is_terminal),
         )
-        self._has_file = False
+        self._has_file, self._shown_at = False, 0.0
         if self._path is not None and self._is_active:
             self._open(self._path)
 
@@ -88,10 +90,15 @@ class Report:
 
     def begin(self, description: str, n_steps: int, done: int) -> None:
         """Start the progress bar of a run of `n_steps` steps, of which `done` were made before a resume."""
+        self.print_line(f"{self._comm.size} ranks, step {done} of {n_steps}")
+        self._shown_at = time.monotonic()
         self._task = self._progress.add_task(description, total=n_steps, completed=done, state="")
 
     def advance(self, n_steps: int, done: int) -> None:
-        """Move the progress bar; after a death the run has more steps."""
+        """Move the progress bar, or print a line at times; after a death the run has more steps."""
+        if not self._console.is_terminal and time.monotonic() - self._shown_at >= QUIET_S:
+            self.print_line(f"step {done} of {n_steps}")
+            self._shown_at = time.monotonic()
         self._progress.update(self._task, total=n_steps, completed=done)
 
     def epoch(self, record: dict[str, Any], n_epochs: int) -> None:

@@ -349,7 +349,7 @@ def _optimizer(
         try:
             return OneBitAdam(model.parameters(), **rates, **own, comm=comm, named_parameters=named)
         except TypeError as error:
-            raise ValueError(f"--algorithm {options.algorithm} takes no such option: {error}") from error
+            raise ValueError(f"--method {options.algorithm} takes no such option: {error}") from error
     if options.optimizer == "adam":
         inner: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), **rates)
     else:

@@ -64,7 +64,7 @@ class Communicator(Group):
         Model of the ranks' network, or the file that ``mpicomp advise --save`` wrote: "auto" then takes the
         topology that the model of time finds fastest. The same on all ranks.
     trace : str or Path, optional
-        Folder for a file per rank with the phases of each call; see docs/traces.md. On all ranks or
+        Folder for a file per rank with the phases of each call; see `mpicomp help traces`. On all ranks or
         on none.
     arrival_timeout : float, optional
         Seconds that a rank may come later to a call than the others, which warn of it from 15 s on. None: the
@@ -78,7 +78,7 @@ class Communicator(Group):
         Emulate slow links: messages are held back until a link of this rate, in each direction of each rank, would have
         delivered them. With `ranks_per_node` a node has one such link, and messages within a node are not held back. A
         text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by `split` have the
-        same link. Results are the same. For trying a method on one machine, see docs/local.md.
+        same link. Results are the same. For trying a method on one machine, see `mpicomp help local`.
     alone : bool
         Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
         ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
@@ -91,17 +91,17 @@ class Communicator(Group):
         Equal on all ranks.
     on_failure : "raise" or "regroup"
         After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
-        calls in flight are made again; see docs/faults.md. The launcher must let ranks outlive others. Equal on all
-        ranks.
+        calls in flight are made again; see `mpicomp help faults`. The launcher must let ranks outlive others. Equal on
+        all ranks.
     spares : int
         The last so many ranks wait, in `admit`, and take the places of ranks that die; with ``on_failure="regroup"``.
         Until then each has a communicator of its own. Equal on all ranks.
     checksums : bool
         Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
-        differs; see docs/tuning.md#checksums. Equal on all ranks.
+        differs; see `mpicomp help tuning`. Equal on all ranks.
     copy_residuals_every : int, optional
         Steps after which each rank sends a copy of its residual to another rank, so that the survivors of its death can
-        add it to theirs; with on_failure="regroup". None: no copies. Equal on all ranks. See docs/faults.md.
+        add it to theirs; with on_failure="regroup". None: no copies. Equal on all ranks. See `mpicomp help faults`.
 
     Attributes
     ----------

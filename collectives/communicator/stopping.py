@@ -138,7 +138,7 @@ def stop_requested(comm: Group, signals: int | Iterable[int] = STOP_SIGNALS) -> 
     ----------
     signals : int or several of them
         Signals that request a stop; by default SIGTERM, and SIGUSR1, which Slurm sends before a time limit to jobs
-        with the option (``--signal=B:USR1@60``, see docs/slurm.md).
+        with the option (``--signal=B:USR1@60``, see `mpicomp help slurm`).
 
     Raises
     ------

@@ -34,6 +34,7 @@ from collectives.group.calls import Calls, Users, await_request
 from collectives.group.ending import Ending, close, end_closed
 from collectives.group.opening import Options
 from collectives.group.routes import VERSION, Routes
+from collectives.listed_names import Listed
 from collectives.nodes.layout import NodeLayout, members_of
 from collectives.process_end import (
     end_with_process,
@@ -86,16 +87,7 @@ class TwoLevels(Protocol):
         ...
 
 
-class _Listed(type):
-    """Class that lists the names that programs use: Python's prompt completes with those of object and classes."""
-
-    listed: tuple[str, ...]
-
-    def __dir__(cls) -> list[str]:
-        return [name for name in super().__dir__() if name in cls.listed or name.startswith("__")]
-
-
-class Group(metaclass=_Listed):
+class Group(metaclass=Listed):
     """Ranks that make calls in one order; methods, executors and rings take it. A `Communicator` is the user's.
 
     Parameters

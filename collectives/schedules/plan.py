@@ -199,7 +199,7 @@ class Topology(Protocol):
     """Maker of plans. Implementations are frozen dataclasses: printable, comparable, hashable.
 
     An attribute ``server`` is optional; see `server_of`. Topologies with `collectives.schedules.ring.Lockstep` are
-    simulated for all ranks at once. docs/extending.md has a complete one.
+    simulated for all ranks at once. `mpicomp help extending` has a complete one.
 
     Examples
     --------

@@ -103,7 +103,7 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
     if isinstance(comm, Communicator):
         return
     swapped = next((one for one in others if isinstance(one, Communicator)), None)
-    if swapped is not None:
+    if swapped is not None or hasattr(comm, "message_model"):  # of a method
         cure = f"the arguments are in another order: write {usage}"
     elif isinstance(comm, MPI.Comm):
         cure = "wrap it: Communicator(mpi_comm)"

@@ -21,6 +21,7 @@ from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
 from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
 from collectives.group.routes import VERSION
+from collectives.listed_names import Listed
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
@@ -42,7 +43,7 @@ class Method(Protocol):
         ...
 
 
-class Aggregator:
+class Aggregator(metaclass=Listed):
     """Residual, step counter and buffers of one vector. `Algorithm.start` makes it.
 
     Parameters
@@ -82,6 +83,11 @@ class Aggregator:
     ([0.5, 0.25], 2, [0.5, 0.0])
     """
 
+    listed = (
+        *("algorithm", "comm", "n", "dtype", "vector_id", "step", "residual", "traffic", "aggregate", "begin"),
+        *("can_undo", "undo", "state_dict", "check_state_dict", "load_state_dict", "state_kinds"),
+    )
+
     def __init__(self, algorithm: Method, comm: Communicator, spec: VectorSpec) -> None:
         self.algorithm, self.comm, self.spec = algorithm, comm, spec
         self.traffic = TrafficLog()
@@ -119,6 +125,10 @@ class Aggregator:
         text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
         self._text = CallText(comm, algorithm, spec, self._tag, text)
         self._fingerprint = self._text.fingerprint
+
+    def __dir__(self) -> list[str]:
+        """Return the names that programs use, for completion. The others are for methods and optimizers."""
+        return [*self.listed]
 
     def __repr__(self) -> str:
         spec, comm = self.spec, self.comm

@@ -65,7 +65,7 @@ class Reducer(Protocol):
 
     Examples
     --------
-    docs/extending.md has a complete one. This is the reducer of a method:
+    `mpicomp help extending` has a complete one. This is the reducer of a method:
 
     >>> import mpicomp
     >>> with mpicomp.Communicator() as comm:

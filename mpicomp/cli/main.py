@@ -25,6 +25,7 @@ COMMANDS = {
     "advise": ("mpicomp.cli.advise", "predict the time of a training step with each method on this network"),
     "trace": ("mpicomp.cli.trace", "join the ranks' traces into one file, and print where their time went"),
     "analyze": ("mpicomp.cli.analyze", "name the ranks that others waited for, from the files of a job that hung"),
+    "help": ("mpicomp.cli.help", "print a page of the manual, or the list of pages"),
     "completion": ("mpicomp.cli.completion", "print a script with which bash, zsh or fish completes this command"),
 }
 
@@ -33,7 +34,8 @@ EXAMPLES = """\
 for example:
   mpicomp demo                   the gain on slow links, in a minute
   mpicomp run -n 4 train.py      your program on four ranks
-  mpicomp bench --help           options of a command"""
+  mpicomp bench --help           options of a command
+  mpicomp help quickstart        a page of the manual"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

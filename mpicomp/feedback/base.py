@@ -189,7 +189,7 @@ class Feedback(ABC):
 
     Examples
     --------
-    docs/extending.md has complete ones. This is the feedback of a method:
+    `mpicomp help extending` has complete ones. This is the feedback of a method:
 
     >>> import mpicomp
     >>> from mpicomp.feedback.base import Feedback

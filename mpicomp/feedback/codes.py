@@ -48,7 +48,7 @@ class Codes(Feedback):
     """Base of the two: a rank's encoders, its payloads, and the result.
 
     A method that keeps more than the encoders' residuals subclasses one of the two, adds its `Residual` objects to
-    `residuals`, and overrides `_part`; docs/extending.md has an example.
+    `residuals`, and overrides `_part`; `mpicomp help extending` has an example.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class GatheredCodes(Codes):
 
     Examples
     --------
-    docs/extending.md has a subclass. `all_gather` makes one:
+    `mpicomp help extending` has a subclass. `all_gather` makes one:
 
     >>> import mpicomp
     >>> from mpicomp.feedback.codes import GatheredCodes

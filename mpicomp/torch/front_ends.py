@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,7 +12,9 @@ from numbers import Integral, Real
 from typing import Literal, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.caller_warning import warn_caller
@@ -28,10 +31,18 @@ from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
 
+_INTERNAL = {"counted", "reducers"}
 _USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
 
 
-class NonCopyable(ABC):
+class _WithoutInternals(ABCMeta):
+    """Class that leaves names of this library's own use out of completion at a prompt."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
+
+
+class NonCopyable(metaclass=_WithoutInternals):
     """Base of objects that communicate: a copy or a pickle would lose its place among the ranks' calls."""
 
     comm: Communicator
@@ -51,6 +62,9 @@ class NonCopyable(ABC):
     def counted(self) -> Iterable[Aggregator]:
         """The aggregators of all steps."""
         return [one.aggregator for one in self.reducers]
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def diagnostics(self, every: int | None = None, audit_every: int | None = None) -> Diagnostics:
         """Watch the training from the first call on, and return the last measurements.
@@ -217,6 +231,25 @@ def given_communicator(comm: Communicator | None, call: str, *others: object) ->
         return Communicator()
     require_communicator(comm, call, _USAGE, *others)
     return comm
+
+
+def warn_of_ddp(members: Sequence[NamedParameter], comm: Communicator) -> None:
+    """Warn on rank 0 if DistributedDataParallel also averages these parameters over as many ranks.
+
+    Parameters do not refer to the wrapper, so it is searched for where PyTorch has the process group that it needs.
+    """
+    if comm.rank or comm.size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return
+    ours = {id(member.parameter) for member in members}
+    for wrapper in [one for one in gc.get_objects() if type(one) is DistributedDataParallel]:
+        averages = wrapper.process_group.size() == comm.size and not getattr(wrapper, "_comm_hooks", ())
+        if averages and not ours.isdisjoint(map(id, wrapper.parameters())):
+            warn_caller(
+                f"{comm.here}: DistributedDataParallel also sends every gradient, uncompressed: train "
+                "the model without it (ddp.module), or keep it with a plain optimizer and mpicomp.torch.ddp_hook",
+                UserWarning,
+            )
+            return
 
 
 def require_optimizer(optimizer: object, algorithm: object) -> None:

@@ -15,6 +15,7 @@ TOGETHER = {
     "collectives/error_report.py": "unit/cli/run/test_output.py",
     "collectives/errors.py": "unit/test_readme.py",
     "collectives/group": "unit/collectives/communicator/test_facade.py",
+    "collectives/listed_names.py": "unit/collectives/communicator/test_facade.py",
     "collectives/network_probe.py": "mpi/cli/test_advise.py",
     "collectives/progress": "mpi/collectives/progress/test_thread.py",
     "collectives/quoting.py": "mpi/collectives/consistency/test_call_check.py",

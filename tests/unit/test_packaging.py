@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from tests.documents import PROJECT
 
 BUILD = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 # The builder adds these unasked; PKG-INFO is in an unpacked archive.
-ADDED = {".gitignore", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
+ADDED = {".gitignore", "LICENSE", "pyproject.toml", "PKG-INFO"}
 HIDDEN = (".ci", ".gitignore")  # other hidden files are an editor's, or git's
 
 
@@ -148,3 +150,40 @@ def test_links_of_the_project_are_of_papers_that_the_docs_name() -> None:
     docs = "".join(path.read_text() for path in (PROJECT / "docs").glob("*.md"))
     for url in BUILD["project"]["urls"].values():
         assert f"arXiv {url.removeprefix('https://arxiv.org/abs/')}" in docs
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the names of the build hooks; hatchling, which only builds have, is a stand-in."""
+    for name, base in (("builders.hooks", "BuildHookInterface"), ("metadata", "MetadataHookInterface")):
+        module = ModuleType("interface")
+        setattr(module, base, type(base, (), {"root": str(PROJECT)}))
+        monkeypatch.setitem(sys.modules, f"hatchling.{name}.plugin.interface", module)
+    return runpy.run_path(str(PROJECT / BUILD["tool"]["hatch"]["metadata"]["hooks"]["custom"]["path"]))
+
+
+def test_pages_of_the_manual_are_in_wheels_but_not_in_editable_ones(hooks: dict[str, Any]) -> None:
+    about: dict[str, Any] = {"force_include": {}}
+    hooks["ManualPages"]().initialize("editable", about)
+    assert about == {"force_include": {}}
+    hooks["ManualPages"]().initialize("standard", about)
+    pages = {f"mpicomp/manual/{page.name}" for page in (PROJECT / "docs").glob("*.md")}
+    assert {*about["force_include"].values()} == pages
+
+
+@pytest.mark.parametrize("address", [None, "https://example.org/mpicomp"])
+def test_the_readme_of_a_package_index_has_no_relative_links(address: str | None, hooks: dict[str, Any]) -> None:
+    metadata: dict[str, Any] = {"version": "1.2.3", "urls": {} if address is None else {"Repository": address}}
+    hooks["IndexReadme"]().update(metadata)
+    text = metadata["readme"]["text"]
+    found = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert all(link.startswith("https://") for link in found)
+    assert ("![Speed-up" in text) == (address is not None)
+    if address is not None:
+        assert f"{address}/raw/v1.2.3/docs/figures/cluster-speedup.png" in found
+        assert f"{address}/blob/v1.2.3/docs/faults.md" in found
+
+
+def test_tools_of_developers_are_groups_and_no_extras() -> None:
+    assert {"docs", "dev"} == BUILD["dependency-groups"].keys()
+    assert not {"docs", "dev"} & BUILD["project"]["optional-dependencies"].keys()

@@ -137,7 +137,7 @@ def _step(model: Any, optimizer: Any, tokens: Any) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time steps of native HSDP and of FSDP2 with our hook, in turn.")
-    parser.add_argument("--method", default="marsit", help="between nodes (default %(default)s)")
+    parser.add_argument("--method", "--algorithm", default="marsit", help="between nodes (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=16, help="a rank and step (default %(default)s)")
     parser.add_argument("--repeats", type=int, default=15, help="timed steps of each side (default %(default)s)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them (default %(default)s)")

@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", help="float16, float32 or float64 (default %(default)s)")
     parser.add_argument("--compute-ms", default="0", help="time of a step without its all-reduce (default %(default)s)")
-    parser.add_argument("--methods", help="names, separated by commas (default all); dense is always measured")
+    names = "names, separated by commas (default all); dense is always measured"
+    parser.add_argument("--methods", "--algorithms", metavar="NAMES", help=names)
     parser.add_argument("--network", metavar="FILE", help="read the network from this file, and measure kernels alone")
     parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
     parser.add_argument("--ranks", help="predict for this number of ranks on the network (default this job's)")

@@ -1,6 +1,6 @@
 """``mpicomp bench`` times an all-reduce against MPI's own, alternately in one run, and checks its results.
 
-``mpirun -n 4 mpicomp bench --algorithm marsit --topology ring --count 25e6 --baseline mpi --json bench.json``
+``mpirun -n 4 mpicomp bench --method marsit --topology ring --count 25e6 --baseline mpi --json bench.json``
 
 The exit status is 0; 1 where a result was wrong or a collective failed; 2 for arguments that cannot be used.
 """
@@ -38,20 +38,27 @@ BASELINES = ("mpi", "dense", "none")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``mpicomp bench``. Their values are read in `run`, where one rank can speak for all."""
     methods = ", ".join((*NAMES, ALLREDUCE))
-    parser.add_argument("--algorithm", default="marsit", help=f"{methods} (default %(default)s)")
+    parser.add_argument(
+        "--method",
+        "--algorithm",
+        dest="algorithm",
+        metavar="NAME",
+        default="marsit",
+        help=f"{methods} (default %(default)s)",
+    )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="option of the algorithm, such as full_precision_every=None",
+        help="option of the method, such as full_precision_every=None",
     )
     parser.add_argument(
         "--per-node",
         nargs="?",
         const="auto",
         metavar="LOCAL",
-        help=f"full precision within a node and the algorithm between nodes; LOCAL: way of the sums within, "
+        help=f"full precision within a node and the method between nodes; LOCAL: way of the sums within, "
         f"{', '.join(LOCALS)} (default auto)",
     )
     parser.add_argument(
@@ -136,14 +143,18 @@ def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
         common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.fields)}
         if comm.rank == 0:
             print(report.heading(common), flush=True)
+        lines: list[Line] = []
         for count in request.counts:
             vectors = make_vectors(comm, count, request.dtype, None if gpu is None else gpu.device)
             vectors.fill(request.seed, comm.rank)
             line = _line(request, comm, _subject(request, comm, vectors, gpu), vectors, every, common)
             status |= line["check"] not in (None, "ok")
             if comm.rank == 0:
-                print("\n".join([report.row(line), *report.notes(line, every)]), flush=True)
+                print("\n".join([report.row(line), *report.failure(line)]), flush=True)
+            lines.append(line)
             write(comm, "--json", file, json.dumps(line) + "\n")
+        for note in report.footing(lines, every) if comm.rank == 0 else ():
+            print(note, flush=True)
     return status
 
 
@@ -156,7 +167,7 @@ def _subject(request: BenchRequest, comm: Communicator, vectors: Vectors, gpu: G
         subject = aggregated(request.algorithm, comm, vectors.x, "cpu" if gpu is None else gpu.start)
     except (TypeError, ValueError) as error:  # caused by the options, which all ranks share
         given = ", ".join(f"{key}={value}" for key, value in request.options.items())
-        raise UsageError(f"--algorithm {request.name} cannot start with --option {given}: {error}") from error
+        raise UsageError(f"--method {request.name} cannot start with --option {given}: {error}") from error
     except (MemoryError, RuntimeError) as error:  # caused by the memory, which may be short on some ranks alone
         problem = f"{comm.here}: --count {vectors.x.size}: {error}; take fewer elements, or fewer ranks per node"
     require_none(comm.mpi_comm, problem, comm.timeout)
@@ -259,13 +270,13 @@ class BenchRequest:
 def _algorithm(name: str, options: dict[str, OptionValue], per_node: str | None) -> Algorithm | None:
     if name == ALLREDUCE:
         if options:
-            raise ValueError(f"--algorithm {ALLREDUCE} has no options, not {', '.join(options)}")
+            raise ValueError(f"--method {ALLREDUCE} has no options, not {', '.join(options)}")
         if per_node is not None:
-            raise ValueError(f"--algorithm {ALLREDUCE} is no method: take --algorithm dense with --per-node {per_node}")
+            raise ValueError(f"--method {ALLREDUCE} is no method: take --method dense with --per-node {per_node}")
         return None
-    choice("--algorithm", name, (*NAMES, ALLREDUCE))
+    choice("--method", name, (*NAMES, ALLREDUCE))
     try:
         made = mpicomp.algorithm(name, **options)
         return made if per_node is None else PerNode(made, cast(Local, choice("--per-node", per_node, LOCALS)))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"--algorithm {name} cannot be made with these options: {error}") from error
+        raise ValueError(f"--method {name} cannot be made with these options: {error}") from error

@@ -129,15 +129,17 @@ def _number(value: float) -> str:
     return f"{value:.{min(digits, 4)}f}"
 
 
-def notes(line: Line, every: int | None) -> list[str]:
-    """Return notes that prevent misreading of a line."""
-    found = []
-    if every is not None and every > 1 and line["bits_per_element_long_run"] is not None:
-        found.append(
-            f"# every {every}th call is in full precision; of the {line['repeats']} timed calls "
-            f"{line['full_precision_calls']} {'was' if line['full_precision_calls'] == 1 else 'were'}; "
-            f"in the long run {line['bits_per_element_long_run']:.2f} bits/el"
-        )
-    if line["check"] not in (None, "ok"):
-        found.append(f"# WRONG: {line['check']}")
-    return found
+def failure(line: Line) -> list[str]:
+    """Return the line below a row whose result is wrong; none below others."""
+    return [] if line["check"] in (None, "ok") else [f"# WRONG: {line['check']}"]
+
+
+def footing(lines: list[Line], every: int | None) -> list[str]:
+    """Return the line below the table of a method with steps in full precision, of which few are among the calls."""
+    long_run = [line["bits_per_element_long_run"] for line in lines]
+    if every is None or every <= 1 or None in long_run:
+        return []
+    full, calls = (sum(line[name] for line in lines) for name in ("full_precision_calls", "repeats"))
+    bits = " to ".join(dict.fromkeys(f"{bound:.2f}" for bound in (min(long_run), max(long_run))))
+    timed = f"{full} of the {calls} timed calls {'was' if full == 1 else 'were'}"
+    return [f"# every {every}th call is in full precision; {timed}; in the long run {bits} bits/el"]

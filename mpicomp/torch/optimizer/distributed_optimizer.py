@@ -38,6 +38,7 @@ from mpicomp.torch.front_ends import (
     preferred_mode,
     require_optimizer,
     skips_nonfinite,
+    warn_of_ddp,
 )
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.fragments import Blend, FragmentPlan, Fragments, deal_fragments
@@ -230,6 +231,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 require_islands(islands, self.comm, optimizer, algorithms)
             fragment_of = deal_fragments(members, fragments)
             self.outer = outer_optimizer(outer, members)
+        warn_of_ddp(members, self.comm)
         self._joining = False
 
         def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:

@@ -11,7 +11,7 @@ import pytest
 
 from mpicomp.cli.arguments import assignment, counts
 from mpicomp.cli.bench.measure import Measurement
-from mpicomp.cli.bench.report import bits_per_element, record
+from mpicomp.cli.bench.report import bits_per_element, footing, record
 from mpicomp.cli.main import main
 
 
@@ -68,6 +68,15 @@ def test_the_long_run_counts_full_precision_rounds_whether_or_not_they_were_time
     assert line["bits_per_element_long_run"] == pytest.approx(1.31)
 
 
+def test_one_line_below_the_table_tells_of_full_precision() -> None:
+    row = {"bits_per_element_long_run": 1.31, "full_precision_calls": 0, "repeats": 20}
+    text = "# every 100th call is in full precision; "
+    assert footing([row, row], 100) == [text + "0 of the 40 timed calls were; in the long run 1.31 bits/el"]
+    other = {"bits_per_element_long_run": 1.456, "full_precision_calls": 1, "repeats": 20}
+    assert footing([row, other], 100) == [text + "1 of the 40 timed calls was; in the long run 1.31 to 1.46 bits/el"]
+    assert footing([row], None) == footing([row], 1) == []
+
+
 def test_speed_up_is_the_ratio_of_the_medians() -> None:
     line = line_of(100, {})
     assert (line["seconds"], line["baseline_seconds"], line["speedup"]) == (2.0, 4.0, 2.0)
@@ -86,7 +95,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--algorithm", "nothing"],
+        ["--method", "nothing"],
         ["--topology", "nothing"],
         ["--option", "clip"],
         ["--option", "clip=-1"],
@@ -121,13 +130,14 @@ def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
     ("arguments", "told"),
     [
         (["bench", "--algoritm", "marsit"], "unrecognized arguments: --algoritm marsit (did you mean '--algorithm'?)"),
+        (["bench", "--metod", "marsit"], "unrecognized arguments: --metod marsit (did you mean '--method'?)"),
         (["bench", "--coutn=5"], "unrecognized arguments: --coutn=5 (did you mean '--count'?)"),
         (["advise", "--topolgy", "ring"], "unrecognized arguments: --topolgy ring"),
         (
             ["benhc"],
             "there is no command 'benhc' (did you mean 'bench'?): choose one of demo, run, doctor, warm, bench",
         ),
-        (["bench", "--algorithm", "marsti"], "--algorithm marsti (did you mean 'marsit'?): choose one of dense"),
+        (["bench", "--algorithm", "marsti"], "--method marsti (did you mean 'marsit'?): choose one of dense"),
         (["bench", "--topology", "rng"], "there is no topology 'rng' (did you mean 'ring'?)"),
         (["bench", "--dtype", "float33"], "--dtype float33 (did you mean 'float32'?)"),
         (["bench", "--option", "full_precision_evry=3"], "has no option 'full_precision_evry' (did you mean 'full_pre"),

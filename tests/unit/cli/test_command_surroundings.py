@@ -27,6 +27,7 @@ RUNS = {
     "advise": (["--count", "1000"], 2, "one rank sends and merges nothing"),
     "trace": (["{folder}"], 2, "no rank has left a trace"),
     "analyze": (["{folder}"], 2, "no rank"),
+    "help": (["faults"], 0, "# Ranks that die"),
     "completion": (["bash"], 0, "complete"),
 }
 APPS = {name: ["--help"] for name in ("train", "finetune", "reproduce", "scale")}

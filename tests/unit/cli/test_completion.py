@@ -31,6 +31,7 @@ def test_a_script_is_printed_for_each_shell(shell: str, capsys: pytest.CaptureFi
         (["bench", "--topo"], {"--topology"}),
         (["bench", "--topology", "d"], {"double-tree"}),
         (["bench", "--algorithm", "mars"], {"marsit"}),
+        (["bench", "--method", "mars"], {"marsit"}),
         (["advise", "--qu"], {"--quick"}),
         (["completion", "f"], {"fish"}),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import rlcompleter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,10 @@ WRONG: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "Horovod's order": (
         lambda c: DistributedOptimizer(SGD, MODEL.named_parameters(), c),
         r"is a generator, as named parameters are, which come fourth: write DistributedOptimizer\(optimizer, algorithm",
+    ),
+    "Horovod's order without a communicator": (
+        lambda c: DistributedOptimizer(SGD, MODEL.named_parameters(), Dense()),
+        r"comm is Dense .*: the arguments are in another order: write DistributedOptimizer\(optimizer, algorithm, comm",
     ),
     "swapped": (lambda c: DistributedOptimizer(Dense(), SGD, c), "the optimizer comes before the algorithm"),
     "parameters": (
@@ -90,3 +95,12 @@ def test_what_is_no_communicator_is_refused(given: Any, told: str) -> None:
 
 def test_a_dictionary_of_names_will_do(comm: Communicator) -> None:
     assert DistributedOptimizer(SGD, Dense(), comm, dict(MODEL.named_parameters())).comm is comm
+
+
+def test_completion_leaves_out_names_of_the_library_s_own_use(comm: Communicator) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), Dense(), comm)
+    complete = rlcompleter.Completer({"optimizer": optimizer}).attr_matches  # of Python's prompt
+    names = {found.strip("()").removeprefix("optimizer.") for found in complete("optimizer.")}
+    assert {"step", "synchronize", "counted", "reducers"} & names == {"step", "synchronize"}
+    assert {"counted", "reducers"} & {*dir(optimizer)} == set()

@@ -18,6 +18,7 @@ from apps.train.options import identity, parse
         ("--residual paper", "algorithm_options", {"residual": "paper"}),
         ("", "optimizer", "momentum"),
         ("--algorithm one-bit-adam", "optimizer", "adam"),
+        ("--method one-bit-adam", "optimizer", "adam"),
         ("--algorithm one-bit-adam --option bits=4", "lr", 0.001),
         ("--optimizer adam", "lr", 0.001),
         ("--optimizer adam --lr 0.5", "lr", 0.5),

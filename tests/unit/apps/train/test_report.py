@@ -23,7 +23,7 @@ EPOCH: dict[str, Any] = {
 
 def ranks(rank: int) -> Any:
     """Return a stand-in for a communicator, whose rank may change."""
-    return SimpleNamespace(rank=rank, newcomers=None)
+    return SimpleNamespace(rank=rank, size=4, newcomers=None)
 
 
 def write_epochs(path: Path, epochs: range, completed: int, **changes: Any) -> None:
@@ -95,3 +95,15 @@ def test_a_new_rank_0_goes_on_with_the_record_and_repeats_no_line(tmp_path: Path
         report.epoch({"epoch": 3, **EPOCH}, 5)
     assert [(one["kind"], one["epoch"]) for one in records(path)] == [("epoch", 1), ("epoch", 2), ("epoch", 3)]
     assert "epoch   2/5" in capsys.readouterr().out
+
+
+def test_a_run_shows_at_once_that_it_has_begun_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Report(ranks(0), None, dict, 0) as report:
+        report.begin("dense", 300, 0)
+        report.advance(300, 1)
+        assert capsys.readouterr().out == "4 ranks, step 0 of 300\n"
+        monkeypatch.setattr("apps.train.report.QUIET_S", 0.0)
+        report.advance(300, 2)
+        assert capsys.readouterr().out == "step 2 of 300\n"
