@@ -134,7 +134,10 @@ def test_the_slowest_algorithms_of_mpi_go_first_if_time_is_short() -> None:
     fitting = measurement._fitting
     assert fitting(expected, {"MPI ring", "MPI other"}, 9) == expected
     assert fitting(expected, {"MPI ring", "MPI other"}, 7) == {"MPI ring": 2.0, "dense": 4.0}
-    assert fitting(expected, {"MPI ring", "MPI other"}, 1) == {"dense": 4.0}
+    assert fitting(expected, {"MPI ring", "MPI other"}, 1) == {
+        "MPI ring": 2.0,
+        "dense": 4.0,
+    }  # a fair comparison needs one
 
 
 @up_to_two_ranks
