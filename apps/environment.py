@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mpicomp.cli.kernel_files import cpu_name, kilobytes
+
 _PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -18,7 +20,7 @@ def environment() -> dict[str, Any]:
     from mpi4py import MPI
 
     return {
-        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -50,14 +52,3 @@ def huge_page_policy(text: str) -> str:
 def mpi_library(text: str) -> str:
     """Name and version: Open MPI's text goes on behind a comma, MPICH's over a page."""
     return " ".join(text.strip("\0\n ").splitlines()[0].partition(",")[0].replace("Version:", "").split())
-
-
-def _field(path: Path, name: str) -> str:
-    """The value behind ``name:`` in a file of the kernel's; empty if it is missing."""
-    found = re.search(rf"^{re.escape(name)}\s*:\s*(.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
-    return found[1].strip() if found else ""
-
-
-def kilobytes(path: Path, name: str) -> int:
-    """The value behind ``name:`` in a file of the kernel, in kB; 0 if the kernel does not report it."""
-    return int(_field(path, name).removesuffix("kB") or 0)

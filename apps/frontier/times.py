@@ -21,10 +21,10 @@ from apps.environment import environment
 from apps.frontier.cases import ALGORITHMS, DENSE, GRADIENTS, Case, make_optimizer, own_optimizers
 from apps.frontier.tasks import TASKS, task_loss
 from apps.mpi_jobs import call_on_ranks
-from apps.performance.cluster.tuned import SETTINGS, AllreduceAlgorithm
 from apps.records import Record
 from apps.studies.results import Results
 from collectives import Communicator
+from mpicomp.cli.cluster_report.open_mpi_algorithms import SETTINGS, AllreduceAlgorithm
 
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
 RANKS, ROUNDS = 4, 7

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.environment import kilobytes
 from apps.performance.part import Part, Row, get, made, vectors
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
+from mpicomp.cli.kernel_files import kilobytes
 from mpicomp.cli.timing import gather
 
 METHODS: dict[str, Algorithm] = {

@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": ("mpicomp.cli.doctor", "check whether a job can run here, and name the settings that would slow it down"),
     "warm": ("mpicomp.cli.warm", "compile all kernels once for this machine, so that no job has to"),
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),
+    "report": ("mpicomp.cli.cluster_report", "check a report of mpicomp bench --report before it is sent to others"),
     "advise": ("mpicomp.cli.advise", "predict the time of a training step with each method on this network"),
     "trace": ("mpicomp.cli.trace", "join the ranks' traces into one file, and print where their time went"),
     "analyze": ("mpicomp.cli.analyze", "name the ranks that others waited for, from the files of a job that hung"),
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     if not os.environ.get("HOME") and arguments[:1] != ["doctor"]:  # which reports it; Open MPI does not start then
         os.environ["HOME"] = tempfile.gettempdir()
+    if arguments[:1] == ["bench"] and any(one.startswith("--repo") for one in arguments):
+        # Open MPI reads this when it is initialised: the report compares with each of its algorithms.
+        os.environ.setdefault("OMPI_MCA_coll_tuned_use_dynamic_rules", "1")
     parser, options = make_parser(arguments[:1])
     if not arguments:
         print(f"{parser.format_usage()}\n{EXAMPLES}")

@@ -79,13 +79,14 @@ LAYERS = {
     "apps": Layer(("mpicomp", "collectives"), ("*",)),
 }
 
-# These import PyTorch in functions alone, and only where GPUs are asked for.
+# These import PyTorch in functions alone, and only where GPUs, or a step with PyTorch, are asked for.
 LAZY = {
     (module, "torch")
     for module in (
         "collectives.arrays.torch_device",
         "collectives.arrays.gpu_mpi.child",
         "mpicomp.cli.bench.vectors",
+        "mpicomp.cli.cluster_report.training",
         "mpicomp.cli.doctor.gpu",
         "mpicomp.nodes.torch_group",
     )

@@ -5,7 +5,7 @@ Started by ``sudo python -m apps.performance.cluster``.
 - `grid`: which cells (hosts, rates, sizes) are measured
 - `implementations`: what is compared in each, and what it should take
 - `driver`: starts jobs on a standing cluster; `records`: what they leave
-- `job`, on every rank: `prepared` makes implementations callable, `tuned` chooses MPI's algorithm, `rounds` times all
+- `job`, on every rank: `prepared` makes implementations callable, `rounds` times all
 - `methods`: all methods, beside what a training step computes; `training`: whole trainings
 - `pipeline`: stages of one model that send activations in few bits; `pipeline_tables`: its tables
 - `pipeline_grid`: replicas of such stages, which average gradients in few bits too; `pipeline_grid_tables`: its tables

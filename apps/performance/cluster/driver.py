@@ -15,14 +15,14 @@ from typing import Any
 from apps.emulator.link_speed import measure
 from apps.emulator.mpirun import run_on_hosts
 from apps.emulator.network import ClusterError, Network
-from apps.environment import kilobytes
 from apps.launch import PROJECT, JobFailed, write_request
 from apps.performance.cluster.grid import BUDGET_S, TARGET_BUDGET_S, Cell, Cluster, product
 from apps.performance.cluster.implementations import MEMORY_PART, MPICH_DEFAULT, choose, memory_bytes, of_library
 from apps.performance.cluster.records import IN_MPICH, merge
-from apps.performance.cluster.tuned import SETTINGS
 from apps.performance.idle_memory import memory_scaling
 from apps.records import Record, read_record, write_record
+from mpicomp.cli.cluster_report.open_mpi_algorithms import SETTINGS
+from mpicomp.cli.kernel_files import kilobytes
 
 LONGEST_JOB_S = 1800.0
 MPICH_PYTHON = PROJECT / ".venv-mpich" / "bin" / "python"

@@ -13,9 +13,9 @@ from mpi4py import MPI
 
 import mpicomp
 from apps.performance.cluster.implementations import Implementation
-from apps.performance.cluster.tuned import AllreduceAlgorithm
 from apps.performance.cluster.vectors import Check, Vector
 from collectives import Communicator, TopologyName, Traffic
+from mpicomp.cli.cluster_report.open_mpi_algorithms import AllreduceAlgorithm
 
 TIMEOUT_S, GLOO_TIMEOUT_S = 600.0, 60.0  # Gloo was seen to wait for ever, with nothing on the wire
 GLOO_PORT = 29511

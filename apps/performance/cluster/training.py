@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from apps.emulator.mpirun import run_on_hosts
-from apps.performance.cluster import tuned
 from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, standing
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
 from apps.train.run_records import read_run
 from collectives.cost.rate import Rate
+from mpicomp.cli.cluster_report.open_mpi_algorithms import SETTINGS as DYNAMIC_RULES
 
 CLUSTERS = (Cluster(4, "100mbit"), Cluster(4, "1gbit"))
 EPOCHS = 3
@@ -53,7 +53,7 @@ def run(folder: Path, fresh: bool) -> list[str]:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     arguments = ["-m", "apps.train", *SETTINGS, *METHODS[method], "--json", str(path.resolve())]
                     what = f"training of {method} on {cluster.name}"
-                    run_on_hosts(network, scratch, what, arguments, LONGEST_JOB_S, settings=tuned.SETTINGS)
+                    run_on_hosts(network, scratch, what, arguments, LONGEST_JOB_S, settings=DYNAMIC_RULES)
                     path.write_text(json.dumps(links) + "\n" + path.read_text())
         except FAILURES as error:
             failed.append(f"training, {cluster.name}: {error}")

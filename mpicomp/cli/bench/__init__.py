@@ -100,11 +100,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", default="60", help="seconds to wait for a silent rank (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write one JSON line per vector length")
     parser.add_argument("--trace", metavar="DIR", help="write a trace of each rank's calls, for mpicomp trace")
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="mpicomp-report",
+        metavar="FILE-STEM",
+        help="measure links, main methods and a training step; write FILE-STEM.json and .md, without names of hosts, "
+        "users and paths; goes by --minutes and --timeout alone (default mpicomp-report)",
+    )
+    parser.add_argument("--minutes", default="5", help="time that --report may take (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark on all ranks of the job and return the exit status, the same on every rank."""
     mpicomp.install_abort_hook()
+    if args.report is not None:
+        from mpicomp.cli.cluster_report import measurement  # which imports this package
+
+        return measurement.run(args)
     return conduct(COMMAND, lambda: _start(args), lambda request, comm: _run(request, comm, args.json))
 
 

@@ -201,20 +201,34 @@ ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 def quota(root: Path = ROOT, own: Path = OWN) -> float:
     """Return the number of cores whose time this container may use; infinity without a limit."""
-    try:
-        groups = [line.split(":", 2) for line in own.read_text(errors="replace").splitlines() if line.count(":") > 1]
-    except OSError:
-        return math.inf
-    found = [math.inf]
-    for _, controllers, path in groups:
-        if not controllers:  # the second version
-            found += [_limit(place / "cpu.max") for place in _up(root, path)]
-        elif "cpu" in controllers.split(","):
-            found += [
-                _ratio(_text(place / "cpu.cfs_quota_us"), _text(place / "cpu.cfs_period_us"))
-                for place in _up(root / "cpu", path)
-            ]
-    return min(found)
+    found = [_limit(place / "cpu.max") for place in _places(root, own, "")]
+    found += [
+        _ratio(_text(place / "cpu.cfs_quota_us"), _text(place / "cpu.cfs_period_us"))
+        for place in _places(root, own, "cpu")
+    ]
+    return min(found, default=math.inf)
+
+
+def memory_limit(root: Path = ROOT, own: Path = OWN, left: bool = False) -> float:
+    """Return the bytes that this container may use, or with `left` those that it does not use yet; or infinity."""
+    names = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+    return min(
+        (
+            int(limit) - (int(_text(place / used) or 0) if left else 0)
+            for version, (most, used) in names.items()
+            for place in _places(root, own, version)
+            if (limit := _text(place / most)).isdecimal()
+        ),
+        default=math.inf,
+    )
+
+
+def _places(root: Path, own: Path, controller: str) -> list[Path]:
+    """Return the folders of this process's groups under a controller; "" stands for the second version."""
+    lines = (line.split(":", 2) for line in _text(own).splitlines() if line.count(":") > 1)
+    return [
+        place for _, names, path in lines if controller in names.split(",") for place in _up(root / controller, path)
+    ]
 
 
 def _up(root: Path, path: str) -> list[Path]:

@@ -26,7 +26,7 @@ REPEATS = 5
 def findings() -> list[Finding]:
     """Return the findings about GPUs, without importing PyTorch if there is no driver."""
     driver = any(file.exists() for file in DRIVERS)
-    names = _names() if driver else []
+    names = gpu_names()
     found = [
         examine("GPUs", lambda: present(driver, names)),
         examine("MPI and GPUs", claimed),
@@ -105,6 +105,11 @@ def _gb_s(copy: Callable[[], object]) -> float:
         copy()
         seconds.append(time.perf_counter() - start)
     return COPIED_BYTES / 1e9 / max(1e-9, min(seconds))
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that PyTorch finds, without importing it if there is no driver."""
+    return _names() if any(file.exists() for file in DRIVERS) else []
 
 
 def _names() -> list[str]:

@@ -24,6 +24,7 @@ RUNS = {
     "doctor": ([], 0, "arrays on GPUs"),
     "warm": (["--help"], 0, "usage: mpicomp warm"),
     "bench": (["--count", "1000", "--repeats", "2", "--warmup", "1"], 0, "ok"),
+    "report": (["check", "{folder}/none.json"], 2, "name a report"),
     "advise": (["--count", "1000"], 2, "one rank sends and merges nothing"),
     "trace": (["{folder}"], 2, "no rank has left a trace"),
     "analyze": (["{folder}"], 2, "no rank"),

@@ -34,6 +34,8 @@ def test_a_script_is_printed_for_each_shell(shell: str, capsys: pytest.CaptureFi
         (["bench", "--method", "mars"], {"marsit"}),
         (["advise", "--qu"], {"--quick"}),
         (["completion", "f"], {"fish"}),
+        (["report", "ch"], {"check"}),
+        (["bench", "--repo"], {"--report"}),
     ],
 )
 def test_bash_completes_commands_options_and_values(

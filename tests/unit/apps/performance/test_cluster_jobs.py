@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -18,7 +14,6 @@ from apps.performance.cluster.implementations import choose, memory_bytes, of_li
 from apps.performance.cluster.prepared import Prepared
 from apps.performance.cluster.rounds import measure, repeats_for
 from apps.performance.cluster.targets import N_BYTES, TARGETS
-from apps.performance.cluster.tuned import AllreduceAlgorithm
 from collectives import Communicator, Traffic
 from mpicomp.cli import timing
 
@@ -85,24 +80,6 @@ def test_what_takes_too_long_is_left_out_and_the_rest_gives_way_to_what_matters(
 def test_memory_covers_residuals_of_all_ranks() -> None:
     (cell,) = product((8,), ("none",), ("400MB",))
     assert memory_bytes(of_library("openmpi", 8), cell) > 8 * 5 * 400e6  # input, output, MPI's own, two residuals
-
-
-def test_algorithm_and_segments_are_set_only_while_a_communicator_is_made() -> None:
-    threads = MPI.Query_thread()
-    algorithm = AllreduceAlgorithm()
-    assert MPI.Query_thread() == threads
-
-    def settings() -> list[int]:
-        found = ctypes.c_int()
-        values = []
-        for handle in algorithm._handles.values():
-            algorithm._call("MPI_T_cvar_read", handle, ctypes.byref(found))
-            values.append(found.value)
-        return values
-
-    watched: Any = SimpleNamespace(Dup=settings)
-    assert algorithm.dup(watched, 5, 1 << 20) == [5, 1 << 20]
-    assert settings() == [0, 0]
 
 
 def test_calls_are_as_many_as_there_is_time_for() -> None:

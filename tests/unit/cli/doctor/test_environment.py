@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpicomp.cli.doctor import environment
-from mpicomp.cli.doctor.environment import quota
+from mpicomp.cli.doctor.environment import memory_limit, quota
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,36 @@ def test_the_limit_of_a_control_group_is_found(own: str, files: dict[str, str], 
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
     assert quota(tmp_path / "root", tmp_path / "own") == cores
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit", "left"),
+    [
+        (
+            "0::/job/step\n",
+            {"job/step/memory.max": "max\n", "job/memory.max": "8000\n", "job/memory.current": "3000\n"},
+            8000,
+            5000,
+        ),
+        ("0::/\n", {"memory.max": "8000\n"}, 8000, 8000),
+        (
+            "4:memory:/a\n3:cpu:/\n",
+            {"memory/a/memory.limit_in_bytes": "4000\n", "memory/a/memory.usage_in_bytes": "1000"},
+            4000,
+            3000,
+        ),
+        ("3:cpu:/\n", {"memory/memory.limit_in_bytes": "4000"}, math.inf, math.inf),
+    ],
+)
+def test_the_memory_of_a_control_group_is_found(
+    own: str, files: dict[str, str], limit: float, left: float, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
+    assert memory_limit(tmp_path / "root", tmp_path / "own") == limit
+    assert memory_limit(tmp_path / "root", tmp_path / "own", left=True) == left
 
 
 def test_without_control_groups_nothing_is_limited(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class ToolsError(RuntimeError):
 
 
 class AllreduceAlgorithm:
-    """The control variables; ToolsError if this MPI has none or does not take a number."""
+    """Control variables of the algorithm. Raises ToolsError if this MPI has none, or does not accept a number."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(_path_of_libmpi())
@@ -31,10 +31,13 @@ class AllreduceAlgorithm:
         self._handles = {name: self._handle(name) for name in (VARIABLE, SEGMENT)}
 
     def dup(self, comm: MPI.Comm, number: int, segment_bytes: int = 0) -> MPI.Comm:
-        """A duplicate of `comm` whose Allreduce is algorithm `number`, in segments of so many bytes; collective."""
+        """Return a duplicate of `comm` whose Allreduce is algorithm `number`, in segments of so many bytes; collective.
+
+        Between nodes Open MPI prefers its module coll/han, which would ignore the number.
+        """
         self._set(number, segment_bytes)
         try:
-            return comm.Dup()
+            return comm.Dup(MPI.Info.Create({"ompi_comm_coll_preference": "tuned,^han"}))
         finally:
             self._set(0, 0)
 
