@@ -51,6 +51,7 @@ ROLES = {
     "mpicomp.contrib": "EF21, SSDM, ...",
     "mpicomp.feedback": "residuals",
     "mpicomp.kernels": "compiled loops",
+    "mpicomp.manual": "pages of help",
     "mpicomp.nodes": "two levels",
     "mpicomp.pipeline": "stages, stores",
     "mpicomp.reducers": "routes of payloads",

@@ -23,8 +23,8 @@ import mpicomp
 from collectives import CollectiveError, Communicator
 from collectives.network_probe import measure_network
 from mpicomp.cli.arguments import number, seconds
-from mpicomp.cli.bench import add_arguments
 from mpicomp.cli.bench.measure import aggregated, allreduce, checked_call
+from mpicomp.cli.bench.options import add_arguments
 from mpicomp.cli.bench.vectors import make_vectors
 from mpicomp.cli.cluster_report import markdown, training
 from mpicomp.cli.cluster_report.machine import describe_job, free_bytes
@@ -49,6 +49,7 @@ VECTORS_IN_MEMORY = 9  # input, output, two residuals of each method at most, bu
 MEMORY_PART = 0.7
 TRAINING_PART = 0.2  # of the time
 LEAST_MINUTES = 0.05
+DEFAULT_MINUTES = "5"
 OWN = ("report", "minutes", "timeout")  # options that --report goes by
 
 
@@ -65,7 +66,7 @@ def _start(args: argparse.Namespace) -> tuple[float, Communicator]:
     if others:
         raise UsageError(f"--report measures the same things everywhere, and has no {others}: leave it out")
     try:
-        minutes = number("--minutes", args.minutes, LEAST_MINUTES)
+        minutes = number("--minutes", args.minutes or DEFAULT_MINUTES, LEAST_MINUTES)
         timeout_s = seconds("--timeout", args.timeout)
     except ValueError as error:
         raise UsageError(str(error)) from error
