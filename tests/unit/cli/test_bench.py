@@ -114,6 +114,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
         ["--option", "seed=half"],
         ["--json", "/nowhere/bench.json"],
         ["--count", "1e17"],
+        ["--minutes", "3"],
     ],
 )
 def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
