@@ -19,7 +19,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.execution.traffic import Traffic
 from collectives.process_end import forget_endings
 from collectives.progress.polling import wait
-from collectives.recovery.fault_tolerance import revoke
+from collectives.recovery.fault_tolerance import reports_death, revoke
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -75,6 +75,8 @@ def make_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Pa
     ------
     RanksLost
         On all survivors.
+    PeerFailure
+        A rank failed, and none died.
     TypeError, ValueError, CollectiveMismatch
         Of `make`, if all ranks are alive.
     """
@@ -85,22 +87,26 @@ def make_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Pa
     problem: Exception | None = None
     try:
         part = make()
-    except PeerFailure as error:
+    except (TypeError, ValueError, CollectiveMismatch) as error:
+        problem = error
+    except Exception as error:
+        if not (isinstance(error, PeerFailure) or reports_death(error, comm.mpi_comm)):
+            comm.give_up(error)  # of this rank alone
+            raise
         problem = error
         if regroup.count == count:  # others wait for this rank
             revoke(comm.mpi_comm)
-    except (TypeError, ValueError, CollectiveMismatch) as error:
-        problem = error
-    except Exception as error:  # of this rank alone
-        comm.give_up(error)
-        raise
-    if _count_ranks(comm, not isinstance(problem, PeerFailure)) != (size, size):
-        if part is not None:
-            abandon(part, "a rank died while the ranks made it")
+    has_failed = problem is not None and not isinstance(problem, TypeError | ValueError | CollectiveMismatch)
+    alive, made = _count_ranks(comm, not has_failed)
+    if made < size and part is not None:
+        abandon(part, "another rank failed while the ranks made it")
+    if alive < size:
         text = f"{comm.here}: a rank died during split(); the survivors can make the call again"
         raise RanksLost(text, comm.members) from problem
     if problem is not None:
         raise problem
+    if made < size:
+        raise PeerFailure(f"{comm.here}: another rank failed during split(), though none died: see its error")
     return part
 
 
@@ -235,7 +241,7 @@ def grid(comm: Communicator, **shape: int) -> Grid:
         require_shape(shape, comm.size)
     size = comm.size
     comm.agree(fingerprint(text), lambda: text)
-    if comm.regroup is not None and _count_ranks(comm, True) != (size, size):
+    if comm.regroup is not None and _count_ranks(comm, True) != (size, size):  # equal on all, unlike `comm.size` here
         raise RanksLost(f"{comm.here}: a rank died during {text}; the survivors can make the call again", comm.members)
     along: dict[str, Communicator] = {}
     stride = comm.size
