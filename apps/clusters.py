@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +65,7 @@ def table(folder: Path = FOLDER) -> str:
 
 def main() -> int:
     """Write the table into the page; return the exit status."""
+    argparse.ArgumentParser(prog="python -m apps.clusters", description=main.__doc__).parse_args()
     publish(PAGE, "clusters", table())
     print(f"wrote {PAGE.name}")
     return 0

@@ -226,6 +226,8 @@ def grid(comm: Communicator, **shape: int) -> Grid:
         The grid does not have as many ranks as there are; on every rank that passes it.
     CollectiveMismatch
         The ranks pass different grids.
+    RanksLost
+        A rank has died meanwhile; on all survivors, which can make the call again.
 
     Examples
     --------

@@ -44,7 +44,8 @@ def _step(algorithm: Algorithm | None, comm: Communicator) -> Callable[[], objec
 
     model = nn.Sequential(*(layer for n, m in pairwise(WIDTHS) for layer in (nn.Linear(n, m), nn.ReLU())))
     broadcast_parameters(model, comm)
-    inputs, labels = torch.randn(BATCH, WIDTHS[0]), torch.randint(WIDTHS[-1], (BATCH,))
+    inputs = torch.randn(BATCH, WIDTHS[0], device="cpu", dtype=torch.float32)
+    labels = torch.randint(WIDTHS[-1], (BATCH,), device="cpu", dtype=torch.int64)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     if algorithm is not None:
         is_relay = isinstance(algorithm, mpicomp.Relay)

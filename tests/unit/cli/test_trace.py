@@ -197,13 +197,15 @@ def test_offsets_change_evenly_between_two_readings() -> None:
 
 def test_a_span_that_does_not_end_and_arguments_of_any_kind_are_written(tmp_path: Path) -> None:
     made = Trace(tmp_path / "new" / "folder", 0, 1)
-    made.begin("wait", "for ever", given=Path("x"))
+    made.begin_wait("for ever")
+    with made.span("call", "over", given=Path("x")):
+        pass
     made.run = 1.0
     flush()
     (written,), _ = read(tmp_path / "new" / "folder")
-    (event,) = [event for event in written["traceEvents"] if event["ph"] == "X"]
-    assert event["args"] == {"given": "x", "finished": False}
-    assert event["dur"] >= 0
+    begun, over = (event for event in written["traceEvents"] if event["ph"] == "X")
+    assert (begun["args"], over["args"]) == ({"finished": False}, {"given": "x"})
+    assert begun["dur"] >= 0
 
 
 def test_a_file_is_written_once_and_a_later_trace_of_the_folder_left_alone(tmp_path: Path) -> None:

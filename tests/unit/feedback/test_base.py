@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_copies_for_survivors_have_the_errors_and_no_other_state(key: str) -> No
     class Elastic:
         """A communicator whose ranks may die, as far as copies are made from it."""
 
-        copy_residuals_every, regroup = 1, True
+        options, regroup = SimpleNamespace(copy_residuals_every=1), True
 
         def __init__(self, comm: Communicator) -> None:
             self._comm = comm

@@ -10,11 +10,16 @@ import pytest
 
 from apps.appendices import replace_block
 from apps.figures import DATA
+from apps.frontier.cases import GRADIENTS
+from apps.frontier.tasks import TASKS
+from apps.frontier.verdict import best, judge
 from apps.launch import PROJECT
 from apps.performance.cluster import factors, picture_data
+from apps.records import read_record
 
 PARTS = picture_data.read(DATA / picture_data.NAME)
 QUOTED = factors.quoted(PARTS)
+FRONTIER = PROJECT / "docs" / "records" / "frontier"
 TABLES = PROJECT / "docs" / "records" / "performance-tables"
 
 
@@ -55,20 +60,17 @@ def test_prices_that_are_quoted_are_those_of_the_record() -> None:
         assert f"{rows[method, steps]['price']:+.3f}".lstrip("+").replace("-", "−") in text
     few, many = rows["Relay(4)", 10], rows["Relay(4)", 30]
     loss = {key: sum(row["losses"]) / len(row["losses"]) for key, row in rows.items()}
-    for method, words in (("Marsit", "nats and sent {} MB. Two bits reach that loss with about {} MB"),
-                          ("Relay(2, copy)", "nats with {} MB, for which two bits need about {} MB")):  # fmt: skip
-        share = (loss[method, 10] - loss["Relay(4)", 10]) / (loss["Relay(4)", 30] - loss["Relay(4)", 10])
-        two_bits = few["bytes"] * (many["bytes"] / few["bytes"]) ** share / 1e6
-        sent = f"{rows[method, 10]['bytes'] / 1e6:.2f}"
-        assert f"{loss[method, 10]:.3f} {words.format(sent, f'{two_bits:.1f}')}" in text
+    share = (loss["Marsit", 10] - loss["Relay(4)", 10]) / (loss["Relay(4)", 30] - loss["Relay(4)", 10])
+    two_bits = few["bytes"] * (many["bytes"] / few["bytes"]) ** share / 1e6
+    sent = f"{loss['Marsit', 10]:.3f} nats and sent {rows['Marsit', 10]['bytes'] / 1e6:.2f} MB"
+    assert f"{sent}. Two bits reach that loss with about {two_bits:.1f} MB" in text
 
 
 def test_other_pages_quote_the_figures_of_the_one_place() -> None:
     one, ten = QUOTED["100 MB at 1gbit"], QUOTED["100 MB at 10gbit"]
     slow, fast = (QUOTED[f"Marsit, K = 100 at {rate}, local steps"] for rate in ("100mbit", "1gbit"))
     readme, faq = (" ".join((PROJECT / name).read_text().split()) for name in ("README.md", "docs/faq.md"))
-    assert f"**{one} times as fast** as the best dense one at 1 Gbit/s, {ten} times at 10 Gbit/s" in readme
-    assert f"was {slow} times as fast as these at 100 Mbit/s, and slower at 1 Gbit/s" in readme
+    assert f"all-reduce of 100 MB is {one} times as fast as the best dense one at 1 Gbit/s" in readme
     assert float(fast) < 1
     assert f"was {one} times as fast as the best dense one at 1 Gbit/s, and {ten} times at 10 Gbit/s" in faq
     every = [QUOTED[f"Marsit, K = 100 at {rate}, every step"] for rate in ("100mbit", "1gbit")]
@@ -76,6 +78,23 @@ def test_other_pages_quote_the_figures_of_the_one_place() -> None:
     assert f"it was {slow} and {fast} times" in faq
     for text in (readme, faq):
         assert f"{QUOTED['100 MB at none']} at 33 Gbit/s" in text.replace(" times at", " at")
+
+
+def test_the_first_factors_are_those_of_the_record_of_time_bytes_and_loss() -> None:
+    factors_of: dict[tuple[str, bool], list[float]] = {}
+    for task in TASKS.values():
+        times = read_record(FRONTIER / f"times-{task.name}.json")
+        for one in judge(read_record(FRONTIER / "learning.json"), task, range(3), times)["ranking"]:
+            dense, ours = best(one, True), best(one, False)
+            assert dense is not None
+            assert ours is not None
+            factors_of.setdefault((one["rate"], one["goal_of"] == GRADIENTS), []).append(dense[1] / ours[1])
+    readme, choose = (" ".join(page.read_text().split()) for page in (PROJECT / "README.md", factors.CHOOSE))
+    for (rate, of_every_step), found in factors_of.items():
+        assert len(found) == (3 if of_every_step else 6)
+        ends = f"{min(found):.1f} to {max(found):.1f}"
+        assert ends in readme, (rate, of_every_step)
+        assert ends in choose, (rate, of_every_step)
 
 
 @pytest.mark.parametrize("name", ["cluster-sizes", "cluster-rates", "cluster-nodes"])
