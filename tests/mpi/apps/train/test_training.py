@@ -188,8 +188,8 @@ def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Commun
     ("argv", "message"),
     [
         (("--algorithm", "nonesuch"), "no algorithm 'nonesuch'"),
-        (("--algorithm", "dense", "--full-precision-every", "3"), "--algorithm dense takes no such option"),
-        (("--algorithm", "one-bit-adam", "--option", "clip=1"), "--algorithm one-bit-adam takes no such option"),
+        (("--algorithm", "dense", "--full-precision-every", "3"), "--method dense takes no such option"),
+        (("--algorithm", "one-bit-adam", "--option", "clip=1"), "--method one-bit-adam takes no such option"),
         (("--algorithm", "one-bit-adam", "--option", "bits=9"), "bits is 9"),
         (("--option", "clip=-1"), "clip must be positive"),
         (("--algorithm", "dense", "--local-steps", "2"), 'local_steps=2 needs synchronize="updates"'),

@@ -342,7 +342,7 @@ OTHERS = {
         SignMuon.check_state_dict SignMuon.state_dict SignMuon.zero_grad DDPHookState.check_state_dict
         DDPHookState.state_dict FSDPHook.remove FSDPHook.state_dict PipelineStage.state_dict PipelineStage.close
         PipelineStage.forget_messages SplitClient.state_dict SplitClient.close SplitClient.forget_messages
-        SplitClient.has SplitClient.rank_of
+        SplitClient.has SplitClient.rank_of help_page
         DistributedOptimizer.diagnostics OneBitAdam.diagnostics OneBitLamb.diagnostics ZeroOneAdam.diagnostics
         DistributedLion.diagnostics SignMuon.diagnostics DDPHookState.diagnostics FSDPHook.diagnostics""",
     "between two ranks: the other one waits for a message": """
