@@ -171,3 +171,10 @@ def test_a_wrong_result_leaves_no_report(comm: Communicator, monkeypatch: pytest
         RuntimeError, match=f"rank {comm.rank} .*dense ring gives a wrong result: element 3 is 0; report"
     ):
         measure(comm, 1, quiet(comm))
+
+
+def test_all_ranks_leave_out_the_same_algorithms_where_none_is_slower(comm: Communicator) -> None:
+    names = [f"algorithm {number}" for number in range(20)]
+    kept = [*measurement._fitting(dict.fromkeys(names, 1.0), set(names), 5.0)]
+    assert len(kept) == 5
+    assert comm.allgather_object(kept) == [kept] * comm.size
