@@ -102,7 +102,6 @@ class Timeline:
         self._open: dict[int, dict[int, Row]] = {}  # steps whose lines may be incomplete, with the lines by rank
         self._newest = -1
         self._before: dict[int, tuple[int, float]] = {}  # next step and residual of each rank
-        self._previous: set[int] = set()  # ranks of the step before
         self._next: dict[int, int] = {}  # next step of each rank
         self._restored: dict[int, Row] = {}
         self._saved_by: tuple[int, ...] = ()  # ranks of the job before that wrote the checkpoint
@@ -139,7 +138,7 @@ class Timeline:
         self.repeated += len(given_up)
         del self.steps[step:]
         self.is_short = False
-        self._newest, self._previous = -1, set()
+        self._newest = -1
         self._before, self._next, self._restored = {}, {}, {}
         self._saved_by = tuple(members)
 
@@ -220,7 +219,6 @@ class Timeline:
             self._require_restored_residuals()
             self._require_balance(number, rows)
         self._before.update({rank: (number + 1, row["residual"]) for rank, row in rows.items()})
-        self._previous = set(rows)
         step = Step(
             self.batch * len(rows),
             float(np.mean([row["loss"] for row in rows.values()])),
@@ -248,7 +246,8 @@ class Timeline:
         size = 1 + sum(row["size"] for row in rows.values())
         if abs(residuals + vectors - results - after) <= ROUNDING * size:
             self.balanced += 1
-        elif self._previous - set(rows):  # a rank of this step died before it wrote its line
+        elif {rank for rank, (step, _) in self._before.items() if step == number} - set(rows):
+            # a rank of the step before, or one that has joined since, died in this step before it wrote its line
             self.unbalanced += 1
         else:
             text = f"residuals {after}, not {residuals} + {vectors} - {results}"

@@ -46,7 +46,7 @@ def test_results_that_cannot_be_are_reported(given: dict[str, Any], text: str) -
 def test_steps_that_no_rank_has_reported_are_missed() -> None:
     timeline = started(5)
     timeline.add(2, {"kind": "joined", "step": 7, "digest": 2, "residual": 0.0, "size": 0.0})
-    timeline.add(2, row(7))
+    timeline.add(2, row(7, residual=0.5))
     timeline.end_job()
     assert timeline.wrong == ["job 0: step 7 follows 4"]
 
@@ -152,6 +152,14 @@ def test_a_checkpoint_that_differs_is_reported(given: dict[str, Any], text: str)
         timeline.add(rank, row(6, residual=given.get("residual", 3.0) + 0.5))
     timeline.end_job()
     assert any(text in one for one in timeline.wrong)
+
+
+def test_a_step_in_which_a_newcomer_died_before_it_wrote_its_line_is_not_balanced() -> None:
+    timeline = started(5, (0,))
+    timeline.add(2, {"kind": "joined", "step": 5, "digest": 4, "residual": 0.0, "size": 0.0})
+    timeline.add(0, row(5, (0,), result=1.4))  # of a mean with the vector of rank 2
+    timeline.end_job()
+    assert (timeline.wrong, timeline.unbalanced) == ([], 1)
 
 
 def test_newcomers_join_without_pending_errors() -> None:
