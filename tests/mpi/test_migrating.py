@@ -97,6 +97,7 @@ def try_out(code: str, value: Any, names: Names) -> None:
         assert right, f"{code} gives {value}, and this does not hold: {MEANING[code]}"
 
 
+@pytest.mark.filterwarnings("ignore:.*DistributedDataParallel also sends")  # the rows train the model in it without it
 @three_ranks
 def test_every_row_of_the_pages_runs_and_does_what_it_says(mpi_comm: MPI.Intracomm) -> None:
     tried = []
