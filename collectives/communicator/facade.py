@@ -25,6 +25,7 @@ from collectives.recovery import newcomers
 from collectives.recovery.fault_tolerance import (
     repeat_after_deaths,
 )
+from collectives.recovery.parts import make_on_all
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
 from collectives.trace.recorder import Trace
@@ -442,7 +443,7 @@ class Communicator(Group):
         """
         size, part = self.size, splitting.split(self, color, key)
         chosen = self.topology if topology is None else topology
-        return splitting.make_on_all(self, size, lambda: self._of_part(part, color, chosen))
+        return make_on_all(self, size, lambda: self._of_part(part, color, chosen), splitting.abandon)
 
     def _of_part(
         self, part: MPI.Comm | None, color: int | None, chosen: TopologyName | Topology

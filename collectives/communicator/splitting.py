@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from mpi4py import MPI
@@ -14,19 +14,17 @@ from mpi4py import MPI
 from collectives.annotations import Indices
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.part_ranks import require_ranks
-from collectives.errors import CollectiveMismatch, PeerFailure, RanksLost
+from collectives.errors import RanksLost
 from collectives.execution.handle import Call, Steps
-from collectives.execution.traffic import Traffic
 from collectives.process_end import forget_endings
 from collectives.progress.polling import wait
-from collectives.recovery.fault_tolerance import reports_death, revoke
+from collectives.recovery.parts import count_ranks
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
     from collectives.group.group import Group
 
 _MOST = 2**31 - 1
-_Part = TypeVar("_Part", bound="Group")
 
 
 def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
@@ -66,67 +64,12 @@ def _part(comm: Group, mine: Indices, everyones: Indices) -> MPI.Comm:
     return part
 
 
-def make_on_all(comm: Group, size: int, make: Callable[[], _Part | None]) -> _Part | None:
-    """Return the part that `make` returns, on all of `size` ranks or on none; collective.
-
-    A rank that dies meanwhile fails `make` on some of the others only, and these would go on without the rest.
-
-    Raises
-    ------
-    RanksLost
-        On all survivors.
-    PeerFailure
-        A rank failed, and none died.
-    TypeError, ValueError, CollectiveMismatch
-        Of `make`, if all ranks are alive.
-    """
-    regroup = comm.regroup
-    if regroup is None or regroup.is_active_here:
-        return make()
-    part, count = None, regroup.count
-    problem: Exception | None = None
-    try:
-        part = make()
-    except (TypeError, ValueError, CollectiveMismatch) as error:
-        problem = error
-    except Exception as error:
-        if not (isinstance(error, PeerFailure) or reports_death(error, comm.mpi_comm)):
-            comm.give_up(error)  # of this rank alone
-            raise
-        problem = error
-        if regroup.count == count:  # others wait for this rank
-            revoke(comm.mpi_comm)
-    has_failed = problem is not None and not isinstance(problem, TypeError | ValueError | CollectiveMismatch)
-    alive, made = _count_ranks(comm, not has_failed)
-    if made < size and part is not None:
-        abandon(part, "another rank failed while the ranks made it")
-    if alive < size:
-        text = f"{comm.here}: a rank died during split(); the survivors can make the call again"
-        raise RanksLost(text, comm.members) from problem
-    if problem is not None:
-        raise problem
-    if made < size:
-        raise PeerFailure(f"{comm.here}: another rank failed during split(), though none died: see its error")
-    return part
-
-
 def abandon(part: Group, reason: str) -> None:
     """Give up a part that not all ranks have; no message is sent."""
     part.ending.end_quietly(reason)
     if part.workers is not None:
         part.workers.dismiss()
     forget_endings([part.ending])
-
-
-def _count_ranks(comm: Group, is_made: bool) -> tuple[int, int]:
-    """Return the number of living ranks, and how many of them have made their part: equal on all, if ranks die too."""
-    text, values = "the end of split()", np.array([1, is_made])
-    call, sums = Call(comm, lambda: text), values.copy()
-    call.is_compared = True
-    call.remake = lambda: comm.check(call, fingerprint(text), Traffic(), values, sums)
-    comm.run(call, call.remake())
-    alive, made = sums.tolist()
-    return alive, made
 
 
 def _validate_integer(name: str, value: int, least: int) -> int:
@@ -243,7 +186,7 @@ def grid(comm: Communicator, **shape: int) -> Grid:
         require_shape(shape, comm.size)
     size = comm.size
     comm.agree(fingerprint(text), lambda: text)
-    if comm.regroup is not None and _count_ranks(comm, True) != (size, size):  # equal on all, unlike `comm.size` here
+    if comm.regroup is not None and count_ranks(comm, True) != (size, size):  # equal on all, unlike `comm.size` here
         raise RanksLost(f"{comm.here}: a rank died during {text}; the survivors can make the call again", comm.members)
     along: dict[str, Communicator] = {}
     stride = comm.size

@@ -510,7 +510,7 @@ class Group(metaclass=Listed):
 
     def nodes_of(self, layout: NodeLayout) -> TwoLevels:
         """Return the groups of both levels of a layout; collective where first called for it."""
-        raise NotImplementedError
+        raise NotImplementedError  # `Communicator` makes them, by `split`
 
     @property
     def layouts_of_nodes(self) -> tuple[NodeLayout, ...]:
