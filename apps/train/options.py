@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         *("--method", "--algorithm"),
         dest="algorithm",
         metavar="NAME",
-        default="marsit",
+        default="relay",
         help=f"name of the method, or {ONE_BIT_ADAM}",
     )
     add(
