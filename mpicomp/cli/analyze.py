@@ -108,7 +108,7 @@ class RankFile:
     def is_waiting(self) -> bool:
         """True if calls are in flight, and a thread is in this library: the rank does not compute meanwhile."""
         inside = any(part in line for _, stack in self.stacks for line in stack for part in _LIBRARY)
-        return inside and any(self.waiting(key) for key in self.calls)
+        return inside and bool(self.in_flight)
 
     def waiting(self, key: str) -> list[RankCall]:
         """Return the calls of a communicator that have not ended, in order."""

@@ -75,6 +75,7 @@ AFTER_A_MISMATCH: dict[str, tuple[list[list[Any] | None], list[int], list[str]]]
     "a rank is silent within a call": ([[WITHIN], [WITHIN], [WITHIN]], [1], ["silent", "differed"]),
     "a rank has died": ([[WITHIN], None, [WITHIN]], [1], ["no file", "differed"]),
     "a rank waits for a message": ([[MESSAGE], [], []], [], ["differed"]),
+    "a rank waits for a message of the late one": ([[MESSAGE], [], [LAST]], [1], ["late", "differed"]),
     "all ranks compute": ([[], [], []], [], ["differed"]),
     "another rank differs": (
         [[call(4, int(rank == 1), "failed", 3.0)] for rank in ALL], [1], ["differs", "differed"],
