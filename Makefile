@@ -204,6 +204,7 @@ $(READY_SITE): pyproject.toml constraints.txt
 site: $(READY_SITE)
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build
 	.venv-site/bin/python tests/system/check_search.py build/site
+	.venv-site/bin/python tests/system/check_redirects.py build/site
 
 # Node.js, npm and Chromium are the machine's; CI needs none of them. CHECKED="index.html marsit.html" also takes pictures.
 site-check: site
