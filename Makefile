@@ -164,6 +164,7 @@ test-mpich: $(READY_MPICH)
 
 test-integrations: $(READY_EXAMPLES)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks 3,2,1 --tests $(INTEGRATIONS)
+	source slurm/env.sh && python -m pytest tests/unit/faults/test_framework_deaths.py
 
 test-system: test-cluster test-slurm
 
