@@ -152,14 +152,12 @@ class _Collective(_Request):
 
 
 class LocalComm:
-    """Communicator of one rank, with the methods of mpi4py's that `collectives` and `mpicomp` call.
-
-    `thread` is the number of this rank in the world, and `threads` are those of all ranks, in rank order; None: all.
-    The number `context` separates its messages from others', see `World.context_of`.
-    """
+    """Communicator of one rank, with the methods of mpi4py's that `collectives` and `mpicomp` call."""
 
     def __init__(self, world: World, thread: int, context: int = 0, threads: Sequence[int] | None = None) -> None:
+        # the context separates messages from those of other communicators, see `World.context_of`
         self._world, self._context, self.thread = world, context, thread
+        # numbers of all ranks in the world, in rank order
         self._threads = range(world.size) if threads is None else threads
         self.rank, self.size = self._threads.index(thread), len(self._threads)
         self.members = tuple(self._threads)

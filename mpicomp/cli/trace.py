@@ -68,13 +68,7 @@ Trace: TypeAlias = dict[str, Any]
 
 
 def read(folder: Path) -> tuple[list[Trace], list[str]]:
-    """Return the newest run's traces in the order of ranks, and a note about each file that was left out.
-
-    Raises
-    ------
-    OSError, ValueError
-        The folder has no trace, or a file in it is not a trace. The message is one line with the file and the cure.
-    """
+    """Return the newest run's traces in rank order, and notes about files left out; ValueError without traces."""
     traces = {path: _trace(path) for path in sorted(folder.glob("rank-*.json"))}
     abouts = {path: trace["otherData"] for path, trace in traces.items()}
     newest = max((about["run"] for about in abouts.values()), default=0)

@@ -54,15 +54,12 @@ CACHE_LINE = 64
 
 
 class Buckets(NamedTuple):
-    """Buckets of a vector: first elements and lengths, int64, and where the codes of each begin, in bytes.
-
-    there : the same three on the device that holds the vector.
-    """
+    """Buckets of a vector: first elements and lengths, and where the codes of each begin, in bytes."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     places: NDArray[np.int64]
-    there: tuple[Array, ...] = ()
+    there: tuple[Array, ...] = ()  # the same three on the device that holds the vector
 
     def on(self, to_device: Callable[[AnyArray], Array]) -> Buckets:
         """Return them with copies of the three on a device."""

@@ -76,13 +76,11 @@ def integer(
 def number(
     options: object, name: str, wanted: str, holds: Callable[[float], bool], *, also: tuple[object, ...] = ()
 ) -> None:
-    """Check that the option is a number for which `holds` is true, or one of `also`.
-
-    `wanted` describes the numbers in words. `holds` must be false for NaN.
-    """
+    """Check that the option is a number for which `holds` is true, or one of `also`; `wanted` describes it in words."""
     value = getattr(options, name)
     if _is_one(options, name, also):
         return
+    # `holds` is false for NaN
     found = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):

@@ -47,13 +47,7 @@ _NOTABLE = 100  # coding by symbols is tried where frequencies take more than 1 
 
 
 def symbols_together(levels: int) -> int:
-    """Return the number of symbols in a super-symbol.
-
-    Raises
-    ------
-    ValueError
-        `levels` is out of range.
-    """
+    """Return the number of symbols in a super-symbol; ValueError if `levels` is out of range."""
     if not 2 <= levels <= MOST_LEVELS:
         raise ValueError(f"entropy coding takes symbols of 2 to {MOST_LEVELS} levels, not {levels}")
     together = 1
@@ -68,27 +62,8 @@ def most_bytes(n: int, levels: int) -> int:
 
 
 def encode(symbols: Bytes, levels: int, payload: Bytes) -> int:
-    """Code symbols, at the beginning of the payload.
-
-    Parameters
-    ----------
-    symbols : uint8[n]
-        Below `levels`.
-    levels : int
-        2 to 255.
-    payload : uint8[most_bytes(n, levels), or more]
-        Overwritten.
-
-    Returns
-    -------
-    int
-        Bytes of the message; the bytes behind it are undefined.
-
-    Raises
-    ------
-    ValueError
-        A symbol is not below `levels`, or the payload is too short.
-    """
+    """Code symbols below `levels` at the beginning of the payload; return the message's bytes."""
+    # the bytes behind the message are undefined
     most = most_bytes(symbols.size, levels)
     if payload.size < most:
         raise ValueError(f"{symbols.size} symbols of {levels} levels may take {most} bytes, not {payload.size}")
@@ -105,22 +80,8 @@ def encode(symbols: Bytes, levels: int, payload: Bytes) -> int:
 
 
 def decode(payload: Bytes, levels: int, symbols: Bytes) -> None:
-    """Decode the symbols of a message.
-
-    Parameters
-    ----------
-    payload : uint8
-        The message, without the bytes behind it.
-    levels : int
-        As given to `encode`.
-    symbols : uint8[n]
-        Overwritten with symbols below `levels`, even where damage goes undetected. n as given to `encode`.
-
-    Raises
-    ------
-    ValueError
-        The payload is damaged. `symbols` are zeros then.
-    """
+    """Decode the symbols of a message, without the bytes behind it; ValueError and zeros if it is damaged."""
+    # symbols are below `levels` even where damage goes undetected
     n, together, states = symbols.size, symbols_together(levels), 0
     if payload.size and payload[0] in (CODED, BY_SYMBOLS):
         together, states = _shape(n, levels)

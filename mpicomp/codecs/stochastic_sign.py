@@ -22,10 +22,8 @@ _ZEROS = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
 
 
 def measure(values: Array, out: Array) -> None:
-    """Overwrite one float32 with the two-norm, summed in float64 and rounded once.
-
-    A norm beyond float32 becomes its largest number. It is infinite if the squares of float64 values overflow.
-    """
+    """Overwrite one float32 with the two-norm, summed in float64 and rounded once."""
+    # a norm beyond float32 becomes its largest number; infinite if the squares of float64 values overflow
     kernels.beside(values).ssdm.norm(values, out)
 
 

@@ -177,18 +177,15 @@ def _delta_codec(codec: DeltaCodec | str) -> DeltaCodec:
 
 
 class DeltaCoding(Coding):
-    """One end of a cut that keeps the last message of every example.
-
-    `make_store` returns a store for messages of a shape, which is known when the first one passes; its other argument
-    is True if a state is about to be loaded. `source` is the number of the pipeline, each of which draws random words
-    of its own.
-    """
+    """One end of a cut that keeps the last message of every example."""
 
     def __init__(
         self, deltas: Deltas, stream: Stream, make_store: Callable[[tuple[int, ...], bool], Store], source: int = 0
     ) -> None:
         self._codec = _delta_codec(deltas.codec)
         self._examples, self._check_every = deltas.examples, deltas.check_every
+        # a store for messages of a shape, which is known when the first one passes; True: a state is about to be loaded
+        # `source` is the number of the pipeline, each of which draws random words of its own
         self._stream, self._make_store, self._source = stream, make_store, source
         self._store: Store | None = None
         self._pending: list[tuple[Ids, Rows]] = []

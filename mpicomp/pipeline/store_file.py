@@ -45,36 +45,15 @@ Description = Mapping[str, object]
 
 
 class StoreFile:
-    """An open file of rows, locked against other processes.
-
-    The `description` has JSON values that a file must have been made with. Errors treat "fingerprint" separately.
-
-    Attributes
-    ----------
-    name : str
-        The path, on one line, for errors.
-    marks : uint32[rows, 2]
-        Stamp and code of each row, as they are in the file.
-    torn : int64[k]
-        Rows that a process which was killed had not finished; they are forgotten.
-    pair : int
-        Number that the files of both ends of a cut share; 0: none yet.
-
-    Raises
-    ------
-    OSError
-        The file cannot be made, such as for a full disk, or another process has it open.
-    ValueError
-        The file is damaged, truncated, no store, or another run's.
-    """
+    """Open file of rows, locked against other processes; OSError or ValueError if it cannot be opened or used."""
 
     def __init__(self, path: str | PathLike[str], description: Description, rows: int, row_bytes: int) -> None:
-        self.name = one_line(os.fspath(path))
+        self.name = one_line(os.fspath(path))  # for errors
         self._path, self._row_bytes = Path(path), row_bytes
         self._start = -(-(PAGE + 8 * rows) // PAGE) * PAGE
         self._size = self._start + rows * row_bytes
-        self.torn: Ids = np.zeros(0, np.int64)
-        self._clean, self.pair = True, 0
+        self.torn: Ids = np.zeros(0, np.int64)  # rows that a killed process had not finished; they are forgotten
+        self._clean, self.pair = True, 0  # pair: number that both ends' files share; 0: none yet
         if Path(path).exists():
             open_regular(path).close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -92,7 +71,7 @@ class StoreFile:
                     raise _damaged(self.name, "the end of its first page has been overwritten")
                 self._clean = page[_CLEAN_AT:] == _CLEAN
                 (self.pair,) = _PAIR.unpack_from(page, _PAIR_AT)
-            self.marks: Stamps = np.empty((rows, 2), np.uint32)
+            self.marks: Stamps = np.empty((rows, 2), np.uint32)  # stamp and code of each row, as in the file
             self._read(self.marks.reshape(-1).view(np.uint8), PAGE)
             if not self._clean:
                 self._forget_torn()
@@ -103,15 +82,7 @@ class StoreFile:
     # Rows ------------------------------------------------------------------------------------------------------------
 
     def read_row(self, row: int, out: Bytes) -> None:
-        """Read a row, which has a message.
-
-        Raises
-        ------
-        ValueError
-            The bytes are not those that were written.
-        OSError
-            The disk fails.
-        """
+        """Read a row that has a message; ValueError if its bytes are not those that were written."""
         self._read(out, self._start + row * self._row_bytes)
         stamp, expected = self.marks[row].tolist()
         if row_code(row, stamp, out) != expected:

@@ -31,16 +31,14 @@ _HEAD = struct.Struct("<qI")
 
 
 class RowFormat:
-    """Bytes of the message of one example, float32 or coded.
-
-    A codec that rounds at random is refused: both ends of a cut must keep the same rows.
-    """
+    """Bytes of the message of one example, float32 or coded."""
 
     def __init__(self, row_shape: int | tuple[int, ...], codec: RowCodec | None) -> None:
         shape = tuple(row_shape) if isinstance(row_shape, list | tuple) else (row_shape,)
         if not all(whole(length, 1) for length in shape):
             raise ValueError(f"row_shape must be integers of 1 or more, such as (tokens, width), not {row_shape!r:.80}")
         self.row_shape, self.codec = tuple(map(int, shape)), codec
+        # both ends of a cut must keep the same rows
         if getattr(codec, "rounding", "nearest") != "nearest":
             raise ValueError(f"{codec!r:.200} rounds at random: a store takes codecs with rounding='nearest'")
 
@@ -60,13 +58,7 @@ class RowFormat:
         return "float32" if self.codec is None else repr(self.codec)
 
     def encode(self, rows: ArrayLike, count: int) -> Bytes:
-        """Return a copy of `count` messages as bytes, uint8[count, nbytes].
-
-        Raises
-        ------
-        ValueError
-            The messages have another shape or type, or the codec has no code for them.
-        """
+        """Return a copy of `count` messages as uint8[count, nbytes]; ValueError for other shapes, types or values."""
         found = np.asarray(rows)
         if found.dtype != np.float32 or found.shape != (count, *self.row_shape):
             raise ValueError(
@@ -146,26 +138,17 @@ def _marks(stamps: ArrayLike) -> Stamps:
 
 
 class Ledger:
-    """Stamps of a store with so many rows, `variants`, for each example, and the check of row numbers.
-
-    `marks` are the stamps, with the highest bit set where the message was forgotten.
-    """
+    """Stamps of a store's rows, `variants` for each example, and the check of row numbers."""
 
     def __init__(self, examples: int, variants: int) -> None:
         for name, value in (("examples", examples), ("variants", variants)):
             if not whole(value, 1, _MOST_ROWS):
                 raise ValueError(f"{name} must be an integer of 1 to 2^40, not {value!r:.80}")
         self.examples, self.variants = int(examples), int(variants)
-        self.marks: Stamps = np.zeros(self.examples * self.variants, np.uint32)
+        self.marks: Stamps = np.zeros(self.examples * self.variants, np.uint32)  # highest bit: forgotten
 
     def check(self, ids: ArrayLike) -> Ids:
-        """Return ids as rows of the store.
-
-        Raises
-        ------
-        ValueError
-            Some ids are no integers, are out of range, or occur more than once; the error names them.
-        """
+        """Return ids as rows of the store; ValueError names ids that are no integers, out of range or repeated."""
         rows = self._range(ids, self.marks.size, "ids")
         in_order = np.sort(rows)
         twice = in_order[1:][in_order[1:] == in_order[:-1]]
@@ -241,13 +224,11 @@ def row_code(row: int, stamp: int, payload: Bytes) -> int:
 
 
 def sum_codes(rows: ArrayLike, stamps: ArrayLike, codes: ArrayLike) -> int:
-    """Return the sum, modulo 2^64, of a 64-bit hash of each message's row, stamp and code.
-
-    The sum does not depend on the order of messages, and sums of the parts of a set add up to that of the whole.
-    """
+    """Return the sum, modulo 2^64, of a 64-bit hash of each message's row, stamp and code."""
     with np.errstate(over="ignore"):
         place = _mixed(np.asarray(rows, np.int64).view(np.uint64))
         content = np.asarray(stamps, np.uint64) << np.uint64(32) | np.asarray(codes, np.uint64)
+        # a sum does not depend on the order of messages, and sums of parts add up to that of the whole
         return int(_mixed(place ^ content).sum(dtype=np.uint64))
 
 

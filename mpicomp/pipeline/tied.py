@@ -18,19 +18,10 @@ _CHECKED = (0, 1, 8)  # of these: the first steps show options that differ, the 
 
 
 class TiedParameters:
-    """Parameters of a stage that other stages have, too, by names that the stages have in common.
-
-    If `deferred`, gradients are summed by `sum_averaged`, after they are averaged over replicas, instead of by
-    `add_gradients` in each step.
-
-    Raises
-    ------
-    PipelineError
-        The stages that share a parameter have it in different shapes or types, or one stage alone has a name; on every
-        stage.
-    """
+    """Parameters that a stage shares with other stages by name; PipelineError on all stages if they differ."""
 
     def __init__(self, comm: Communicator, tied: Mapping[str, nn.Parameter], deferred: bool) -> None:
+        # deferred: `sum_averaged` sums after the average over replicas, instead of `add_gradients` in each step
         self._comm, self._parameters, self._deferred = comm, dict(tied), deferred
         self._due = False  # steps were made whose averaged gradients are not yet summed
         self._before: dict[str, Tensor | None] = {}
@@ -56,13 +47,7 @@ class TiedParameters:
                 self._parameters[name].copy_(self._everyones(stages, self._parameters[name])[0])
 
     def begin(self, step: int) -> None:
-        """Set gradients of earlier steps aside, and compare the parameters now and then; collective over the stages.
-
-        Raises
-        ------
-        PipelineError
-            A parameter differs between the stages that share it; on all of them.
-        """
+        """Set gradients of earlier steps aside, and compare the parameters now and then; collective over the stages."""
         self._before = {}
         if not self._deferred:
             for name, one in self._parameters.items():
@@ -92,13 +77,7 @@ class TiedParameters:
 
     @torch.no_grad()
     def sum_averaged(self) -> None:
-        """Replace the gradients by their sum over the stages that share a parameter; collective over the stages.
-
-        Raises
-        ------
-        PipelineError
-            No step was made since the last sum, or each step sums the gradients itself; on every stage.
-        """
+        """Replace the gradients by their sum over the stages that share a parameter; collective over the stages."""
         if not self._due:
             cure = "call sum_tied_gradients() once after each synchronize() of the optimizer"
             if not self._deferred:

@@ -177,12 +177,10 @@ def dense_step(record: Record) -> float:
 
 
 def choose(record: Record) -> Choice:
-    """Choose a way: among those about as fast as the fastest, prefer the method with the best learning record.
-
-    Methods for comparison are chosen only if no others were requested.
-    """
+    """Choose the method with the best learning record among those about as fast as the fastest."""
     dense_s = dense_step(record)
     compressed = [row for row in record["rows"] if row["method"] != "dense"]
+    # methods for comparison are chosen only if no others were requested
     eligible = [row for row in compressed if not row["compared"]] or compressed
     fastest = min(eligible, key=lambda row: float(row["step_s"]))
     worthy = [row for row in eligible if dense_s >= WORTH * row["step_s"]]

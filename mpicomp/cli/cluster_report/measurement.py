@@ -94,13 +94,7 @@ def _run(stem: str, minutes: float, comm: Communicator) -> int:
 
 
 def measure(comm: Communicator, minutes: float, progress: Progress) -> dict[str, Any]:
-    """Return the report; collective.
-
-    Raises
-    ------
-    CollectiveError
-        A result was wrong, or communication failed.
-    """
+    """Return the report; CollectiveError if a result was wrong or communication failed. Collective."""
     budget, job = Budget(comm, 60 * minutes), describe_job(comm)
     progress.begin("links")
     network = measure_network(comm)

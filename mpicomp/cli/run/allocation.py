@@ -58,13 +58,7 @@ class Allocation(NamedTuple):
 
 
 def granted(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation that this process is in; None outside of any.
-
-    Raises
-    ------
-    ValueError
-        The variables of the batch system or its host file cannot be read.
-    """
+    """Return the allocation that this process is in, or None; ValueError if its description cannot be read."""
     if environ.get("SLURM_JOB_ID"):
         return _slurm(environ)
     if path := environ.get("PBS_NODEFILE"):

@@ -84,13 +84,12 @@ def choose(environ: Mapping[str, str], n_threads: int, one_machine: bool) -> Set
 
 
 def threads(environ: Mapping[str, str], placed: list[tuple[int | None, int]]) -> int:
-    """Return the threads of a rank: cores of a host, shared by its ranks, on the host where they have fewest.
-
-    `placed` are cores and ranks of each host. Slurm's cores per task come first.
-    """
+    """Return the threads of a rank, from the cores and ranks of each host."""
+    # Slurm's cores per task come first
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdecimal() and len(per_task) < 10 and "SLURM_JOB_ID" in environ:
         return max(1, int(per_task))
+    # ranks of the host where they have fewest cores decide
     return max(1, min((cores // ranks if cores and ranks else 1 for cores, ranks in placed), default=1))
 
 

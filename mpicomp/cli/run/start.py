@@ -81,13 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def template(system: str) -> str:
-    """Return the job script for a batch system.
-
-    Raises
-    ------
-    ValueError
-        There is none for this system.
-    """
+    """Return the job script for a batch system; ValueError for a system without templates."""
     name = TEMPLATES[choice("--template", system, TEMPLATES)]
     here = Path(__file__)
     # the wheel has them in a folder of this package; an editable installation finds the project's own
