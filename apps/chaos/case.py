@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from apps.faults import Fault, Kind, Phase, fail_at, parse_schedule, random_faults, write_schedule
 from apps.faults.fault import KILLS
-from apps.faults.schedule import drawn
+from apps.faults.schedule import draw_fault
 from apps.records import Record
 from collectives.schedules.registry import TopologyName
 
@@ -116,7 +116,7 @@ def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple
     )
     phases = [phase for phase in Phase if phase is not Phase.CHECKPOINT]
     faults = tuple(
-        drawn(draw, Kind.KILL, rank, step, draw.choice(phases))
+        draw_fault(draw, Kind.KILL, rank, step, draw.choice(phases))
         for rank, step in zip(draw.sample(range(ranks), n_killed), sorted(steps), strict=True)
     )
     method, n, topology = draw.choice(list(methods)), draw.choice(LENGTHS), draw.choice(TOPOLOGIES)
@@ -136,7 +136,7 @@ def case_of_bursts(seed: int, most_ranks: int = 8) -> Case:
     draw = random.Random(f"bursts of {seed}")
     ranks = draw.randint(min(4, most_ranks), most_ranks)
     first, *others = draw.sample(range(ranks), min(ranks - 1, draw.randint(2, 4)))
-    late = (drawn(draw, Kind.LATE_KILL, rank, 1, Phase.BEFORE_CALL) for rank in others)
+    late = (draw_fault(draw, Kind.LATE_KILL, rank, 1, Phase.BEFORE_CALL) for rank in others)
     method = draw.choice([one for one in METHODS if one != "random-k"])
     faults = (fail_at(first, 1), *late)
     return Case(seed, ranks, BURST_STEPS, 1000, method, METHODS[method], TOPOLOGY_OF.get(method, "ring"), faults)
@@ -154,5 +154,5 @@ def case_of_faults(seed: int, most_ranks: int = 8) -> Case:
     faults = random_faults(draw.randrange(1 << 32), case.ranks, FAULTY_STEPS, kinds, STEPS_BETWEEN, [*Phase])
     if is_damaged:
         step, phase = draw.randrange(FAULTY_STEPS), draw.choice([*Phase])
-        faults = *faults, drawn(draw, Kind.CORRUPT, draw.randrange(case.ranks), step, phase)
+        faults = *faults, draw_fault(draw, Kind.CORRUPT, draw.randrange(case.ranks), step, phase)
     return replace(case, steps=FAULTY_STEPS + CALM_STEPS, faults=faults, checksums=is_damaged, saves=True)

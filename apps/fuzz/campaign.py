@@ -33,7 +33,7 @@ def is_guided() -> bool:
     return find_spec("atheris") is not None
 
 
-def prepared(target: Target) -> list[bytes]:
+def prepare_seeds(target: Target) -> list[bytes]:
     """Return the seeds after each has been read once: kernels are compiled and modules imported without a time limit.
 
     Raises
@@ -62,7 +62,7 @@ def _timed(target: Target, content: bytes) -> str:
 
 def random_campaign(target: Target, runs: int, seconds: int, seed: int) -> Result:
     """Read random mutations of the seeds, up to the first fault."""
-    seeds = prepared(target)
+    seeds = prepare_seeds(target)
     start, done, content = time.perf_counter(), 0, b""
     before = signal.signal(signal.SIGALRM, raise_hang)
     try:
@@ -114,7 +114,7 @@ def _fuzz(target: Target, runs: int, seconds: int, seed: int, corpus: Path) -> N
 
     folder = corpus / target.name
     folder.mkdir(parents=True, exist_ok=True)
-    for number, content in enumerate(prepared(target)):
+    for number, content in enumerate(prepare_seeds(target)):
         (folder / f"seed-{number:04d}").write_bytes(content)
 
     def read(content: bytes) -> None:

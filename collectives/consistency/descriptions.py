@@ -55,15 +55,15 @@ def difference(texts: Mapping[int, str]) -> str:
             # not `split`: a name, or a damaged description, may have the separator once more or not at all
             parts = {rank: text[place].partition(_IN_PART) for rank, text in split.items()}
             if len({compared for compared, _, _ in parts.values()}) > 1:
-                return f", {kind}: {_listed({rank: shown for rank, (_, _, shown) in parts.items()})}"
-    return f": {_listed({rank: _shortened(*text) for rank, text in split.items()})}"
+                return f", {kind}: {_list_texts({rank: shown for rank, (_, _, shown) in parts.items()})}"
+    return f": {_list_texts({rank: _shorten(*text) for rank, text in split.items()})}"
 
 
-def _shortened(text: str, *parts: str) -> str:
+def _shorten(text: str, *parts: str) -> str:
     return f"{text[:LONGEST_SHOWN]} ..." if parts and len(text) > LONGEST_SHOWN else text
 
 
-def _listed(texts: Mapping[int, str]) -> str:
+def _list_texts(texts: Mapping[int, str]) -> str:
     """Return each text behind the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts.items():

@@ -210,14 +210,14 @@ class Backoff:
         if stalled_s > min(notice_s, limit_s):
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
         if stalled_s > limit_s:
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
+            raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s")
         if given_up is not None and given_up():
             cause = getattr(getattr(self.group, "missing", None), "error_elsewhere", "")
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up{cause}")
+            raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s, and another rank has given up{cause}")
         if self.arrival and (gone := group.missing.describe_gone(self.arrival)):
             raise self._error(f"{self.describe()}: {gone}")
         if stalled_s > MISMATCH_S and self._mismatch_elsewhere():
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
+            raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s")
         if stalled_s > notice_s:
             self._notice(stalled_s, limit_s)
 
@@ -255,10 +255,10 @@ class Backoff:
             self._question_sent, late = False, missing.describe_late(self.arrival)
         self._notice_s = 2 * stalled_s
         if late is not None:
-            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _rounded(stalled_s), late, limit_s)
+            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _format_s(stalled_s), late, limit_s)
 
 
-def _rounded(seconds: float) -> str:
+def _format_s(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds < 999.5 else f"{seconds:.0f}"
 
 

@@ -211,7 +211,7 @@ class FlightRecorder:
     def snapshot(self, reason: str, missing: Sequence[int] = ()) -> dict[str, Any]:
         """Return the content of a file."""
         place = self.place or (0, 1)
-        records = _copied(self._records)
+        records = _copy_records(self._records)
         groups = list({id(one): one for one in self._known_groups(records)}.values())
         numbers = {id(group): number for number, group in enumerate(groups)}
         live = {id(call.note): call for group in groups for call in group.in_flight()}
@@ -238,7 +238,7 @@ class FlightRecorder:
             call = live.get(id(record))
             if call is not None and not record[ENDED]:
                 one["number"] = call.number  # in messages
-                one["waits_for"] = _described(call)
+                one["waits_for"] = _describe_wait(call)
                 one["stalled_s"] = call.stalled_s
             calls.append(one)
         return {
@@ -269,7 +269,7 @@ class FlightRecorder:
             yield record[GROUP]
 
 
-def _copied(records: deque[Record]) -> list[Record]:
+def _copy_records(records: deque[Record]) -> list[Record]:
     for _ in range(3):
         with suppress(RuntimeError):  # another thread has added a record meanwhile
             return list(records)
@@ -283,7 +283,7 @@ def _text(label: Callable[[], str] | str) -> str:
         return f"a call whose description fails ({one_line(error)})"
 
 
-def _described(call: _Call) -> str:
+def _describe_wait(call: _Call) -> str:
     try:
         return str(call.describe())
     except Exception as error:  # noqa: BLE001 - as above

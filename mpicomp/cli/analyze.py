@@ -245,7 +245,7 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     late_ranks = {rank for one in late for rank in one.ranks}
     # A late rank that itself waits in a call is a consequence, unless all of them wait.
     idle = {rank for rank in late_ranks if not by_rank[rank].is_waiting}
-    named = sorted(_unanswered(files) or idle or {rank for one in silent for rank in one.ranks} or late_ranks)
+    named = sorted(_find_unanswered(files) or idle or {rank for one in silent for rank in one.ranks} or late_ranks)
     if differing:
         named = differing[0].ranks
     consequences = [*late, *silent]
@@ -384,7 +384,7 @@ class _Group:
         return f"the communicator of {list_ranks(self.members)}"
 
 
-def _unanswered(files: list[RankFile]) -> set[int]:
+def _find_unanswered(files: list[RankFile]) -> set[int]:
     """Return the ranks that answered none of the ranks that gave up; ranks that gave up themselves left other files."""
     lists = [set(one.unanswered) for one in files if one.unanswered]
     return set.intersection(*lists) if lists else set()

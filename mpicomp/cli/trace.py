@@ -96,10 +96,10 @@ def remarks(traces: list[Trace]) -> list[str]:
     ]
     missing = sorted(set(range(max(about["ranks"] for about in abouts))) - {about["rank"] for about in abouts})
     if missing:
-        found.append(f"the traces of ranks {_listed(missing)} are missing")
+        found.append(f"the traces of ranks {_list_ranks(missing)} are missing")
     cut = [about["rank"] for about in abouts if not about["complete"]]
     if cut:
-        found.append(f"the traces of ranks {_listed(cut)} have only the newest events")
+        found.append(f"the traces of ranks {_list_ranks(cut)} have only the newest events")
     if links := sorted({one_line(about["link"]) for about in abouts if about.get("link")}):  # not in older traces
         found.append(f"links were emulated: {', '.join(links)}")
     off = max((reading["round_trip"] for about in abouts for reading in about["clock"]), default=0.0) / 2
@@ -107,7 +107,7 @@ def remarks(traces: list[Trace]) -> list[str]:
     return found
 
 
-def _listed(ranks: list[int]) -> str:
+def _list_ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) <= 20 else f"{', '.join(map(str, ranks[:20]))}, ..."
 
 

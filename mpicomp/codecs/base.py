@@ -341,7 +341,7 @@ def out_of_range(codec: Codec) -> str:
     return str(getattr(codec, "out_of_range", ""))
 
 
-def checked(finite: Finite) -> Finite:
+def require_finite(finite: Finite) -> Finite:
     """Raise ValueError if not all values are finite. A device's flag, whose value is not known yet, is returned."""
     if isinstance(finite, bool | np.bool_) and not finite:
         raise ValueError("the values contain NaN or infinity")

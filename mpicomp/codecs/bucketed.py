@@ -55,10 +55,10 @@ def kind_of(norm: Norm) -> int:
 
 def all_finite(numbers: Array, values: Array) -> Finite:
     """Return whether all values are finite, given the numbers computed from their buckets."""
-    return confirmed(kernels.beside(values).arrays.xp.isfinite(numbers).all(), values)
+    return confirm_finite(kernels.beside(values).arrays.xp.isfinite(numbers).all(), values)
 
 
-def confirmed(finite: Finite, values: Array) -> Finite:
+def confirm_finite(finite: Finite, values: Array) -> Finite:
     """Return whether all values are finite, given whether the buckets' numbers are."""
     # finite numbers have finite values; the reverse holds for float32 values alone, whose sums do not overflow
     check = kernels.beside(values).sign.all_finite

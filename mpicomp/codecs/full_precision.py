@@ -13,7 +13,7 @@ import numpy as np
 from collectives.annotations import Array, Bytes, override
 from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Draw, Finite, SummingCodec, check_size, checked
+from mpicomp.codecs.base import Codec, Draw, Finite, SummingCodec, check_size, require_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Rounded(SummingCodec):
         well = on.sixteen_bits.narrow(values, self.dtype == "bfloat16", on.arrays.view(payload, "uint16"))
         if isinstance(values, np.ndarray) and not well and on.sign.all_finite(values):
             raise OverflowError(f"a value is too large for {self.dtype}")
-        return checked(well)
+        return require_finite(well)
 
     @override
     def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:

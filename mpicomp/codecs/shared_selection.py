@@ -169,7 +169,7 @@ class Selection:
     def encode(self, bits: Array, rank: int, winners: Winners, payload: Array) -> None:
         """Overwrite the payload, uint64[nbytes(n) / 8], with the packed signs that a rank sends."""
         if len(payload) != winners.words:
-            raise self._damaged(winners, len(payload))
+            raise self._damage_error(winners, len(payload))
         ranks, planes = self.codec.ranks, self._planes
         work = self._scratch.moving
         # bits: uint64[ceil(n / 64)], packed signs of all elements
@@ -181,11 +181,11 @@ class Selection:
         ranks, planes, second = self.codec.ranks, self._planes, bits[1] if winners.distances is not None else None
         last = len(payloads) - stride * (ranks - 1)
         if min(last, stride) < winners.words:
-            raise self._damaged(winners, min(last, stride))
+            raise self._damage_error(winners, min(last, stride))
         work, distances = self._scratch.moving, winners.distances
         self._kernels.scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
 
-    def _damaged(self, winners: Winners, words: int) -> ValueError:
+    def _damage_error(self, winners: Winners, words: int) -> ValueError:
         return ValueError(
             f"{self.codec}: a payload of {winners.n} elements has {winners.words} words, not {words}: it is damaged"
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, FloatArray, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Draw, Finite, SpreadingCodec, check_size, checked
+from mpicomp.codecs.base import Draw, Finite, SpreadingCodec, check_size, require_finite
 from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
@@ -70,7 +70,7 @@ class StochasticSign(SpreadingCodec):
         header, bits = on.arrays.view(payload[:HEADER], "float32"), on.arrays.view(payload[HEADER:], "uint64")
         header[1:] = 0
         measure(values, header[:1])
-        well = checked(on.arrays.xp.isfinite(header[0]))
+        well = require_finite(on.arrays.xp.isfinite(header[0]))
         at = np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
         zero = _ZEROS[values.itemsize]
         scale = np.float64(header[0]) if isinstance(header, np.ndarray) else header[:1]

@@ -34,7 +34,7 @@ from mpicomp.codecs.base import (
     SpreadingCodec,
     VariableCodec,
     check_size,
-    checked,
+    require_finite,
 )
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
@@ -234,7 +234,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
         indices = arrays.empty(values, len(chosen), "uint32")
         found = arrays.empty(values, len(chosen), values.dtype)
         select = Selector(self.elements, self.keep, _FLOATS[values.itemsize])
-        finite = checked(select(values, residual, indices, found, left))
+        finite = require_finite(select(values, residual, indices, found, left))
         if values.itemsize > chosen.itemsize:
             found = arrays.xp.clip(found, -FLOAT32_MAX, FLOAT32_MAX)
         payload[chosen.nbytes : self._layout(len(values))[1]] = 0
@@ -346,14 +346,14 @@ class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
         """Encode; return whether all values are finite, the random words, and a view of the payload's values."""
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
-        finite = checked(on.sign.all_finite(values))
+        finite = require_finite(on.sign.all_finite(values))
         payload[:] = 0
         header, room = on.arrays.view(payload[:_HEADER], "int64"), on.arrays.view(payload[_HEADER:], "float32")
         (key_0, key_1), step = draw.stream.key(), draw.step & 0xFFFFFFFF
         where = key_0 | key_1 << 32, step | int(draw.source) << 32, draw.offset // GROUP
         for place, number in enumerate(where):
             header[place : place + 1] = number - (number >> 63 << 64)
-        words = self._drawn(values, draw)
+        words = self._draw_words(values, draw)
         header[3:] = on.sparse.compress_masked(values, words, float(self.p), FLOAT32_MAX, room)
         return finite, words, room
 
@@ -369,9 +369,9 @@ class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
     def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
-        on.sparse.spread_masked(self._drawn(values, draw), on.arrays.view(payload[_HEADER:], "float32"), values)
+        on.sparse.spread_masked(self._draw_words(values, draw), on.arrays.view(payload[_HEADER:], "float32"), values)
 
-    def _drawn(self, like: Array, draw: Draw) -> Array:
+    def _draw_words(self, like: Array, draw: Draw) -> Array:
         return self._words(like, draw.stream.key(), draw.offset // GROUP, draw.step & 0xFFFFFFFF, int(draw.source))
 
     def _words(self, like: Array, key: tuple[int, int], first: int, step: int, source: int) -> Array:

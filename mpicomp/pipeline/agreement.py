@@ -97,7 +97,7 @@ def agree_on_end(comm: Communicator, loss: float, failure: Exception | None) -> 
 
 
 @contextmanager
-def shared_with_replicas(everyone: Communicator | None) -> Iterator[None]:
+def share_with_replicas(everyone: Communicator | None) -> Iterator[None]:
     """Raise a PipelineError of the block in all pipelines of `everyone`; collective over all their ranks."""
     error: PipelineError | None = None
     try:

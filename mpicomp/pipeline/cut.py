@@ -321,16 +321,16 @@ class SavedModules:
     def restore(self) -> None:
         """Copy the saved values back."""
         for parameter, gradient, saved in self._gradients:
-            parameter.grad = _restored(gradient, saved)
+            parameter.grad = _restore(gradient, saved)
         for module, name, buffer, saved in self._buffers:
-            module._buffers[name] = _restored(buffer, saved)
+            module._buffers[name] = _restore(buffer, saved)
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _restored(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
+def _restore(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
     """Return the tensor as it was, in its own memory: others may have views of it."""
     if tensor is None or saved is None:
         return None

@@ -56,13 +56,13 @@ class _Link:
     def _parts(self, layout: MessageLayout, ids: Ids) -> tuple[list[_Part], int]:
         """Return the place of each tensor in a payload, and the size of the payload."""
         found, end = list[_Part](), HEADER_BYTES
-        for tensor, coding in zip(layout.fields, self._coded(layout), strict=True):
+        for tensor, coding in zip(layout.fields, self._find_codings(layout), strict=True):
             start = -(-end // HEADER_BYTES) * HEADER_BYTES
             end = start + (ids.size * tensor.nbytes if coding is None else coding.nbytes(ids, tensor.row_shape))
             found.append((tensor, coding, slice(start, end)))
         return found, end
 
-    def _coded(self, layout: MessageLayout) -> list[Coding | None]:
+    def _find_codings(self, layout: MessageLayout) -> list[Coding | None]:
         """Return the coding of each tensor; None: it travels as its bytes."""
         if self._codings_of is not layout:
             numbers = iter(range(len(layout.fields)))
@@ -73,7 +73,7 @@ class _Link:
     def _refusal(self, layout: MessageLayout) -> Exception | None:
         """Return why there is no room for messages of tensors like these."""
         try:
-            for tensor, coding in zip(layout.fields, self._coded(layout), strict=True):
+            for tensor, coding in zip(layout.fields, self._find_codings(layout), strict=True):
                 if coding is not None:
                     coding.prepare(tensor.row_shape)
         except REFUSABLE as error:
@@ -90,7 +90,7 @@ class _Link:
 
     def _settle(self, layout: MessageLayout) -> tuple[bool, Exception | None]:
         """Have both ends forget the messages that they do not share; returns whether both could, and why not here."""
-        codings = [one for one in self._coded(layout) if one is not None and one.pairing() is not None]
+        codings = [one for one in self._find_codings(layout) if one is not None and one.pairing() is not None]
         if not codings:
             return True, None
         failure: Exception | None = None

@@ -35,7 +35,7 @@ class PartOfBatch:
     ids: Ids | None = None
 
     @classmethod
-    def checked(
+    def check(
         cls,
         inputs: Tensors,
         targets: Tensors,
@@ -141,10 +141,10 @@ class SliceStep:
 
     def _forward(self, k: int) -> None:
         message, size = None, self._ids[k].size
-        arrays = None if self._before is None else self._taken(self._before.activations, k)
+        arrays = None if self._before is None else self._take_arrays(self._before.activations, k)
         if self._goes_on:
             try:
-                value, came = _received(self._inputs[k], self._before, arrays)
+                value, came = _receive(self._inputs[k], self._before, arrays)
                 output = self._module(value)
                 if self._after is None:
                     # a division by the number of micro-batches, where these are of one size
@@ -165,7 +165,7 @@ class SliceStep:
 
     def _backward(self, k: int) -> None:
         message = None
-        arrays = None if self._after is None else self._taken(self._after.gradients, k)
+        arrays = None if self._after is None else self._take_arrays(self._after.gradients, k)
         if self._goes_on:
             try:
                 came, outputs = self._alive.pop(k)
@@ -185,7 +185,7 @@ class SliceStep:
         if self._before is not None:
             self._fail(self._before.gradients.send(message, self._ids[k]))
 
-    def _taken(self, link: Incoming, k: int) -> Arrays | None:
+    def _take_arrays(self, link: Incoming, k: int) -> Arrays | None:
         try:
             rows = link.take(self._ids[k])
         except CollectiveError:
@@ -217,7 +217,7 @@ def pass_forward(
     arrays = None if before is None else before.evaluated.take(ids)
     if before is None or arrays is not None:
         try:
-            value, _ = _received(inputs, before, arrays, evaluating=True)
+            value, _ = _receive(inputs, before, arrays, evaluating=True)
             with _evaluating(module):
                 output = module(value)
             message = None if after is None else Parcel(output, ids.size, evaluating=True).message()
@@ -244,7 +244,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             one.training = True
 
 
-def _received(
+def _receive(
     inputs: Tensors, before: Downstream | None, arrays: Arrays | None, evaluating: bool = False
 ) -> tuple[Tensors, list[Tensor]]:
     """Return the input of a slice, and its tensors whose gradients go back."""

@@ -31,7 +31,7 @@ from collectives.annotations import Bytes
 from collectives.json_file import parse_json
 from collectives.quoting import one_line, shown
 from collectives.regular_file import open_regular
-from mpicomp.pipeline.store_rows import FORGOTTEN, Ids, Stamps, row_code, seen
+from mpicomp.pipeline.store_rows import FORGOTTEN, Ids, Stamps, has_message, row_code
 
 PAGE = 4096
 _MAGIC, _VERSION, _HEAD = b"mpicMSG\n", 1, struct.Struct("<8sIII")
@@ -66,9 +66,9 @@ class StoreFile:
                 _check_header(page, description, self.name)
                 size = os.fstat(self._file).st_size
                 if size != self._size:
-                    raise _damaged(self.name, f"it has {size} of {self._size} bytes")
+                    raise _damage_error(self.name, f"it has {size} of {self._size} bytes")
                 if page[_CLEAN_AT:] not in (_CLEAN, _UNCLEAN):
-                    raise _damaged(self.name, "the end of its first page has been overwritten")
+                    raise _damage_error(self.name, "the end of its first page has been overwritten")
                 self._clean = page[_CLEAN_AT:] == _CLEAN
                 (self.pair,) = _PAIR.unpack_from(page, _PAIR_AT)
             self.marks: Stamps = np.empty((rows, 2), np.uint32)  # stamp and code of each row, as in the file
@@ -137,7 +137,7 @@ class StoreFile:
     def _forget_torn(self) -> None:
         """Read all rows that have a message, after a process was killed or the machine stopped."""
         payload, torn = np.empty(self._row_bytes, np.uint8), []
-        for row in np.flatnonzero(seen(self.marks[:, 0])).tolist():
+        for row in np.flatnonzero(has_message(self.marks[:, 0])).tolist():
             try:
                 self.read_row(row, payload)
             except ValueError:
@@ -243,17 +243,17 @@ def _check_header(page: bytes, description: Description, name: str) -> None:
     if not page.startswith(_MAGIC):
         raise ValueError(f"{name} is no store of messages: name another file")
     if len(page) < PAGE:
-        raise _damaged(name, f"it ends after {len(page)} bytes")
+        raise _damage_error(name, f"it ends after {len(page)} bytes")
     _, version, length, check = _HEAD.unpack_from(page)
     if version != _VERSION:
         raise ValueError(f"{name} is a store of version {version}, and this is {_VERSION}: remove it")
     text = page[_HEAD.size : _HEAD.size + length]
     if zlib.crc32(text) != check or length > _CLEAN_AT - _HEAD.size:
-        raise _damaged(name, "its first page has another checksum than it names")
+        raise _damage_error(name, "its first page has another checksum than it names")
     try:
         found = parse_json(text.decode())
     except ValueError as error:
-        raise _damaged(name, one_line(error)) from error
+        raise _damage_error(name, one_line(error)) from error
     held = found if isinstance(found, dict) else {}
     wanted = _with_byte_order(description)
     if held.get("fingerprint") != wanted["fingerprint"]:
@@ -273,5 +273,5 @@ def _with_byte_order(description: Description) -> dict[str, object]:
     return {**description, "byteorder": sys.byteorder}
 
 
-def _damaged(name: str, cause: str) -> ValueError:
+def _damage_error(name: str, cause: str) -> ValueError:
     return ValueError(f"{name} is damaged ({cause}): remove it, and messages are sent in full precision again")

@@ -42,7 +42,7 @@ class TiedParameters:
                     f"{comm.here}: the tied parameter {name!r} must be one of the same shape and type on two stages or "
                     f"more, and it is {listed}: pass it in tied= on all stages that share it"
                 )
-        for name, stages in self._shared():
+        for name, stages in self._find_shared():
             with torch.no_grad():
                 self._parameters[name].copy_(self._everyones(stages, self._parameters[name])[0])
 
@@ -70,7 +70,7 @@ class TiedParameters:
         if self._deferred:
             self._due = True
             return
-        for name, stages in self._shared():
+        for name, stages in self._find_shared():
             one, before = self._parameters[name], self._before.pop(name)
             total = self._gradient_sum(one, stages)
             one.grad = total if before is None else before.add_(total)
@@ -84,7 +84,7 @@ class TiedParameters:
                 cure = "step() has summed them, as the pipeline was made without everyone="
             raise PipelineError(f"{self._comm.here}: there are no gradients of tied parameters to sum: {cure}")
         self._due = False
-        for name, stages in self._shared():
+        for name, stages in self._find_shared():
             one = self._parameters[name]
             total = self._gradient_sum(one, stages)
             if one.grad is None or one.grad.is_sparse:
@@ -92,7 +92,7 @@ class TiedParameters:
             else:
                 one.grad.copy_(total)  # in place: the optimizer gave this tensor out
 
-    def _shared(self) -> list[tuple[str, list[int]]]:
+    def _find_shared(self) -> list[tuple[str, list[int]]]:
         """Return the parameters of this stage and the stages that share them, in an order that all have in common."""
         return [(name, stages) for name, stages in self._stages.items() if name in self._parameters]
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apps.pipeline.split.network import Parts, flipped
+from apps.pipeline.split.network import Parts, mirror
 from apps.pipeline.split.options import Options
 from apps.pipeline.split.partition import dirichlet
 from apps.records import Record
@@ -119,7 +119,7 @@ class Training:
                 images, labels = train.images[rows], train.labels[rows]
                 if self.options.flip:
                     mirrored = generator.integers(2, size=len(ids))
-                    images, ids = flipped(images, torch.from_numpy(mirrored == 1)), 2 * ids + mirrored
+                    images, ids = mirror(images, torch.from_numpy(mirrored == 1)), 2 * ids + mirrored
                 yield ids, images, labels
 
     def _sgd(self, layers: nn.Module) -> torch.optim.Optimizer:

@@ -291,7 +291,7 @@ class AdviseRequest:
         return cls(
             dtype=choice("--dtype", args.dtype, DTYPES),
             compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
-            methods=(QUICK if args.quick else tuple(METHODS)) if args.methods is None else _chosen(args.methods),
+            methods=(QUICK if args.quick else tuple(METHODS)) if args.methods is None else _parse_methods(args.methods),
             network=_network(args.network),
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
             threads=integer("--threads", args.threads, 1, MOST_THREADS),
@@ -302,7 +302,7 @@ class AdviseRequest:
         )
 
 
-def _chosen(text: str) -> tuple[str, ...]:
+def _parse_methods(text: str) -> tuple[str, ...]:
     """Return the methods of ``"marsit,scalecom"`` and dense, in the order of `METHODS`."""
     names = [name.strip() for name in text.split(",")]
     unknown = next((name for name in names if name not in METHODS), None)

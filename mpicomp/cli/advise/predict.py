@@ -56,7 +56,7 @@ class PredictedJob:
             network = LinkModel(latency_s, bandwidth, link.overhead_s)
         return replace(self, size=self.size // local, n=-(-self.n // local), network=network, nodes=None)
 
-    def scaled(self, factor: float) -> PredictedJob:
+    def scale_links(self, factor: float) -> PredictedJob:
         """Return the same job with all links faster by a factor."""
         link = self.network
         uplink = None if link.uplink_bytes_s is None else link.uplink_bytes_s * factor
@@ -148,7 +148,7 @@ def break_even(way: Way, dense: Callable[[PredictedJob], float], job: PredictedJ
     # None: it is never faster; infinity: it is always faster
     def lead(factor: float) -> float:
         """Return log(time of the dense sum / time of the way) on links `factor` times as fast."""
-        scaled = job.scaled(factor)
+        scaled = job.scale_links(factor)
         return math.log(dense(scaled) / way.seconds(scaled))
 
     here = job.network.bandwidth_bytes_s

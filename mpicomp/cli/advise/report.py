@@ -38,7 +38,7 @@ def rows(record: Record, some: Sequence[Row]) -> list[str]:
 def conclusion(record: Record) -> str:
     """Return the lines below the table; the advice comes last but for lines to copy."""
     choice = choose(record)
-    passed = passed_over(record, choice)
+    passed = explain_passed_over(record, choice)
     reasons = ["", "Predicted to be faster, but passed over:", *(f"  {reason}" for reason in passed)] if passed else []
     code = ["", "To copy:", *(f"  {line}" for line in lines_to_copy(record, choice))]
     late = record.get("left_out")
@@ -193,7 +193,7 @@ def _as_fast(fastest: Row, row: Row) -> bool:
     return bool(row["step_s"] < WORTH * fastest["step_s"] or row["seconds"] < ACCURACY * fastest["seconds"])
 
 
-def passed_over(record: Record, choice: Choice) -> list[str]:
+def explain_passed_over(record: Record, choice: Choice) -> list[str]:
     """Return a line for each method with a faster prediction: its topologies, and the reason against it."""
     faster: dict[str, list[Row]] = {}
     for row in record["rows"]:

@@ -42,7 +42,7 @@ def describe_job(comm: Communicator) -> dict[str, Any]:
         "ranks_per_node": list(comm.layout.sizes),
         "mpi": {"library": product(library), "version": ".".join(map(str, numbers))},
         "versions": {"mpicomp": number(mpicomp.__version__), "python": number(platform.python_version())}
-        | {name: installed(name) for name in PACKAGES},
+        | {name: find_version(name) for name in PACKAGES},
     }
 
 
@@ -76,7 +76,7 @@ def number(text: str) -> str:
     return found[0] if found else "unknown"
 
 
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """Return the version of a package, or None where it is not installed."""
     try:
         return number(version(package))

@@ -46,12 +46,12 @@ def timed_rounds(
     return {name: slowest(np.array(times), comm).tolist() for name, times in mine.items()}
 
 
-def rounded(value: float) -> float:
+def round_digits(value: float) -> float:
     """Return a number with seven digits."""
     return float(f"{value:.7g}")
 
 
 def with_median(times: list[float]) -> dict[str, Any]:
     """Return times of calls, rounded, and their median."""
-    short = [rounded(one) for one in times]
-    return {"seconds": short, "median_s": rounded(float(np.median(short)))}
+    short = [round_digits(one) for one in times]
+    return {"seconds": short, "median_s": round_digits(float(np.median(short)))}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpicomp.cli.run.allocation import Allocation, granted
+from mpicomp.cli.run.allocation import Allocation, find_allocation
 
 # NAME=VALUE of the settings below that were set for one machine and one number of ranks. A job that starts from a shell
 # with these settings, or from a batch script that sbatch has passed them to, chooses them again unless the user has
@@ -95,7 +95,7 @@ def threads(environ: Mapping[str, str], placed: list[tuple[int | None, int]]) ->
 
 def for_shell(environ: Mapping[str, str]) -> Settings:
     """Return the settings of a shell: for as many ranks as the allocation has slots, or any number on this machine."""
-    found: Allocation | None = granted(environ)
+    found: Allocation | None = find_allocation(environ)
     hosts = () if found is None else found.hosts
     return choose(environ, threads(environ, [(host.cores, host.slots) for host in hosts]), found is None)
 

@@ -33,7 +33,7 @@ from mpicomp.cli.advise.predict import (
     topologies,
     ways,
 )
-from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, lines_to_copy, passed_over
+from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, explain_passed_over, lines_to_copy
 from mpicomp.cli.advise.speeds import NodeSpeed, Speed, _solve
 from mpicomp.cli.command import UsageError
 from tests.documents import PROJECT, inline_code, tables
@@ -146,11 +146,11 @@ def test_each_way_that_is_faster_than_the_advice_has_a_reason() -> None:
         ("marsit", "ring", 0.28), ("ef-signsgd", "ring", 0.26), ("ef-signsgd", "torus:2x2", 0.27),
         ("random-k", "ring", 0.1), ("scalecom", "ring", 0.5),
     )  # fmt: skip
-    signs, random = passed_over(record, choose(record))
+    signs, random = explain_passed_over(record, choose(record))
     assert signs.startswith("ef-signsgd over ring, torus:2x2: a step is 7.1% shorter, too little to prefer it to")
     assert random.startswith("random-k over ring: it sends elements without looking at them")
     slower = told(("marsit", "ring", 0.97))
-    assert passed_over(slower, choose(slower)) == [
+    assert explain_passed_over(slower, choose(slower)) == [
         "marsit over ring: a step is 3.0% shorter than without, which is not worth the noise of compressing"
     ]
     assert "Predicted to be faster, but passed over:\n  marsit over ring: " in report.text(slower | HEAD)
@@ -335,7 +335,7 @@ def test_at_break_even_both_take_as_long() -> None:
     way = Way("marsit", Marsit(None), Ring(), SPEED, DENSE_SPEED)
     even = break_even(way, dense, job)
     assert even is not None
-    there = job.scaled(even / 1e8)
+    there = job.scale_links(even / 1e8)
     assert way.seconds(there) == pytest.approx(dense(there), rel=0.02)
 
 

@@ -175,10 +175,10 @@ def test_no_room_on_the_device_is_told_in_one_line(
 def test_no_room_for_what_a_method_keeps_is_told_in_one_line(
     made: dict[int, FakeDevice], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def aggregated(*about: Any) -> Any:
+    def start_method(*about: Any) -> Any:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("mpicomp.cli.bench.aggregated", aggregated)
+    monkeypatch.setattr("mpicomp.cli.bench.start_method", start_method)
     assert main([*QUICK, "--count", "100"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
