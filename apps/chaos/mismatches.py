@@ -127,13 +127,11 @@ MUTATIONS: dict[str, Callable[[random.Random, Sequence, int], Sequence]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Errors of all ranks after one sequence; `problem` is empty if they are the same.
+    """Errors of all ranks after one sequence; `problem` is empty if they are the same."""
 
-    A rank that waits on another communicator quotes the error of the rank that has left: its cause is the same. Where
-    the odd rank waits on one communicator and the others on another one, no call differs, and all ranks raise
-    `CollectiveTimeout`: each names the ranks that *it* waits for.
-    """
-
+    # A rank that waits on another communicator quotes the error of the rank that has left: its cause is the same. Where
+    # the odd rank waits on one communicator and the others on another one, no call differs, and all ranks raise
+    # `CollectiveTimeout`: each names the ranks that *it* waits for.
     seed: int
     mutation: str
     errors: tuple[str, ...]
@@ -212,10 +210,7 @@ def outcome(seed: int, ranks: int) -> Outcome:
 
 
 def campaign(seeds: Iterable[int], report: Callable[[Outcome], None]) -> dict[str, int]:
-    """Play many sequences on 2 to 4 ranks; returns the numbers of mismatches, timeouts and faults.
-
-    `report` is called with each fault.
-    """
+    """Play many sequences on 2 to 4 ranks, and report faults; return the numbers of mismatches, timeouts and faults."""
     counts = {"mismatches": 0, "timeouts": 0, "faults": 0}
     for seed in seeds:
         found = outcome(seed, 2 + seed % 3)

@@ -25,10 +25,7 @@ class Watcher(Protocol):
 
 
 class WatchedComm(MPI.Intracomm):
-    """Communicator whose sends pass a `Watcher`; so do those of its duplicates, parts and survivors.
-
-    Collectives of MPI itself are not watched.
-    """
+    """Communicator whose sends pass a `Watcher`, as do those of its duplicates; MPI's own collectives do not."""
 
     watcher: Watcher
 

@@ -32,15 +32,7 @@ def images_of(options: Options) -> Dataset:
 
 
 class Training:
-    """A run on this rank, as the server or as its clients.
-
-    Parameters
-    ----------
-    options : Options
-    comm : Communicator
-        Rank 0 is the server's.
-    dataset : Dataset
-    """
+    """A run on this rank, as the server, on rank 0, or as its clients."""
 
     def __init__(self, options: Options, comm: Communicator, dataset: Dataset) -> None:
         self.options, self._comm, self._dataset = options, comm, dataset
