@@ -78,7 +78,7 @@ def test_missing_triton_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.present(driver=True, names=["Fake F1"]).status == "warn"
 
 
-def test_who_insists_on_what_does_not_work_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_that_is_forced_and_does_not_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = report(monkeypatch, ["Fake F1"], CRASHED, MPICOMP_GPU_MPI="on")
     assert found["arrays on GPUs"].status == "FAIL"
     assert "SIGSEGV" in found["arrays on GPUs"].text

@@ -120,6 +120,6 @@ def test_threads_of_one_core_are_one_slot(tmp_path: Path, monkeypatch: pytest.Mo
         ({"PBS_NODEFILE": "/no/such"}, "PBS_NODEFILE=/no/such: No such file"),
     ],
 )
-def test_what_cannot_be_read_is_named(environ: dict[str, str], text: str) -> None:
+def test_a_variable_that_cannot_be_read_is_named(environ: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
         find_allocation(environ)
