@@ -86,7 +86,7 @@ def run_on_hosts(
     settings: Mapping[str, str] = MappingProxyType({}),
     ranks_per_node: int = 1,
 ) -> None:
-    """Run Python with `arguments` on all hosts to its end; JobFailed, about `what`, if it fails or takes too long."""
+    """Run Python with `arguments` on all hosts to its end; JobFailed if it fails or takes too long."""
     program = [str(python or sys.executable), *arguments]
     command, env = mpirun(network, folder, mpi, ranks_per_node, program, python)
     own = {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), env.get("PYTHONPATH")))), **settings}
