@@ -29,13 +29,8 @@ _BORDERS = {"left": "---", "right": "---:"}
 
 
 def publish(page: Path, name: str, body: str) -> None:
-    """Put the Markdown `body` into its place in a page, and into its record where `page` is an appendix.
-
-    Raises
-    ------
-    ValueError
-        The page has no one place of this name.
-    """
+    """Put the Markdown `body` into its place in a page, and into its record where `page` is an appendix."""
+    # the page has exactly one place of this name, or this raises ValueError
     text = replace_block(page.read_text(), name, body)
     if page in PAGES:
         _write(record_of(page, name), to_json(parse(body)))

@@ -48,13 +48,7 @@ def training(report: Mapping[str, Any]) -> str:
 
 
 def table(folder: Path = FOLDER) -> str:
-    """Return the Markdown table of all reports of a folder.
-
-    Raises
-    ------
-    ValueError
-        A report is not valid.
-    """
+    """Return the Markdown table of all reports of a folder; ValueError if one is not valid."""
     lines = [COLUMNS, ["---"] * 6 + ["---:"] * 4]
     for path in sorted(folder.glob("*.json")):
         report = read_record(path)

@@ -66,11 +66,9 @@ def mpi_environment(project: Path = PROJECT) -> dict[str, str]:
 
 
 def files_in(folder: str) -> dict[str, str]:
-    """Return the settings that keep the files of Open MPI's ranks and launcher in `folder`.
-
-    A killed launcher leaves its session's folder, whose name is its process id. In a common folder the next launcher
-    with that id ends with "The PMIx server's listener thread failed to start".
-    """
+    """Return the settings that keep the files of Open MPI's ranks and launcher in `folder`."""
+    # A killed launcher leaves its session's folder, whose name is its process id. In a common folder the next launcher
+    # with that id ends with "The PMIx server's listener thread failed to start".
     return {"OMPI_MCA_btl_sm_backing_directory": folder, "PRTE_MCA_prte_tmpdir_base": folder}
 
 
@@ -82,16 +80,8 @@ def run(
     timeout_s: float | None = None,
     capture: bool = True,
 ) -> tuple[int, str]:
-    """Run a job to its end. Any end of this function ends the job first.
-
-    Returns
-    -------
-    status : int
-        `TIMED_OUT` if the job took longer than `timeout_s`.
-    output : str
-        Output of the job, errors included. It is empty without `capture`: the job then has the input and the outputs
-        of this process.
-    """
+    """Run a job to its end, and return its status and output. Any end of this function ends the job first."""
+    # Without `capture` the output is empty: the job has the input and the outputs of this process.
     # A file holds the output because a rank that outlives its launcher would keep a pipe open.
     with tempfile.TemporaryFile() as log:
         streams: dict[str, Any] = (

@@ -34,34 +34,25 @@ def call_on_ranks(
     rate: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Record:
-    """Call a function of a module, with `arguments` by name, on every rank of a new MPI job.
-
-    Without a rate the ranks are processes of this machine, which share memory. With one, such as ``"100mbit"`` or
-    ``"none"`` for no limit, each runs on an emulated host of its own, which sends at this rate; ``MASTER_ADDR`` is the
-    address of rank 0's. The environment of the ranks has the `settings` as well. It raises ClusterError if hosts cannot
-    be emulated here, and JobFailed if the job failed or took too long.
-
-    Returns
-    -------
-    dict
-        The result of the function on rank 0. With emulated hosts, ``payload_bits_per_s`` is the rate of one connection
-        between two hosts right before.
-    """
+    """Call a function, with `arguments` by name, on every rank of a new MPI job; return its result on rank 0."""
     name = f"{function.__module__}:{function.__qualname__}"
     with tempfile.TemporaryDirectory(prefix="mpicomp-job-") as scratch:
         folder = Path(scratch)
         path = folder / "found.json"
         request = write_request(folder, {"function": name, "arguments": arguments, "path": str(path)})
         job = ["-m", "apps.mpi_jobs", request]
+        # without a rate the ranks are processes of this machine, which share memory
         if rate is None:
             run_or_raise(name, python_command(ranks, job), {**mpi_environment(), **settings}, TIMEOUT_S)
             return read_record(path)
+        # each runs on an emulated host, which sends at this rate, such as "100mbit", or "none" for no limit
         layout = Layout((Rate.parse(rate),) * ranks)
         with Network(layout) as network:
             nbytes = round(PROBE_S * (layout.rates[0].bits_per_s or 8e9) / 8)
             carried = transfer(network.nodes[0], network.nodes[1], nbytes)
             own = {"MASTER_ADDR": network.nodes[0].address, **settings}
             run_on_hosts(network, folder, name, job, TIMEOUT_S, settings=own)
+        # the rate of one connection between two hosts right before
         return {**read_record(path), "payload_bits_per_s": carried}
 
 

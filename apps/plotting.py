@@ -81,10 +81,8 @@ def _wrapped(text: str, most: int) -> str:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure into a file whose suffix names the format; returns the path. The figure is gone then.
-
-    Labels of axes whose scale is not linear name the scale.
-    """
+    """Write a figure into a file whose suffix names the format; return the path. The figure is gone then."""
+    # labels of axes whose scale is not linear name the scale
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             label = axis.get_label_text()
@@ -240,10 +238,7 @@ def panels(
     *,
     legends: bool = False,
 ) -> Path:
-    """Draw titled panels, two in a row, with one legend, or with `legends` one in each; x begins at 0.
-
-    Returns the path.
-    """
+    """Draw titled panels, two in a row, with one legend, or with `legends` one in each; x begins at 0."""
     titled = [panel for row in grid for panel in row]
     n_columns = min(2, len(titled))
     n_rows = -(-len(titled) // n_columns)
@@ -285,15 +280,12 @@ def _name(axes: Axes) -> None:
 
 @dataclass(frozen=True)
 class Bars:
-    """A panel of bars that are made of parts.
-
-    By the name of each bar, `parts` has the lengths of its parts in the order of the legend, empty if it was not
-    measured, and `texts` the words next to it, by default its length.
-    """
+    """A panel of bars that are made of parts."""
 
     title: str
+    # by bar: lengths of its parts in the order of the legend; empty: not measured
     parts: Mapping[str, Sequence[float]]
-    texts: Mapping[str, str] | None = None
+    texts: Mapping[str, str] | None = None  # next to the bar; None: its length
 
 
 def draw_bars(

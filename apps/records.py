@@ -23,10 +23,7 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path, /, **types: type | Sequence[type]) -> Record:
-    """Read the record of a file, which must have fields of these `types`, as `collectives.json_file.fields` takes them.
-
-    A file that is no such record raises ValueError: one line with the file, the cause and the cure.
-    """
+    """Read the record of a file with fields of these `types`; ValueError, one line with the cure, if it has others."""
     cure = "remove it to measure again"
     found = read_json(path, cure, most_bytes=_MOST_BYTES)
     try:

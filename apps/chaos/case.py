@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from apps.faults import Fault, Kind, Phase, fail_at, parse_schedule, random_faults, write_schedule
 from apps.faults.fault import KILLS
-from apps.faults.schedule import drawn
+from apps.faults.schedule import draw_fault
 from apps.records import Record
 from collectives.schedules.registry import TopologyName
 
@@ -47,36 +47,19 @@ FAULTY_STEPS, STEPS_BETWEEN = 10, 1.5  # mean number of steps between two faults
 
 @dataclass(frozen=True)
 class Case:
-    """A job with faults.
+    """A job with faults."""
 
-    Parameters
-    ----------
-    seed : int
-        Of the vectors.
-    ranks, steps, n : int
-        `n` is the length of the vectors.
-    method, options, topology
-        As `mpicomp.algorithm` and `Communicator` take them.
-    faults : tuple of Fault
-    sums : int
-        Sums of full precision that are in flight together with each step.
-    checksums : bool
-        Of messages.
-    saves : bool
-        Each rank writes a state after each step.
-    """
-
-    seed: int
+    seed: int  # of the vectors
     ranks: int
     steps: int
-    n: int
+    n: int  # length of the vectors
     method: str
     options: dict[str, object]
     topology: TopologyName
     faults: tuple[Fault, ...] = ()
-    sums: int = 0
-    checksums: bool = False
-    saves: bool = False
+    sums: int = 0  # of full precision, in flight together with each step
+    checksums: bool = False  # of messages
+    saves: bool = False  # each rank writes a state after each step
 
     @property
     def killed(self) -> tuple[int, ...]:
@@ -100,12 +83,10 @@ class Case:
 
 
 def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple(METHODS)) -> Case:
-    """Return a case whose ranks die in random phases, the same for the same arguments.
-
-    Most cases kill many ranks, since starting a job takes longer than its steps.
-    """
+    """Return a case whose ranks die in random phases, the same for the same arguments."""
     draw = random.Random(seed)
     ranks = draw.randint(2, most_ranks)
+    # most cases kill many ranks, since starting a job takes longer than its steps
     n_killed = max(draw.randint(1, ranks - 1), draw.randint(1, ranks - 1))
     last = 2 + 2 * n_killed
     is_simultaneous = draw.random() < SIMULTANEOUS
@@ -116,7 +97,7 @@ def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple
     )
     phases = [phase for phase in Phase if phase is not Phase.CHECKPOINT]
     faults = tuple(
-        drawn(draw, Kind.KILL, rank, step, draw.choice(phases))
+        draw_fault(draw, Kind.KILL, rank, step, draw.choice(phases))
         for rank, step in zip(draw.sample(range(ranks), n_killed), sorted(steps), strict=True)
     )
     method, n, topology = draw.choice(list(methods)), draw.choice(LENGTHS), draw.choice(TOPOLOGIES)
@@ -129,30 +110,25 @@ def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple
 
 
 def case_of_bursts(seed: int, most_ranks: int = 8) -> Case:
-    """Return a case whose ranks die in quick succession, most of them while the others regroup; the same for a seed.
-
-    One rank dies in a step, and up to three others within 60 ms of it.
-    """
+    """Return a case whose ranks die in quick succession, most while the others regroup; the same for a seed."""
     draw = random.Random(f"bursts of {seed}")
     ranks = draw.randint(min(4, most_ranks), most_ranks)
+    # one rank dies in a step, and up to three others within 60 ms of it
     first, *others = draw.sample(range(ranks), min(ranks - 1, draw.randint(2, 4)))
-    late = (drawn(draw, Kind.LATE_KILL, rank, 1, Phase.BEFORE_CALL) for rank in others)
+    late = (draw_fault(draw, Kind.LATE_KILL, rank, 1, Phase.BEFORE_CALL) for rank in others)
     method = draw.choice([one for one in METHODS if one != "random-k"])
     faults = (fail_at(first, 1), *late)
     return Case(seed, ranks, BURST_STEPS, 1000, method, METHODS[method], TOPOLOGY_OF.get(method, "ring"), faults)
 
 
 def case_of_faults(seed: int, most_ranks: int = 8) -> Case:
-    """Return a case with faults of all kinds, the same for the same arguments.
-
-    Ranks are killed, stopped and slow, and write states on disks that are full at times. Or no rank is killed, and a
-    damaged message ends the job: with checksums all ranks raise an error.
-    """
+    """Return a case with faults of all kinds, the same for the same arguments."""
     draw, case = random.Random(f"faults of {seed}"), case_of_kills(seed, most_ranks)
     is_damaged = draw.random() < DAMAGED
     kinds = [Kind.STOP, Kind.SLOW, Kind.DISK_FULL, *([] if is_damaged else [Kind.KILL])]
     faults = random_faults(draw.randrange(1 << 32), case.ranks, FAULTY_STEPS, kinds, STEPS_BETWEEN, [*Phase])
+    # a damaged message ends the job: with checksums all ranks raise an error
     if is_damaged:
         step, phase = draw.randrange(FAULTY_STEPS), draw.choice([*Phase])
-        faults = *faults, drawn(draw, Kind.CORRUPT, draw.randrange(case.ranks), step, phase)
+        faults = *faults, draw_fault(draw, Kind.CORRUPT, draw.randrange(case.ranks), step, phase)
     return replace(case, steps=FAULTY_STEPS + CALM_STEPS, faults=faults, checksums=is_damaged, saves=True)

@@ -43,25 +43,13 @@ N_SAMPLES = 20_000
 
 @dataclass(frozen=True)
 class Training:
-    """Training that all ways make.
-
-    Parameters
-    ----------
-    ranks, spares : int
-        Ranks that train, and ranks that wait with `on_failure="regroup"`.
-    batch : int
-        Samples of a rank and step.
-    checkpoint_every : int
-        Steps between two checkpoints.
-    dataset, model, width, learning_rate, method, options, seed
-        As in `apps.train`, and as `mpicomp.algorithm` takes them.
-    """
+    """Training that all ways make."""
 
     ranks: int = 2
-    spares: int = 4
-    batch: int = 64
-    checkpoint_every: int = 100
-    dataset: str = "fashion-mnist"
+    spares: int = 4  # ranks that wait with `on_failure="regroup"`
+    batch: int = 64  # samples of a rank and step
+    checkpoint_every: int = 100  # steps
+    dataset: str = "fashion-mnist"  # this and the following options are those of `apps.train`
     model: str = "cnn"
     width: int | None = 16
     learning_rate: float = 0.02
@@ -124,29 +112,16 @@ class Clock:
 
 
 class Way:
-    """One way of making a training, with its jobs, kills and figures.
-
-    Parameters
-    ----------
-    name : str
-        One of `WAYS`.
-    training : Training
-    folder, data : Path
-        Of this way's jobs and checkpoints; of the samples.
-    env : dict of str
-        Environment of MPI's jobs.
-    every_s : float
-        Mean seconds between two kills.
-    seed : int
-        Of the kills.
-    """
+    """One way of making a training, with its jobs, kills and figures."""
 
     def __init__(
         self, name: str, training: Training, folder: Path, data: Path, env: Mapping[str, str], every_s: float, seed: int
     ) -> None:
+        # of `WAYS`; the folder has its jobs and checkpoints, and the data are the samples
         self.name, self._training, self._folder, self._data = name, training, folder, data
         self._saved = folder / "checkpoints"
         self._saved.mkdir(parents=True)
+        # the mean seconds between two kills, which the seed draws
         self._draw, self._every_s = random.Random(seed), every_s
         self.clock, self.setup = Clock(), Clock()
         self.timeline = Timeline(training.batch, training.method in BALANCED)
@@ -400,13 +375,11 @@ def campaign(
     training: Training, seconds: Mapping[str, float], turn_s: float, every_s: float, seed: int, folder: Path,
     report: Callable[[Record], None],
 ) -> Record:  # fmt: skip
-    """Make a training in each way for its seconds, in turns of at most `turn_s`; a way with fewer has shorter turns.
-
-    `report` is called with the record after each round of turns; the last one is returned.
-    """
+    """Make a training in each way for its seconds, in turns of at most `turn_s`; return the last record."""
     write_data(training.dataset, folder)
     env = mpi_environment()
     ways = [Way(name, training, folder / name, folder, env, every_s, seed) for name in seconds]
+    # a way with fewer seconds has shorter turns
     rounds = math.ceil(max(seconds.values()) / turn_s)
     loads: list[float] = []
     try:

@@ -32,19 +32,7 @@ MOMENTUM = 0.9
 
 
 class ChurnTraining:
-    """An image classifier, its optimizer and its data on one rank.
-
-    Parameters
-    ----------
-    request : dict
-        Fields as `apps.chaos.churn.Training.request` writes them.
-    comm : Communicator
-
-    Attributes
-    ----------
-    step : int
-        Number of steps made.
-    """
+    """Image classifier, its optimizer and its data on one rank, from a request of `Training.request`."""
 
     def __init__(self, request: Record, comm: Communicator) -> None:
         torch.manual_seed(request["seed"])

@@ -29,45 +29,23 @@ LAST_BYTES = 20_000
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a job.
+    """End of a job."""
 
-    Attributes
-    ----------
-    status : int or None
-        Exit status of the launcher; None: the job made no progress for `patience_s`, and was ended.
-    output : str
-        End of the output of launcher and ranks, with their stacks after a hang.
-    rows : dict of int to list of dict
-        Lines of `apps.chaos.lines.Lines` by the rank at the start.
-    seconds : float
-        Duration.
-    states : dict of int to str
-        States of the ranks that have written one.
-    """
-
-    status: int | None
-    output: str
-    rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    status: int | None  # of the launcher; None: without progress for `patience_s`, and ended
+    output: str  # its end, of launcher and ranks, with their stacks after a hang
+    rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # lines by the rank at the start
     seconds: float = 0.0
-    states: dict[int, str] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)  # of the ranks that have written one
 
 
 class Launcher:
-    """Starts fault-tolerant jobs, one after the other.
-
-    Parameters
-    ----------
-    network : Network, optional
-        Emulated hosts, of which a job takes the first ones, a rank each. None: this machine.
-    folder : Path, optional
-        For the socket of `apps.chaos.warm`. None: `rank_command` starts each rank from scratch.
-    program : str
-        Module of `apps.chaos` that each rank runs.
-    """
+    """Starts fault-tolerant jobs of a `program` of `apps.chaos`, one after the other."""
 
     def __init__(self, network: Network | None = None, folder: Path | None = None, program: str = "rank") -> None:
+        # emulated hosts, of which a job takes the first ones, a rank each; None: this machine
         self.network, self._program = network, program
         self._env = mpi_environment() | {"PYTHONUNBUFFERED": "1"}
+        # the folder has the socket of `apps.chaos.warm`; without it each rank starts from scratch
         self._warm = None if folder is None else WarmRanks(folder, [f"apps.chaos.{program}"], self._env)
 
     def close(self) -> None:
@@ -84,18 +62,7 @@ class Launcher:
     def run(
         self, ranks: int, arguments: Sequence[str], folder: Path, patience_s: float, longest_s: float = float("inf")
     ) -> Ended:
-        """Run the program with `arguments` on so many ranks, which write lines into files of `folder`.
-
-        Parameters
-        ----------
-        ranks : int
-        arguments : sequence of str
-        folder : Path
-        patience_s : float
-            A job none of whose ranks writes a line for so long counts as a hang.
-        longest_s : float
-            Duration after which a job is ended without counting as a hang.
-        """
+        """Run the program with `arguments` on so many ranks, which write lines into files of `folder`."""
         with memory_files() as segments:
             command, env = self._command(ranks, self.rank_command(arguments), folder)
             env |= files_in(segments)
@@ -107,6 +74,8 @@ class Launcher:
                     start_new_session=True,
                 )  # fmt: skip
             try:
+                # without a line of any rank for `patience_s` it is a hang; behind `longest_s` the job ends without
+                # being one
                 status = _watch(process, folder, patience_s, start + longest_s)
             finally:
                 end_processes(process, folder)

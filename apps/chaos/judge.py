@@ -22,46 +22,23 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Kill:
-    """A kill that the survivors have noticed.
-
-    Attributes
-    ----------
-    fault : Fault
-    seconds : float
-        From the kill to the end of the first step among the survivors, on the last of them.
-    repeated : int
-        Steps that the survivors made again.
-    lost : float
-        Part of the residuals' magnitude that died with the rank; 0 where a method keeps none.
-    """
+    """A kill that the survivors have noticed."""
 
     fault: Fault
-    seconds: float
-    repeated: int
-    lost: float
+    seconds: float  # from the kill to the end of the survivors' first step, on the last of them
+    repeated: int  # steps that the survivors made again
+    lost: float  # part of the residuals' magnitude that died with the rank; 0 where a method keeps no residual
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a case.
-
-    Attributes
-    ----------
-    case : Case
-    problem : str
-        "start", "hang", "error", "wrong" or empty.
-    text : str
-        The reason.
-    kills : tuple of Kill
-    faults : tuple of Fault
-        Faults that have happened, those of all ranks.
-    """
+    """Verdict on a case."""
 
     case: Case
-    problem: str
-    text: str
+    problem: str  # "start", "hang", "error", "wrong" or empty
+    text: str  # reason
     kills: tuple[Kill, ...]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()  # that have happened, of all ranks
 
 
 class Wrong(Exception):
@@ -112,15 +89,13 @@ def require_equal_replicas(steps: Rows) -> None:
 
 
 def require_states(ended: Ended) -> None:
-    """Raise Wrong unless each rank's state on the disk is the last one that it wrote as a whole.
-
-    A rank may die, or meet a damaged message, between the state and its line.
-    """
+    """Raise Wrong unless each rank's state on the disk is the last one that it wrote as a whole."""
     for rank, rows in ended.rows.items():
         digests = {row["step"]: str(row["digest"]) for row in rows if row["kind"] == "step"}
         saved = [digests[row["step"]] for row in rows if row["kind"] == "save" and not row["error"]]
         attempts = [row["step"] for row in rows if row["kind"] == "save"]
         allowed = {saved[-1] if saved else ""}
+        # a rank may die, or meet a damaged message, between the state and its line
         if digests and max(digests) not in attempts:
             allowed.add(digests[max(digests)])
         if ended.states.get(rank, "") not in allowed:
@@ -213,11 +188,9 @@ def require_balance(steps: Rows, groups: list[Group]) -> None:
 
 
 def require_loss(case: Case, loss: float) -> None:
-    """Raise Wrong if the loss is worse than that of the undisturbed training; fewer ranks may have a better one.
-
-    A training of many steps may diverge undisturbed, too: above the loss of 1 at the beginning there is no band.
-    """
+    """Raise Wrong if the loss is worse than that of the undisturbed training; fewer ranks may have a better one."""
     undisturbed = Reference(case).steps(tuple(range(case.ranks)), 0, case.steps)[-1].loss
+    # a training of many steps may diverge undisturbed, too: above the loss of 1 at the beginning there is no band
     if undisturbed <= 1 and not loss <= undisturbed + LOSS_BAND:
         raise Wrong(f"the loss is {loss:.4f}, that of the undisturbed training {undisturbed:.4f}")
 

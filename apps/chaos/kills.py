@@ -40,10 +40,7 @@ def campaign(
     draw: Callable[[int], Case], seeds: Iterable[int], kills: float, seconds: float, launcher: Launcher,
     report: Callable[[Verdict, Record], None],
 ) -> Record:  # fmt: skip
-    """Run cases until so many ranks have been killed or the time is over.
-
-    `report` is called with each verdict and a record of all verdicts so far; the last record is returned.
-    """
+    """Run cases until so many ranks have been killed or the time is over; return the record of all verdicts."""
     verdicts: list[Verdict] = []
     start, loads = time.monotonic(), [os.getloadavg()[0]]
     record = summary(verdicts, 0.0, loads)
@@ -53,6 +50,7 @@ def campaign(
         verdicts.append(run_case(draw(seed), launcher))
         loads.append(os.getloadavg()[0])
         record = summary(verdicts, time.monotonic() - start, loads)
+        # also with the record so far
         report(verdicts[-1], record)
     return record
 

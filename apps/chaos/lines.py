@@ -21,23 +21,12 @@ class Lines:
 
 
 class LineReader:
-    """Reads the files of a job's ranks while they are written.
-
-    Parameters
-    ----------
-    folder : Path
-        Rank 3 writes ``rank-3.jsonl``.
-
-    Attributes
-    ----------
-    processes : dict of int to int
-        Process of each rank that has written a line of kind "start".
-    """
+    """Reads the files of a job's ranks, such as ``rank-3.jsonl``, while they are written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
-        self.processes: dict[int, int] = {}
+        self.processes: dict[int, int] = {}  # of each rank that has written a line of kind "start"
 
     def read(self) -> list[tuple[int, dict[str, Any]]]:
         """Return the new lines, each with its rank; a line that has no end yet is left for the next call."""

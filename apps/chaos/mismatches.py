@@ -42,7 +42,7 @@ class PlannedCall:
     method: str
 
     @classmethod
-    def drawn(cls, draw: random.Random, ranks: int) -> PlannedCall:
+    def draw(cls, draw: random.Random, ranks: int) -> PlannedCall:
         """Return a random call."""
         return cls(
             draw.randrange(N_GROUPS), draw.choice(KINDS), draw.choice(LENGTHS), draw.choice(DTYPES), draw.choice(OPS),
@@ -66,10 +66,10 @@ class PlannedCall:
 Sequence = tuple[PlannedCall, ...]
 
 
-def drawn_sequence(seed: int, ranks: int) -> tuple[Sequence, Sequence, int, str]:
+def draw_sequence(seed: int, ranks: int) -> tuple[Sequence, Sequence, int, str]:
     """Return the calls of most ranks, those of the odd one, its rank, and the name of the mutation."""
     draw = random.Random(seed)
-    calls = tuple(PlannedCall.drawn(draw, ranks) for _ in range(draw.randint(2, LONGEST)))
+    calls = tuple(PlannedCall.draw(draw, ranks) for _ in range(draw.randint(2, LONGEST)))
     odd = draw.randrange(ranks)
     while True:
         name = draw.choice(list(MUTATIONS))
@@ -85,13 +85,13 @@ def _of_group(calls: Sequence, group: int) -> list[tuple[object, ...]]:
 def _change(draw: random.Random, calls: Sequence, ranks: int) -> Sequence:
     """Make another call of the same communicator in place of one."""
     at = draw.randrange(len(calls))
-    other = replace(PlannedCall.drawn(draw, ranks), group=calls[at].group)
+    other = replace(PlannedCall.draw(draw, ranks), group=calls[at].group)
     return (*calls[:at], other, *calls[at + 1 :])
 
 
 def _change_option(draw: random.Random, calls: Sequence, ranks: int) -> Sequence:
     """Change one option of a call."""
-    at, other = draw.randrange(len(calls)), PlannedCall.drawn(draw, ranks)
+    at, other = draw.randrange(len(calls)), PlannedCall.draw(draw, ranks)
     name = draw.choice(("n", "dtype", "op", "root", "method"))
     return (*calls[:at], replace(calls[at], **{name: getattr(other, name)}), *calls[at + 1 :])
 
@@ -127,13 +127,11 @@ MUTATIONS: dict[str, Callable[[random.Random, Sequence, int], Sequence]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Errors of all ranks after one sequence; `problem` is empty if they are the same.
+    """Errors of all ranks after one sequence; `problem` is empty if they are the same."""
 
-    A rank that waits on another communicator quotes the error of the rank that has left: its cause is the same. Where
-    the odd rank waits on one communicator and the others on another one, no call differs, and all ranks raise
-    `CollectiveTimeout`: each names the ranks that *it* waits for.
-    """
-
+    # A rank that waits on another communicator quotes the error of the rank that has left: its cause is the same. Where
+    # the odd rank waits on one communicator and the others on another one, no call differs, and all ranks raise
+    # `CollectiveTimeout`: each names the ranks that *it* waits for.
     seed: int
     mutation: str
     errors: tuple[str, ...]
@@ -159,7 +157,7 @@ _CAUSE = re.compile(r"the ranks differ in collective call .*")
 
 def play(comm: Communicator, seed: int) -> str:
     """Make one rank's calls; returns its first error, or "" if it raised none."""
-    calls, changed, odd, _ = drawn_sequence(seed, comm.size)
+    calls, changed, odd, _ = draw_sequence(seed, comm.size)
     own = changed if comm.rank == odd else calls
     draw = random.Random(comm.rank)
     try:
@@ -208,14 +206,11 @@ def outcome(seed: int, ranks: int) -> Outcome:
     """Play one sequence on ranks that are threads."""
     patience = PATIENCE_S
     errors = mpicomp.run_local(ranks, lambda comm: play(comm, seed), timeout=patience, arrival_timeout=patience)
-    return Outcome(seed, drawn_sequence(seed, ranks)[3], tuple(errors))
+    return Outcome(seed, draw_sequence(seed, ranks)[3], tuple(errors))
 
 
 def campaign(seeds: Iterable[int], report: Callable[[Outcome], None]) -> dict[str, int]:
-    """Play many sequences on 2 to 4 ranks; returns the numbers of mismatches, timeouts and faults.
-
-    `report` is called with each fault.
-    """
+    """Play many sequences on 2 to 4 ranks, and report faults; return the numbers of mismatches, timeouts and faults."""
     counts = {"mismatches": 0, "timeouts": 0, "faults": 0}
     for seed in seeds:
         found = outcome(seed, 2 + seed % 3)

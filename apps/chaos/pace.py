@@ -17,18 +17,12 @@ Times: TypeAlias = NDArray[np.float64]
 
 
 class Commits:
-    """Samples of a training by the time of their commit.
-
-    Parameters
-    ----------
-    times : array of float64
-        Seconds; a time before the last one counts as the last one.
-    counts : sequence of int
-        Samples committed at each time; below 0 where steps were given up.
-    """
+    """Samples of a training by the time of their commit."""
 
     def __init__(self, times: Times, counts: Sequence[int]) -> None:
+        # a time before the last one counts as the last one
         self._times = np.maximum.accumulate(times)
+        # counts are negative where steps were given up
         self._before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def between(self, start: float, end: float) -> int:
@@ -38,16 +32,13 @@ class Commits:
 
 
 def seconds_lost(commits: Commits, kill: float, settled: float, window: float) -> float | None:
-    """Return the seconds of training that a kill cost.
-
-    `settled` is the first commit behind the kill and any restart. The span ends a window later. Its length, less the
-    time of its samples at the mean pace of the windows before and behind it, is lost. Where a window has no samples,
-    None is returned.
-    """
+    """Return the seconds of training that a kill cost; None where a window around it has no samples."""
+    # `settled` is the first commit behind the kill and any restart
     close = settled + window
     around = [commits.between(*span) for span in ((kill - window, kill), (close, close + window))]
     if min(around) <= 0:
         return None
+    # the span's length, less the time of its samples at the mean pace of the windows before and behind it
     return close - kill - 2 * window * commits.between(kill, close) / sum(around)
 
 

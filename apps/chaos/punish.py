@@ -18,10 +18,7 @@ LOOK_S = 0.5
 
 
 def ranks_of_job(job: str) -> dict[int, int]:
-    """Return the processes of this machine that are ranks of a Slurm job: rank by process.
-
-    Children of ranks, such as workers that load data, are not among them.
-    """
+    """Return the processes of this machine that are ranks of a Slurm job: rank by process."""
     found: dict[int, int] = {}
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -33,27 +30,15 @@ def ranks_of_job(job: str) -> dict[int, int]:
             rank = next(settings[name] for name in RANK_VARIABLES if name in settings)
             found[int(folder.name)] = int(rank)
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    # children of ranks, such as workers that load data, are left out
     return {pid: rank for pid, rank in found.items() if found.get(parents[pid]) != rank}
 
 
 def punish(
     job: str, mean_seconds: float, seed: int, most: int, report: Callable[[int, int], None], spare: int = 1
 ) -> int:
-    """Kill ranks of a job until it has ended, or `most` of them are dead; returns their number.
-
-    Parameters
-    ----------
-    job : str
-        Slurm's number of the job.
-    mean_seconds : float
-        Mean time between two kills, which is exponentially distributed.
-    seed : int
-    most : int
-    report : callable
-        Called with rank and process before each kill.
-    spare : int
-        So many ranks on this machine are left alive.
-    """
+    """Kill ranks of a Slurm job until it has ended, `most` are dead or `spare` are left here; return their number."""
+    # the time between two kills is exponentially distributed
     draw, kills, dead = random.Random(seed), 0, set[int]()
     for _ in _while_running(job, draw, mean_seconds):
         # a worker that outlives its rank looks like the rank

@@ -20,39 +20,21 @@ MOST_ORDERED = 5  # ranks that die between two steps, of which all orders are tr
 
 
 class Step(NamedTuple):
-    """A step of the reference.
-
-    Attributes
-    ----------
-    digest : int
-    loss : float
-    residuals : dict of int to float
-        Sum of the magnitudes of each rank's residual.
-    """
+    """A step of the reference."""
 
     digest: int
     loss: float
-    residuals: dict[int, float]
+    residuals: dict[int, float]  # sum of the magnitudes of each rank's residual
 
 
 class Reference:
-    """A training by threads that can go on with fewer ranks.
-
-    Parameters
-    ----------
-    case : Case
-
-    Attributes
-    ----------
-    place : tuple
-        Model, states and ranks after the steps that were accepted; set it to an earlier one to go back there.
-    has_owners : bool
-        Each pending error belongs to an owner, so the survivors divide the errors whenever they regroup.
-    """
+    """A training by threads that can go on with fewer ranks."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
+        # model, states and ranks after the accepted steps; set it to an earlier one to go back there
         self.place: Place = np.zeros(case.n, np.float32), {}, ()
+        # each pending error belongs to an owner, so the survivors divide the errors whenever they regroup
         self.has_owners = False
 
     def paths(self, group: Group, place: Place) -> Iterator[tuple[Group, ...]]:

@@ -18,15 +18,7 @@ from apps.launch import PROJECT, files_in
 
 
 class RunningJob:
-    """A launcher and its ranks, which write lines into files of `folder`; see `apps.chaos.lines`.
-
-    Parameters
-    ----------
-    command : sequence of str
-    env : dict of str
-    folder : Path
-        Removed by `end`.
-    """
+    """A launcher and its ranks, which write lines into files of `folder`; `end` removes it. See `apps.chaos.lines`."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self.folder, self.reader = folder, LineReader(folder)

@@ -30,22 +30,13 @@ LAST_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Soak:
-    """Calls of a job.
-
-    Parameters
-    ----------
-    calls, ranks, seed : int
-    deaths : int
-        Ranks that die one after the other, each of which another one replaces.
-    methods : tuple of str
-        Names of methods; empty: all.
-    """
+    """Calls of a job."""
 
     calls: int
     ranks: int
-    deaths: int
+    deaths: int  # one after the other, each of which another rank replaces
     seed: int
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # names; empty: all
 
     def request(self) -> Record:
         """Return the request of a job for `apps.chaos.soak_rank`."""

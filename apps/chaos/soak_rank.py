@@ -43,27 +43,13 @@ LONGEST_FUSE_S = 0.004  # from a rank's arming until it dies, in the middle of a
 
 
 class Soak:
-    """Calls of one rank.
-
-    Parameters
-    ----------
-    request : dict
-        Fields as `apps.chaos.soak.Soak.request` writes them.
-    comm : Communicator
-    lines : Lines
-
-    Attributes
-    ----------
-    number : int
-        Number of calls that have ended.
-    checksum : int
-        Of all results since the last comparison, which must be equal on all ranks.
-    """
+    """Calls of one rank, by a request of `apps.chaos.soak.Soak.request`."""
 
     def __init__(self, request: Record, comm: Communicator, lines: Lines) -> None:
         self._seed, self._calls, self._look_every = request["seed"], request["calls"], request["look_every"]
         self._deaths, self._regroups = set(request["deaths"]), request["on_failure"] == "regroup"
         self._comm, self._lines = comm, lines
+        # calls that have ended; all results since the last comparison, which must be equal on all ranks
         self.number = self.checksum = 0
         self._methods: list[str] = request["methods"]
         self._aggregators: list[Aggregator] = [self._start(name, n) for name in self._methods for n in LENGTHS]

@@ -19,32 +19,15 @@ MOST_WRONG = 40  # texts kept
 
 @dataclass
 class Kill:
-    """A kill, by the clock of the ranks' lines.
+    """A kill, by the clock of the ranks' lines."""
 
-    Attributes
-    ----------
-    rank : int
-        Rank at the start of the job.
-    time : float
-        Time of the signal.
-    job : int
-    last_step : int
-        Last step that any rank had committed.
-    lost : float
-        Part of the residuals' magnitude that died with the rank.
-    recovered : float or None
-        Time at which the last of the other ranks had committed its next step; None: not yet.
-    settled : float or None
-        The same, or the time of the first step after a restart that followed; None: not yet.
-    """
-
-    rank: int
-    time: float
+    rank: int  # at the start of the job
+    time: float  # of the signal
     job: int
-    last_step: int
-    lost: float
-    recovered: float | None = None
-    settled: float | None = None
+    last_step: int  # that any rank had committed
+    lost: float  # part of the residuals' magnitude that died with the rank
+    recovered: float | None = None  # when the last of the other ranks had committed its next step; None: not yet
+    settled: float | None = None  # the same, or the time of the first step after a restart that followed
 
 
 @dataclass
@@ -60,39 +43,20 @@ class Step:
 
 @dataclass
 class Timeline:
-    """Steps of one training, over all of its jobs.
+    """Steps of one training, over all of its jobs."""
 
-    Parameters
-    ----------
-    batch : int
-        Samples of a rank and step.
-    is_balanced : bool
-        Of the method, residuals after a step are those before, plus the vectors, less the results.
-
-    Attributes
-    ----------
-    steps : list of Step
-        Those on which the model depends; a restart from a checkpoint replaces the ones behind it.
-    commits : list of tuple of float and int
-        Time of a step's last line, and its samples; or that of a kill, and minus the samples of steps given up.
-    repeated : int
-        Steps that were made again after a restart.
-    balanced, unbalanced : int
-        Steps whose residuals were compared, and those where the dead rank's line is missing.
-    wrong : list of str
-        Results that cannot be.
-    """
-
-    batch: int
+    batch: int  # samples of a rank and step
+    # residuals after a step are those before, plus the vectors, less the results
     is_balanced: bool
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)  # a restart replaces those behind its checkpoint
     kills: list[Kill] = field(default_factory=list)
+    # time of a step's last line, and its samples; or that of a kill, and minus the samples of steps given up
     commits: list[tuple[float, int]] = field(default_factory=list)
-    repeated: int = 0
-    balanced: int = 0
-    unbalanced: int = 0
+    repeated: int = 0  # steps made again after a restart
+    balanced: int = 0  # steps whose residuals were compared
+    unbalanced: int = 0  # those without the dead rank's line
     n_wrong: int = 0
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # results that cannot be
     save_seconds: list[float] = field(default_factory=list)
     is_short: bool = False
     last_time: float = 0.0
@@ -261,12 +225,10 @@ class Timeline:
             self._report(f"job {self.job}, rank {rank}: step {number} was restored with another model")
 
     def _require_restored_residuals(self) -> None:
-        """Compare the mean of the residuals with that of the ranks that saved theirs, which any number of ranks keeps.
-
-        A rank may have died between the step and the checkpoint, and its residual is lost.
-        """
+        """Compare the mean of the residuals, which any number of ranks keeps, with that of the ranks that saved."""
         rows, self._restored = list(self._restored.values()), {}
         step = self.steps[-1] if self.steps else None
+        # a rank may have died between the step and the checkpoint, and its residual is lost
         if not rows or step is None or not self._saved_by or not set(self._saved_by) <= set(step.residuals):
             return
         found = float(np.mean([row["residual"] for row in rows]))

@@ -25,17 +25,10 @@ class Projections(NamedTuple):
 
 
 class Training:
-    """Least squares by one rank; `model` converges to a random target, from noisy gradients.
-
-    Parameters
-    ----------
-    case : Case
-    number : int
-        Rank at the beginning of the job, which the noise depends on.
-    """
+    """Least squares by one rank; `model` converges to a random target, from noisy gradients."""
 
     def __init__(self, case: Case, number: int) -> None:
-        self._case, self._number = case, number
+        self._case, self._number = case, number  # the noise depends on the rank at the beginning of the job
         draw = np.random.default_rng(case.seed)
         self._target = draw.standard_normal(case.n).astype(np.float32)
         self._signs = draw.choice(np.array([-1.0, 1.0]), case.n)

@@ -44,26 +44,12 @@ sys.exit(os.WEXITSTATUS(status))
 
 
 class WarmRanks:
-    """The server, as a process that ends with this one.
-
-    Parameters
-    ----------
-    folder : Path
-        For the socket.
-    modules : sequence of str
-        Modules to load before the first copy is made.
-    env : mapping
-        The server's environment; copies have that of their stubs.
-
-    Raises
-    ------
-    JobFailed
-        The server has not started.
-    """
+    """The server, as a process that ends with this one; its socket is in `folder`."""
 
     def __init__(self, folder: Path, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self._stub, self._socket = folder / "stub.py", folder / "socket"
         self._stub.write_text(_STUB)
+        # loads the modules before the first copy is made; copies have the environment of their stubs
         self._server = subprocess.Popen(
             [sys.executable, "-m", "apps.chaos.warm", str(self._socket), *modules], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, cwd=PROJECT,

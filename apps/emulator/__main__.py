@@ -49,13 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def become_root_of_a_namespace(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by one that is root in namespaces of its own, for a user who is not root.
-
-    Raises
-    ------
-    ClusterError
-        The kernel gives users no namespaces.
-    """
+    """Replace this process by one that is root in namespaces of its own; ClusterError if the kernel refuses."""
     namespaces = ["unshare", "-Urnm"]  # of users, whose root this process becomes, of networks, and of mounts
     try:
         tried = subprocess.run([*namespaces, "true"], capture_output=True, text=True, check=False)

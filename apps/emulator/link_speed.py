@@ -81,10 +81,7 @@ def transfer(sender: Node, receiver: Node, nbytes: int) -> float:
 
 
 def measure(network: Network) -> list[Measured]:
-    """Every node's egress, to a neighbour of its group, and every group's uplink.
-
-    It raises ClusterError if a link carries less than asked for, or more.
-    """
+    """Measure every node's egress, to a neighbour of its group, and every group's uplink."""
     layout, nodes = network.layout, network.nodes
     of_a_group = layout.nodes // layout.groups
     found = []
@@ -98,6 +95,7 @@ def measure(network: Network) -> list[Measured]:
         slowest = min((layout.rates[here], layout.between), key=lambda rate: rate.bits_per_s or float("inf"))
         what = f"group {group} to group {(group + 1) % layout.groups}"
         found.append(_link(what, nodes[here], nodes[there], slowest))
+    # links that carry less than their rate, or more
     wrong = [link for link in found if not link.true]
     if wrong and not (layout.delay_ms or layout.loss_percent):
         raise ClusterError(

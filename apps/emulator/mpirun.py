@@ -44,19 +44,8 @@ def require_mpirun(mpi: str) -> None:
 def mpirun(
     network: Network, folder: Path, mpi: str, ranks_per_node: int, command: Sequence[str], python: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line that runs `command` on all hosts, to be given to the first of them, and its environment.
-
-    Parameters
-    ----------
-    network : Network
-    folder : Path
-        For files that must live as long as the job.
-    mpi : "openmpi" or "mpich"
-    ranks_per_node : int
-    command : sequence of str
-    python : Path, optional
-        The ``mpirun`` beside it is taken, or else that on PATH. Default: this Python.
-    """
+    """Return the command line that runs `command` on all hosts, for the first of them, and its environment."""
+    # files in the folder must live as long as the job; `python` names the environment whose mpirun is taken
     nodes, hosts, launcher = network.nodes, folder / "hosts", folder / "launcher"
     cases = "\n".join(f"{node.address}|{node.name}) namespace={node.namespace} name={node.name};;" for node in nodes)
     launcher.write_text(LAUNCHER.format(cases=cases))
@@ -97,11 +86,7 @@ def run_on_hosts(
     settings: Mapping[str, str] = MappingProxyType({}),
     ranks_per_node: int = 1,
 ) -> None:
-    """Run Python with `arguments` on all hosts to its end; JobFailed if it fails or takes too long.
-
-    Errors call the job `what`, and its environment has the `settings` as well. The other parameters are those of
-    `mpirun`.
-    """
+    """Run Python with `arguments` on all hosts to its end; JobFailed if it fails or takes too long."""
     program = [str(python or sys.executable), *arguments]
     command, env = mpirun(network, folder, mpi, ranks_per_node, program, python)
     own = {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), env.get("PYTHONPATH")))), **settings}

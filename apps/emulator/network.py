@@ -38,16 +38,12 @@ class ClusterError(RuntimeError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a cluster: nodes with `rates` of their egress, divided into equal `groups` of neighbours.
+    """Layout of a cluster: nodes in equal `groups` of neighbours; ValueError if it cannot be built."""
 
-    The link from a group to all others has the rate `between`, each way. Delay and loss are added to each node's egress
-    and need the kernel's netem. A layout that cannot be built raises ValueError.
-    """
-
-    rates: tuple[Rate, ...]
+    rates: tuple[Rate, ...]  # of the nodes' egress
     groups: int = 1
-    between: Rate = field(default_factory=Rate)
-    delay_ms: float = 0.0
+    between: Rate = field(default_factory=Rate)  # of the link from a group to all others, each way
+    delay_ms: float = 0.0  # added to each node's egress, as is loss; both need the kernel's netem
     loss_percent: float = 0.0
 
     def __post_init__(self) -> None:
@@ -83,10 +79,7 @@ class Node:
 
 
 class Network:
-    """The cluster's hosts and links, for as long as the ``with`` statement lasts.
-
-    It raises ClusterError if there is no root, no ``ip`` or ``tc``, or if the kernel refuses.
-    """
+    """The cluster's hosts and links within a ``with`` statement; ClusterError without root or tools."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

@@ -13,11 +13,10 @@ SMALLEST_QUEUE_BYTES = 1_000_000
 
 
 def token_bucket(rate: Rate) -> list[str]:
-    """Return the arguments of ``tc qdisc add dev ...`` that hold a device's egress to a rate.
-
-    The bucket holds the bytes of a millisecond; the queue is long enough that TCP need not drop.
-    """
+    """Return the arguments of ``tc qdisc add dev ...`` that hold a device's egress to a rate."""
     assert rate.bits_per_s is not None
+    # the bytes of a millisecond
     burst = max(SMALLEST_BURST_BYTES, round(rate.bits_per_s / 8 * BURST_S))
+    # so long that TCP need not drop
     queue = max(SMALLEST_QUEUE_BYTES, round(rate.bits_per_s / 8 * QUEUE_S))
     return ["tbf", "rate", f"{rate.bits_per_s:.0f}bit", "burst", f"{burst}", "limit", f"{burst + queue}"]

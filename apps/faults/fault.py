@@ -8,10 +8,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Phase of a step, in the order in which a rank passes them.
-
-    A rank that does not pass a phase, such as the middle of a call of two messages, passes to the next one.
-    """
+    """Phase of a step, in the order in which a rank passes them; a phase that it does not pass counts as the next."""
 
     BEFORE_CALL = "before-call"
     CALL_CHECK = "call-check"  # the first message by which the ranks compare the call has been sent

@@ -25,10 +25,7 @@ class Watcher(Protocol):
 
 
 class WatchedComm(MPI.Intracomm):
-    """Communicator whose sends pass a `Watcher`; so do those of its duplicates, parts and survivors.
-
-    Collectives of MPI itself are not watched.
-    """
+    """Communicator whose sends pass a `Watcher`, as do those of its duplicates; MPI's own collectives do not."""
 
     watcher: Watcher
 
@@ -43,7 +40,7 @@ class WatchedComm(MPI.Intracomm):
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         bit = self.watcher.sending(self, _content(buf).size)
         if bit is not None:
-            damaged = flipped(_content(buf), bit)
+            damaged = flip_bit(_content(buf), bit)
             buf = [damaged, damaged.size, MPI.BYTE]
         request = super().Isend(buf, dest, tag)
         self.watcher.sent()
@@ -81,7 +78,7 @@ class _WatchedSend(Testable):
         if bit is None:
             self._request.Start()
         else:
-            damaged = flipped(content, bit)
+            damaged = flip_bit(content, bit)
             self._single = MPI.Intracomm.Isend(self._comm, [damaged, damaged.size, MPI.BYTE], *self._to)
         self._comm.watcher.sent()
 
@@ -99,14 +96,14 @@ class _WatchedSend(Testable):
         self._request.Free()
 
 
-def flipped(content: Bytes, bit: int) -> Bytes:
+def flip_bit(content: Bytes, bit: int) -> Bytes:
     """Return a copy of a message with one bit flipped; `bit` counts modulo the length.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from apps.faults.messages import flipped
-    >>> flipped(np.zeros(2, np.uint8), 17).tolist()
+    >>> from apps.faults.messages import flip_bit
+    >>> flip_bit(np.zeros(2, np.uint8), 17).tolist()
     [2, 0]
     """
     damaged = content.copy()

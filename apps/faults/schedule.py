@@ -65,10 +65,10 @@ def random_faults(
         rank, phase = draw.choice(living), Phase(draw.choice(list(phases)))
         if kind in KILLS:
             living.remove(rank)
-        faults.append(drawn(draw, kind, rank, step, phase))
+        faults.append(draw_fault(draw, kind, rank, step, phase))
 
 
-def drawn(draw: random.Random, kind: Kind, rank: int, step: int, phase: Phase) -> Fault:
+def draw_fault(draw: random.Random, kind: Kind, rank: int, step: int, phase: Phase) -> Fault:
     """Return a fault whose duration or bit is drawn."""
     if kind is Kind.LATE_KILL:
         return Fault(kind, rank, step, phase, seconds=round(draw.uniform(*LATE_S), 4))

@@ -88,12 +88,10 @@ def load() -> Examples:
 
 
 def split(examples: Iterable[Example]) -> Examples:
-    """Take the same number of each label to test and to validate by, and up to `MOST` in all.
-
-    Which ones depends on their texts alone, by a hash, whatever their order. ValueError if a label has too few.
-    """
+    """Take the same number of each label to test and to validate by, and up to `MOST` in all; ValueError if too few."""
     parts: tuple[list[Example], ...] = ([], [], [])
     for label, name in enumerate(LABELS):
+        # by a hash of the text alone: the order of the examples does not matter
         own = sorted((one for one in examples if one.label == label), key=lambda one: _digest(one.text))[:MOST]
         if len(own) <= TEST + VALIDATION:
             raise ValueError(

@@ -51,11 +51,9 @@ class Classifier(nn.Module):
 
 
 def classifier(seed: int) -> Classifier:
-    """The pretrained transformer with a new classifier for the labels of the examples, drawn by the seed.
-
-    It has no dropout: ranks that are threads would draw from one generator, in an order that time decides.
-    """
+    """Return the pretrained transformer with a new classifier for the labels of the examples, drawn by the seed."""
     encoder = copy.deepcopy(_encoder())
+    # no dropout: ranks that are threads would draw from one generator, in an order that time decides
     return Classifier(encoder, encoder.config.hidden_size, len(LABELS), seed)
 
 

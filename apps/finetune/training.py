@@ -41,15 +41,9 @@ class Run:
 
 
 def train(run: Run, model: Callable[[int], nn.Module], examples: Encoded, held_out: Encoded) -> Record:
-    """Fine-tune ``model(seed)``, which is to be the same on each call, and evaluate it on what is `held_out`.
-
-    Returns
-    -------
-    dict
-        ``diverged``: whether NaN or infinity ended the run; there is nothing else then. ``steps``, ``accuracy``,
-        ``loss``: of each evaluation. ``train_loss``: of each step, mean over ranks. ``bits_per_element``: per phase.
-        ``seconds``: of the training steps on the slowest rank.
-    """
+    """Fine-tune ``model(seed)``, which must be equal on each call, and evaluate it on `held_out` examples."""
+    # the record has `diverged` alone, or steps, accuracy and loss of each evaluation, train_loss of each step,
+    # bits_per_element per phase, and the seconds of the training steps on the slowest rank
     models = [model(run.seed) for _ in range(RANKS)]  # here, as their construction may not bear threads
     try:
         return run_local(RANKS, lambda comm: _rank(comm, run, models[comm.rank], examples, held_out), "ring")[0]

@@ -33,16 +33,11 @@ def is_guided() -> bool:
     return find_spec("atheris") is not None
 
 
-def prepared(target: Target) -> list[bytes]:
-    """Return the seeds after each has been read once: kernels are compiled and modules imported without a time limit.
-
-    Raises
-    ------
-    AssertionError
-        A seed is a fault.
-    """
+def prepare_seeds(target: Target) -> list[bytes]:
+    """Return the seeds after each has been read once; AssertionError if one is a fault."""
     seeds = [*target.seeds()]
     for content in seeds:
+        # compiles kernels and imports modules without a time limit
         target.fault(content)
     for content in seeds:
         fault = target.fault(content)
@@ -62,7 +57,7 @@ def _timed(target: Target, content: bytes) -> str:
 
 def random_campaign(target: Target, runs: int, seconds: int, seed: int) -> Result:
     """Read random mutations of the seeds, up to the first fault."""
-    seeds = prepared(target)
+    seeds = prepare_seeds(target)
     start, done, content = time.perf_counter(), 0, b""
     before = signal.signal(signal.SIGALRM, raise_hang)
     try:
@@ -83,14 +78,12 @@ def random_campaign(target: Target, runs: int, seconds: int, seed: int) -> Resul
 
 
 def guided_campaign(target: Target, runs: int, seconds: int, seed: int, corpus: Path) -> Result:
-    """Read inputs that coverage guides, in a process of their own; a fault's input is left next to the corpus.
-
-    The modules of the reader must have been imported under ``atheris.instrument_imports``. The process is forked from
-    this one, since imports take longer than many campaigns.
-    """
+    """Read inputs that coverage guides, in a process of their own; a fault's input is left next to the corpus."""
     corpus.mkdir(parents=True, exist_ok=True)
     log, start = corpus / f"{target.name}.txt", time.perf_counter()
     sys.stdout.flush()
+    # forked, since imports take longer than many campaigns; the reader's modules must have been imported under
+    # ``atheris.instrument_imports``
     child = os.fork()
     if child == 0:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -114,7 +107,7 @@ def _fuzz(target: Target, runs: int, seconds: int, seed: int, corpus: Path) -> N
 
     folder = corpus / target.name
     folder.mkdir(parents=True, exist_ok=True)
-    for number, content in enumerate(prepared(target)):
+    for number, content in enumerate(prepare_seeds(target)):
         (folder / f"seed-{number:04d}").write_bytes(content)
 
     def read(content: bytes) -> None:

@@ -20,10 +20,10 @@ def inputs(seeds: Sequence[bytes], n: int, seed: int) -> Iterator[bytes]:
     draw = random.Random(seed)
     yield from seeds[:n]
     for _ in range(n - len(seeds)):
-        yield mutated(draw.choice(seeds), seeds, draw)
+        yield mutate(draw.choice(seeds), seeds, draw)
 
 
-def mutated(content: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
+def mutate(content: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
     """Return an input with one to eight random changes."""
     held = bytearray(content)
     for _ in range(1 << draw.randrange(4)):

@@ -16,32 +16,17 @@ MOST_BYTES, MOST_PER_BYTE = 1 << 26, 1000  # growth of the process's largest siz
 
 @dataclass(frozen=True)
 class Target:
-    """A reader, with inputs that it accepts.
-
-    Parameters
-    ----------
-    name : str
-    reads : str
-        Names of the functions that get the bytes.
-    seeds : callable
-        Returns accepted inputs, from which mutations start.
-    run : callable
-        Reads one input. Its result is not looked at.
-    errors : sequence of exception types
-        Documented errors. Errors of derived types, such as UnicodeDecodeError, are faults.
-    """
+    """A reader, with inputs that it accepts."""
 
     name: str
-    reads: str
-    seeds: Callable[[], Sequence[bytes]]
-    run: Callable[[bytes], object]
+    reads: str  # names of the functions that get the bytes
+    seeds: Callable[[], Sequence[bytes]]  # accepted inputs, from which mutations start
+    run: Callable[[bytes], object]  # reads one input; its result is ignored
+    # documented; errors of derived types, such as UnicodeDecodeError, are faults
     errors: tuple[type[Exception], ...] = (ValueError,)
 
     def fault(self, content: bytes) -> str:
-        """Read an input; return the fault in words, or an empty text.
-
-        Crashes and hangs in compiled code end the process instead.
-        """
+        """Read an input; return the fault in words, or an empty text. Crashes and hangs end the process instead."""
         before = _peak_bytes()
         try:
             self.run(content)

@@ -20,7 +20,7 @@ from collectives.schedules.registry import topology
 from mpicomp import algorithm
 from mpicomp.cli import arguments
 from mpicomp.cli.doctor import environment as doctor
-from mpicomp.cli.run.allocation import granted
+from mpicomp.cli.run.allocation import find_allocation
 from mpicomp.cli.run.environment import for_shell
 from mpicomp.codecs import compressor
 
@@ -103,7 +103,7 @@ def _environ_seeds() -> list[bytes]:
 
 def _read_allocation(content: bytes) -> None:
     environ = _environ(content)
-    found = granted(environ)
+    found = find_allocation(environ)
     if found is not None:
         found.place(4)
     for_shell(environ)
@@ -158,7 +158,8 @@ TARGETS = [
     Target("train-options", "types of apps.train's options", _seeds("500steps", "1,2", "none", "0.1", "a=1"),
            _each(train_options.positive, train_options._seed, train_options._positive_float, train_options._integers,
                  train_options._period, train_options._interval, train_options._assignment), ERRORS),
-    Target("allocations", "granted, for_shell: Slurm, PBS, LSF, host files", _environ_seeds, _read_allocation, ERRORS),
+    Target("allocations", "find_allocation, for_shell: Slurm, PBS, LSF, host files", _environ_seeds, _read_allocation,
+           ERRORS),
     Target("settings", "variables of launchers and of mpicomp", _environ_seeds, _read_settings, ERRORS),
     Target("quotas", "doctor.quota", lambda: [b"0::/\n\n\n100000 100000", b"3:cpu,x:/a/b\n", b"0::/..\n\nmax 1"],
            _read_quota, ()),

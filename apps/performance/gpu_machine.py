@@ -19,25 +19,14 @@ DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version
 
 
 class Place(NamedTuple):
-    """Place where a rank computes.
+    """Place where a rank computes."""
 
-    Attributes
-    ----------
-    device : str
-        As in ``"cuda:0"``.
-    alone : bool
-        Whether no two ranks of the job share a GPU.
-    """
-
-    device: str
-    alone: bool
+    device: str  # such as "cuda:0"
+    alone: bool  # no two ranks of the job share a GPU
 
 
 def placed(comm: Communicator, what: str) -> Place | None:
-    """Choose this rank's GPU: its place among its node's ranks, modulo GPUs; collective.
-
-    Returns None, with one message of rank 0's that `what` is not measured, where any rank has no GPU.
-    """
+    """Choose this rank's GPU: its place among its node's ranks, modulo GPUs; None if a rank has no GPU. Collective."""
     lacks = comm.allgather_object(missing(numba_cuda=False))
     lack = next((f"rank {rank} of {comm.size}: {one}" for rank, one in enumerate(lacks) if one), "")
     if lack:

@@ -14,11 +14,9 @@ WARP = 32  # threads that vote together: half a word
 
 @cuda.jit
 def pack(x, halves, odd_positive, zero, tiny, strange):  # type: ignore[no-untyped-def]
-    """Signs of x as bits, zeros alternating; `strange` becomes 1 where x is not finite.
-
-    x : float32[n]. halves : int32[2 ceil(n / 64)], overwritten. zero, tiny : 0 and the smallest positive number.
-    strange : int32[1].
-    """
+    """Signs of x as bits, zeros alternating; `strange` becomes 1 where x is not finite."""
+    # x: float32[n]; halves: int32[2 ceil(n / 64)], overwritten; zero and tiny: 0 and the smallest positive number;
+    # strange: int32[1]
     i = cuda.grid(1)
     positive = False
     if i < x.size:

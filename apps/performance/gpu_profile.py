@@ -61,9 +61,7 @@ def busy(of: Iterable[Activity]) -> float:
 
 
 def hidden(copies: Sequence[Activity], kernels: Sequence[Activity]) -> float | None:
-    """The share of the copies' time in which kernels ran as well; None: there were no copies.
-
-    It is (copies + kernels - both) / copies, of which each is the time in which at least one of these was under way.
-    """
+    """Return the share of the copies' time in which kernels ran as well; None: there were no copies."""
     copying = busy(copies)
+    # (copies + kernels - both) / copies, of which each is the time in which at least one of these was under way
     return (copying + busy(kernels) - busy([*copies, *kernels])) / copying if copying else None

@@ -40,20 +40,11 @@ TOP = 15  # kernels that are shown
 
 
 class TrainingStep:
-    """A model, its optimizer and a batch; calling it makes a step and waits for the GPU.
-
-    Parameters
-    ----------
-    sizes : dict
-        Of `apps.pipeline.model.Shape`.
-    batch : int
-        Examples of a rank.
-    device : str
-    comm : Communicator or None
-        None: the optimizer is not wrapped.
-    """
+    """A model, its optimizer and a batch; calling it makes a step and waits for the GPU."""
 
     def __init__(self, sizes: dict[str, int], batch: int, device: str, comm: Communicator | None) -> None:
+        # sizes are those of `apps.pipeline.model.Shape`, batch the examples of a rank; without comm, no optimizer is
+        # wrapped
         import torch
 
         from apps.pipeline.model import Shape, slice_of

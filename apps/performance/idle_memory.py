@@ -45,11 +45,9 @@ def measure(nbytes: int, pauses_s: Sequence[float], scalings: int, between_s: fl
 
 
 def memory_scaling() -> float:
-    """Return the speed at which all processors read memory at once, relative to one; takes half a second.
-
-    Processors that share a way to memory reach little more together than one alone. Which ones a virtual machine has
-    can change while it runs.
-    """
+    """Return the speed at which all processors read memory at once, relative to one; takes half a second."""
+    # Processors that share a way to memory reach little more together than one alone. Which ones a virtual machine has
+    # can change while it runs.
     vectors = [np.ones(_SCALING_ELEMENTS, np.float32) for _ in range(len(os.sched_getaffinity(0)))]
     reached = [(passes(vectors[:1]), passes(vectors)) for _ in range(_SCALING_TURNS)]
     return float(np.median([together / alone for alone, together in reached]))

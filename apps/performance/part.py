@@ -32,21 +32,17 @@ Column = tuple[str, Callable[[Any], str]]
 
 @dataclass(frozen=True)
 class Part:
-    """Measurement of one module of this package.
-
-    `measure` is called with `quick` or `full` and returns a record, or None on ranks other than 0. A callable makes the
-    columns of the record. `note` stands between the table and its footer. The tables are measured on so many `ranks`;
-    without any, without ``mpirun``.
-    """
+    """Measurement of one module of this package."""
 
     module: str
     summary: str
+    # called with quick or full; returns a record, or None on ranks other than 0
     measure: Callable[..., Record | None]
     columns: Sequence[Column] | Callable[[Record], Sequence[Column]]
     quick: Mapping[str, Any]
     full: Mapping[str, Any]
-    note: Callable[[Record], str] = lambda record: ""
-    ranks: tuple[int, ...] = ()
+    note: Callable[[Record], str] = lambda record: ""  # between the table and its footer
+    ranks: tuple[int, ...] = ()  # numbers of ranks to measure with; none: without ``mpirun``
 
     def render(self, record: Record) -> str:
         """Markdown."""

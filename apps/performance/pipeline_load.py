@@ -20,18 +20,14 @@ HEAD_WIDTH, RATE = 32, 1e-3
 
 @dataclass(frozen=True)
 class Load:
-    """Size of the model and of its batches.
+    """Size of the model and of its batches."""
 
-    An example is `context` characters. The last dimension of activations is `width`. Each stage has so many `blocks`. A
-    micro-batch has `examples`, a batch `micro_batches`, and an epoch `batches`.
-    """
-
-    context: int = 64
-    width: int = 128
-    blocks: int = 2
-    examples: int = 8
-    micro_batches: int = 8
-    batches: int = 1
+    context: int = 64  # characters of an example
+    width: int = 128  # last dimension of activations
+    blocks: int = 2  # of each stage
+    examples: int = 8  # of a micro-batch
+    micro_batches: int = 8  # of a batch
+    batches: int = 1  # of an epoch
 
     @property
     def batch(self) -> int:
@@ -62,14 +58,11 @@ def trainer(
     optimizer: torch.optim.Optimizer | None = None,
     replica: int = 0,
 ) -> Callable[[], None]:
-    """Return a function that trains a stage on the next batch of the epoch; call it on all stages.
-
-    `shuffled`: the examples come in another order in each epoch. Otherwise a batch always has the same ones. Without an
-    `optimizer` it is SGD's step. Each `replica` has other examples.
-    """
+    """Return a function that trains a stage on the next batch of the epoch; call it on all stages."""
     inputs, targets = load.texts(seed=replica)
     if optimizer is None:
         optimizer = torch.optim.SGD(stage.module.parameters(), RATE)
+    # shuffled: in another order in each epoch; otherwise a batch always has the same examples
     draw, numbers = np.random.default_rng(0), cycle(range(load.batches))
     order = np.arange(load.epoch)
 

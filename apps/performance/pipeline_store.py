@@ -146,12 +146,9 @@ def _row(name: str, timed: Mapping[str, Seconds], megabytes: float) -> Row:
 
 
 def most(values: Sequence[float]) -> float:
-    """Return an upper bound, with `CONFIDENCE`, on the median of the distribution that these values are drawn from.
-
-    An order statistic: that many values or fewer lie below the median as seldom as the confidence asks. The greatest
-    value where there are too few.
-    """
+    """Return an upper bound, with `CONFIDENCE`, on the median of the distribution that these values are drawn from."""
     n = len(values)
+    # order statistic: so many values lie below the median with the probability 1 - CONFIDENCE; the greatest if too few
     below = accumulate(comb(n, k) / 2**n for k in range(n))
     place = next((k for k, part in enumerate(below) if part >= CONFIDENCE), n - 1)
     return sorted(values)[place]

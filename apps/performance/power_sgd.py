@@ -57,12 +57,7 @@ def measure(models: Sequence[tuple[tuple[int, ...], int, int]], rate: float) -> 
 
 
 class Side:
-    """A model with one of the ways to average its gradients.
-
-    Attributes
-    ----------
-    n_steps, n_parameters : int
-    """
+    """A model with one of the ways to average its gradients."""
 
     def __init__(
         self, name: str, comm: Communicator, gloo: Any, hidden: tuple[int, ...], epochs: int, seed: int, rate: float

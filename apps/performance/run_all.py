@@ -34,14 +34,11 @@ GPU_PARTS = ("gpu-kernels", "gpu-allreduce", "gpu-training")
 
 @dataclass(frozen=True)
 class Job:
-    """A part, started once under a name: that of its record and of its place in the document.
-
-    Ranks None: without mpirun.
-    """
+    """A part, started once under a name: that of its record and of its place in the document."""
 
     name: str
     part: Part
-    ranks: int | None
+    ranks: int | None  # None: without mpirun
 
     def arguments(self, path: Path, quick: bool) -> list[str]:
         """Return Python's arguments that measure the part and write the record."""

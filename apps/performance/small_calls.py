@@ -25,14 +25,12 @@ COUNTS = (1, 16, 256, 1024, 4096, 16_384, 65_536)
 
 
 def kernels(n: int, size: int, compensation: bool) -> Callable[[], None]:
-    """The kernels that one rank of `size` calls for a one-bit all-reduce of `n` elements, one after the other.
-
-    They encode and decode all elements and merge (size - 1) / size of them once, which is the least that any schedule
-    does. Further merges of a schedule count as overhead.
-    """
+    """Return the kernels that a rank of `size` calls for a one-bit all-reduce of `n` elements, one after the other."""
     x, out = np.ones(n, np.float32), np.empty(n, np.uint32)
     residual, sums = np.zeros(n, np.float32), np.zeros(-(-n // BLOCK))
     bits, others = np.zeros(-(-n // 64), np.uint64), np.zeros(-(-n // 64), np.uint64)
+    # all elements are encoded and decoded, and (size - 1) / size of them merged once: the least that any schedule does;
+    # further merges of a schedule are overhead
     merged = bits[: -(-bits.size * (size - 1) // size)]
     words, sign = np.empty(-(-merged.size * 64 // GROUP) * 8, np.uint64), Sign().bind("cpu", Stream(0, 0, "merge"))
     origin = source(0)

@@ -22,10 +22,7 @@ from collectives.threads.run_local import run_local
 
 
 def run_on_threads(options: dict[str, Any], save: str | None = None) -> Record:
-    """Train on ranks that are threads of this process; returns the record, whose losses are those of MPI ranks.
-
-    `save` is a file for the weights that the run ends with.
-    """
+    """Train on ranks that are threads; return the record, with MPI's losses. `save` is a file for the final weights."""
     made = Options(**options)
     return run_local(made.stages * made.replicas, lambda comm: _trained(made, comm, save))[0]
 

@@ -12,16 +12,11 @@ from torch import Tensor, nn
 
 
 class Magnitudes:
-    """Watches the outputs of a module for examples that it sees again and again.
-
-    Attributes
-    ----------
-    activations, changes : list of float
-        Of each step: the mean size of an element, and of its change since the example's last visit. A step of which no
-        example was seen before has no change: NaN.
-    """
+    """Watches the outputs of a module for examples that it sees again and again."""
 
     def __init__(self, module: nn.Module, examples: int) -> None:
+        # of each step: the mean size of an element, and of its change since the example's last visit; NaN for a step
+        # with no example seen before
         self.activations, self.changes = list[float](), list[float]()
         self._last: list[Tensor | None] = [None] * examples
         self._ids: list[int] = []

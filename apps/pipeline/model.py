@@ -44,13 +44,11 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to earlier characters, then a network of each character; normalised before. No dropout.
-
-    Dropout would keep differences of activations from shrinking.
-    """
+    """Attention to earlier characters, then a network of each character; normalised before."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        # no dropout: it would keep differences of activations from shrinking
         self.layer = nn.TransformerEncoderLayer(
             shape.width, shape.heads, 4 * shape.width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
@@ -79,13 +77,7 @@ class Head(nn.Module):
 
 
 def slice_of(shape: Shape, stage: int, stages: int, seed: int) -> nn.Sequential:
-    """The part of a stage. All stages together have the same weights, under the same names, however many there are.
-
-    Raises
-    ------
-    ValueError
-        There are more stages than blocks.
-    """
+    """Return the part of a stage; however many stages there are, all have the same weights under the same names."""
     if stages > shape.layers:
         raise ValueError(f"{shape.layers} blocks cannot be spread over {stages} stages: take --layers {stages} or more")
     ends = [shape.layers * k // stages for k in range(stages + 1)]

@@ -22,18 +22,15 @@ BITS = (*range(1, 9), HALF, FULL)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A run: the grid, the model, the training and the bits of its messages.
-
-    ``direct`` quantizes activations themselves (DirectQ) instead of their differences (AQ-SGD). 32 bits are float32 and
-    16 are float16; with either activations always travel directly. `batch` has the sequences of a replica and step.
-    """
+    """A run: the grid, the model, the training and the bits of its messages."""
 
     stages: int = 4
     replicas: int = 1
+    # 32 bits are float32 and 16 are float16; with either activations always travel directly
     forward_bits: int = 3
     backward_bits: int = 6
     gradient_bits: int = FULL
-    direct: bool = False
+    direct: bool = False  # quantize activations (DirectQ), not differences (AQ-SGD)
     rounding: Literal["nearest", "stochastic"] = "nearest"
     store: Literal["memory", "disk"] = "memory"
     stored_bits: int = FULL
@@ -43,7 +40,7 @@ class Options:
     heads: int = 4
     context: int = 64
     epochs: int = 10
-    batch: int = 16
+    batch: int = 16  # sequences of a replica and step
     micro_batches: int = 4
     lr: float = 3e-3
     warm_up: float = 0.1

@@ -23,10 +23,7 @@ Work = Callable[[argparse.Namespace, Communicator], None]
 
 
 def run_program(parse: Parse, work: Work) -> int:
-    """Read the options and do the work; collective over all ranks of the job. Returns the exit status.
-
-    Errors that all ranks have are printed by rank 0. A rank that misses another one ends the job.
-    """
+    """Read the options, do the work and return the exit status; collective over all ranks of the job."""
     mpicomp.install_abort_hook()
     try:
         found = on_rank_0(parse)
@@ -41,6 +38,7 @@ def run_program(parse: Parse, work: Work) -> int:
     with comm:
         try:
             work(found, comm)
+        # errors that all ranks have are printed by rank 0; a rank that misses another one ends the job
         except (JobError, PipelineError, CollectiveMismatch) as error:
             return fail(comm.mpi_comm, str(error))
         except CollectiveError as error:

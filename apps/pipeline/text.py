@@ -22,29 +22,16 @@ Sequences = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sequences of characters, each with one character more than the model reads, so that it has a last target.
+    """Sequences of characters, each with one more than the model reads, so that it has a last target."""
 
-    Attributes
-    ----------
-    name : str
-        Where the text is from.
-    digest : str
-        Of its characters.
-    training, validation : int64[sequences, context + 1]
-    """
-
-    name: str
-    digest: str
-    training: Sequences
+    name: str  # of the source
+    digest: str  # of its characters
+    training: Sequences  # int64[sequences, context + 1], as is validation
     validation: Sequences
 
 
 def load(path: Path | None, characters: int, context: int, skip: int = 0) -> Corpus:
-    """Read `characters` of a file, or of the standard library, behind the first `skip`, and cut them into sequences.
-
-    Each `HELD_OUT_EVERY`-th sequence is for validation. OSError if the file cannot be read, ValueError if it is too
-    short.
-    """
+    """Read characters of a file, or of the standard library, behind the first `skip`, and cut them into sequences."""
     end = skip + characters
     text = (_standard_library(end) if path is None else path.read_text(errors="replace")[:end])[skip:]
     name = "Python's standard library" if path is None else path.name
@@ -57,6 +44,7 @@ def load(path: Path | None, characters: int, context: int, skip: int = 0) -> Cor
         )
     places = np.arange(count)[:, None] * context + np.arange(context + 1)
     sequences = tokens[places].astype(np.int64)
+    # for validation
     held_out = np.arange(count) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     digest = hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
     return Corpus(name, digest, sequences[~held_out], sequences[held_out])

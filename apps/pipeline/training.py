@@ -28,28 +28,7 @@ Record = dict[str, Any]
 
 
 class Training:
-    """A rank's part of a run; every method is collective over all ranks of the grid.
-
-    Parameters
-    ----------
-    options : Options
-        The same on all ranks.
-    comm : Communicator
-        Of ``stages x replicas`` ranks. ValueError on every rank if it has others.
-    corpus : Corpus
-        The same on all ranks.
-    folder : Path, optional
-        Of the stores' files, for ``store="disk"``.
-    weights : dict of tensor, optional
-        Of the whole model, to begin with.
-
-    Attributes
-    ----------
-    epoch : int
-        Epochs made.
-    losses : list of float
-        Mean over replicas of each step.
-    """
+    """A rank's part of a run; every method is collective over all ranks of the grid."""
 
     def __init__(
         self,
@@ -59,6 +38,8 @@ class Training:
         folder: Path | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
+        # options and corpus are the same on all ranks; the folder is for files of ``store="disk"``, and weights are
+        # those of the whole model, to begin with
         self.options, self._comm, self._corpus = options, comm, corpus
         self.grid = comm.grid(replica=options.replicas, stage=options.stages)
         self._stages, self._replicas = self.grid.along("stage"), self.grid.along("replica")

@@ -16,11 +16,9 @@ Run = Callable[[], Record]
 
 
 def run_parallel(runs: Mapping[Key, Run]) -> dict[Key, Record]:
-    """Call each run; returns their results under the same keys.
-
-    Ranks that are threads share one Python interpreter, so that a run alone leaves a second processor half idle.
-    """
+    """Call each run; return their results under the same keys."""
     workers = min(os.cpu_count() or 1, len(runs))
+    # ranks that are threads share one interpreter, so that a run alone leaves a second processor half idle
     if workers < 2:
         return {key: run() for key, run in runs.items()}
     # The processes are spawned: a fork would copy the threads of MPI and torch by halves.

@@ -28,11 +28,9 @@ class Results:
         return dict(known["result"]) if known["settings"] == json.loads(json.dumps(settings)) else None
 
     def get(self, name: str, settings: Record, make: Callable[[], Record]) -> Record:
-        """Return the result of the file `name`; `make` it if there is none with these settings.
-
-        The settings are everything that the result depends on. A file with others is replaced, and one of another
-        program raises ValueError.
-        """
+        """Return the result of the file `name`; `make` it if the file has other settings or is missing."""
+        # the settings are all that the result depends on; a file with others is replaced, another program's is a
+        # ValueError
         known = self.kept(name, settings)
         if known is not None:
             return known

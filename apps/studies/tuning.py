@@ -15,12 +15,9 @@ def climb(
     run: Callable[[str, float], Run],
     score: Callable[[Record], float],
 ) -> dict[str, float]:
-    """The best rate of each method, whose neighbours on the ladder have been tried too.
-
-    The search begins at the `first` rate of each method. ``run(method, rate)`` makes a run, which `run_parallel` calls;
-    a higher `score` of its result is better, and that of a run that failed is -inf.
-    """
+    """Return the best rate of each method, whose neighbours on the ladder have been tried too."""
     found: dict[str, dict[float, float]] = {name: {} for name in first}
+    # a higher score of a run's result is better; a run that failed has -inf
     best = dict(first)
     while plan := [(name, rate) for name in first for rate in _around(ladder, best[name]) if rate not in found[name]]:
         for (name, rate), record in run_parallel({key: run(*key) for key in plan}).items():

@@ -51,20 +51,10 @@ MOST_REMEMBERED = 512  # lengths and tags for which persistent sends are kept
 
 
 class CallCheck:
-    """Comparison of the calls of one communicator.
-
-    Parameters
-    ----------
-    comm : MPI.Comm
-    missing : MissingRanks
-        Its counter of calls is increased for each call that this rank comes to, and its partners are set.
-    most_bytes : int
-        Longest vector that may be summed on the way.
-    has_checksums : bool
-        Messages have checksums.
-    """
+    """Comparison of the calls of one communicator, which may sum vectors of `most_bytes` at most on the way."""
 
     def __init__(self, comm: MPI.Comm, missing: MissingRanks, most_bytes: int = 0, has_checksums: bool = False) -> None:
+        # it counts the calls that this rank comes to in `missing`, and sets its partners there
         self._comm, self._missing, self._most_bytes, self._has_checksums = comm, missing, most_bytes, has_checksums
         self._here = f"rank {comm.rank} of {comm.size}"
         self._numbers = [one or AT_ONCE for one in range(AT_ONCE)]  # number of the call that uses each tag now, or next
@@ -91,46 +81,24 @@ class CallCheck:
         meanwhile: Callable[[], None] | None = None,
         combine: Combine = add,
     ) -> Steps:
-        """Compare a call with the calls of the other ranks.
-
-        The call gets its number at the first step, if `enter` has not given it one before. Numbers must be given in the
-        order in which the calls begin.
-
-        Parameters
-        ----------
-        call : Call
-            Its `name` is called only if the ranks differ or do not come.
-        mark : int
-            Fingerprint of the call without its number.
-        traffic : Traffic, optional
-            Bytes and messages are added to it.
-        values : ndarray[n], optional
-            Vector to sum on the way; its length and type are equal on ranks with equal marks.
-        sums : ndarray[n], optional
-            Overwritten with the sum if all ranks agree, and not written to otherwise; may be `values`.
-        meanwhile : callable, optional
-            Called once the first message is on its way.
-        combine : Combine
-            Operation in place of the sum.
-
-        Raises
-        ------
-        CollectiveMismatch
-            The ranks differ. The text is the same on all ranks, and has the call of each group of ranks. Of several
-            calls in which they differ, all raise the error of the first one.
-        """
+        """Compare a call with those of the other ranks, and sum vectors on the way; CollectiveMismatch: they differ."""
+        # numbers must be given in the order in which the calls begin
         self.enter(call)
         number = call.number
         if self._comm.size > 1:
             if not number % RECEIVE_EACH:
                 self._missing.receive_messages()
             call.arrival = number
+            # the name is computed only if the ranks differ or do not come
             call.describe = lambda: self._waiting(number, call.name())
             turn = number % AT_ONCE
             while self._numbers[turn] != number:
                 yield False
             exchange = self._idle.pop() if self._idle else self._another()
+            # Vectors have equal lengths and types on ranks with equal marks. The sums are written only if all ranks
+            # agree; they may be the values.
             exchange.start((mark + number * 0x9E3779B97F4A7C15) & MARK_BITS, values, sums, traffic, TAG + turn, combine)
+            # by now the first message is on its way
             if meanwhile is not None:
                 meanwhile()
             if not exchange.Test():
@@ -147,12 +115,10 @@ class CallCheck:
             meanwhile()
 
     def sum(self, call: Call, values: AnyArray, sums: AnyArray, traffic: Traffic) -> Steps:
-        """Sum a small vector within a call that the ranks have compared.
-
-        One call at a time does so, in the same order on all ranks. The parameters are those of `steps`.
-        """
+        """Sum a small vector within a call that the ranks have compared; the parameters are those of `steps`."""
         call.describe = lambda: f"{self._here}: not all ranks have come to a sum within {call.name()}"
         exchange = self._idle.pop() if self._idle else self._another()
+        # one call at a time does so, in the same order on all ranks: they share a tag
         exchange.start(0, values, sums, traffic, TAG + AT_ONCE)
         yield from until(exchange, call)
         self._idle.append(exchange)
@@ -177,11 +143,9 @@ class CallCheck:
         )
 
     def _raise_first_mismatch(self, call: Call, number: int) -> Steps:
-        """Raise the error of this call, or of an earlier one in which the ranks differ.
-
-        Ranks may wait for their calls in different orders, so this call's check may end before that of an earlier one.
-        """
+        """Raise the error of this call, or of an earlier one in which the ranks differ."""
         self._mismatches[number] = None
+        # ranks may wait for their calls in different orders: this check may end before that of an earlier call
         earlier = range(max(1, number - AT_ONCE + 1), number)
         while any(self._numbers[one % AT_ONCE] <= one for one in earlier):
             yield False
@@ -228,10 +192,8 @@ class CallCheck:
 
 
 def read_description(message: bytes) -> tuple[str, bool]:
-    """Return the description of another rank's call, and whether that rank can no longer use the communicator.
-
-    Damaged bytes have replacement characters in their place: the mismatch is reported nevertheless.
-    """
+    """Return the description of another rank's call, and whether that rank can no longer use the communicator."""
+    # damaged bytes become replacement characters: the mismatch is reported nevertheless
     return message.removesuffix(CLOSES).decode(errors="replace"), message.endswith(CLOSES)
 
 
@@ -284,10 +246,7 @@ class _Messages(NamedTuple):
 
 
 class RecursiveDoubling(Testable):
-    """Exchanges of one rank, one after the other, of vectors of `most_bytes` at most.
-
-    After an exchange `mark` is the common mark, or `DIFFERENT`, on all ranks.
-    """
+    """Exchanges of one rank, one after the other, of vectors of `most_bytes` at most."""
 
     def __init__(self, comm: MPI.Comm, most_bytes: int, has_checksums: bool = False) -> None:
         self._comm, self._has_checksums = comm, has_checksums
@@ -317,11 +276,8 @@ class RecursiveDoubling(Testable):
         tag: int = TAG,
         combine: Combine = add,
     ) -> None:
-        """Begin an exchange with a tag that no other one under way has; the previous exchange must be over.
-
-        `mark` is 0 or more. The other parameters are those of `CallCheck.steps`.
-        """
-        self.mark, self._at = mark, 0
+        """Begin an exchange with a tag that no other one under way has; the previous exchange must be over."""
+        self.mark, self._at = mark, 0  # >= 0; in the end the common mark, or `DIFFERENT`, on all ranks
         self._values = self._held = values
         self._sums, self._combine = sums, combine
         key: _Key = tag if values is None else (tag, values.size, values.dtype)

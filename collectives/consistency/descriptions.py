@@ -19,17 +19,7 @@ _BETWEEN_PARTS, _IN_PART = "\x1f", "\x1e"
 
 
 class Description(str):
-    """Description of a call in words and in parts; the message of a mismatch has the first part that differs.
-
-    Parameters
-    ----------
-    text : str
-        Complete description.
-    kind : str
-        Kind of call; calls of one kind have the same parts in the same order.
-    parts : sequence of str, or of pairs of str
-        The first text of a pair is compared, the second one is shown.
-    """
+    """Description of a call in words and in parts; the message of a mismatch has the first part that differs."""
 
     __slots__ = ("wire",)
     wire: str
@@ -37,6 +27,7 @@ class Description(str):
     def __new__(cls, text: str, kind: str, parts: Sequence[str | tuple[str, str]]) -> Description:
         """Return the text, with its parts."""
         made = super().__new__(cls, text)
+        # the first text of a pair is compared, the second one shown; calls of one kind have the same parts in order
         pairs = [(one, one) if isinstance(one, str) else one for one in parts]
         made.wire = _BETWEEN_PARTS.join([text, kind, *map(_IN_PART.join, pairs)])
         return made
@@ -64,15 +55,15 @@ def difference(texts: Mapping[int, str]) -> str:
             # not `split`: a name, or a damaged description, may have the separator once more or not at all
             parts = {rank: text[place].partition(_IN_PART) for rank, text in split.items()}
             if len({compared for compared, _, _ in parts.values()}) > 1:
-                return f", {kind}: {_listed({rank: shown for rank, (_, _, shown) in parts.items()})}"
-    return f": {_listed({rank: _shortened(*text) for rank, text in split.items()})}"
+                return f", {kind}: {_list_texts({rank: shown for rank, (_, _, shown) in parts.items()})}"
+    return f": {_list_texts({rank: _shorten(*text) for rank, text in split.items()})}"
 
 
-def _shortened(text: str, *parts: str) -> str:
+def _shorten(text: str, *parts: str) -> str:
     return f"{text[:LONGEST_SHOWN]} ..." if parts and len(text) > LONGEST_SHOWN else text
 
 
-def _listed(texts: Mapping[int, str]) -> str:
+def _list_texts(texts: Mapping[int, str]) -> str:
     """Return each text behind the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts.items():
@@ -91,12 +82,7 @@ def gather_objects(comm: MPI.Comm, obj: object, timeout_s: float) -> list[Any]:
 
 
 def gather_bytes(comm: MPI.Comm, content: bytes, timeout_s: float) -> list[bytes]:
-    """Like `gather_texts`, of bytes.
-
-    Raises
-    ------
-    CollectiveTimeout, PeerFailure
-    """
+    """Return the bytes of all ranks in rank order, as `gather_texts` does with texts; collective."""
 
     def waiting() -> str:
         return f"rank {comm.rank} of {comm.size}: not all ranks report (look for one that stopped)"

@@ -34,31 +34,14 @@ _HEAD = np.dtype(np.int64)
 
 
 class MissingRanks:
-    """Messages between the ranks of one communicator, outside of its calls, about ranks that are missing.
-
-    Parameters
-    ----------
-    comm : MPI.Comm
-    timeout_s : float
-        Timeout of the communicator.
-
-    Attributes
-    ----------
-    comm : MPI.Comm
-        The parameter.
-    calls : int
-        Number of calls that this rank has come to; `CallCheck` counts them.
-    partners : set of int
-        Ranks that wait for this one in the check of a call; `CallCheck` sets them.
-    delay_s : float
-        How much later than rank 0 this rank sends its question. It sends none if a lower rank has sent one.
-    """
+    """Messages between the ranks of one communicator, outside of its calls, about ranks that are missing."""
 
     def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
         self.comm, self._timeout_s, self._patience_s = comm, timeout_s, min(ANSWER_S, ANSWER_PART * timeout_s)
+        # after rank 0, so that this rank sends no question if a lower one has sent one
         self.delay_s = self._patience_s * comm.rank / comm.size
-        self.calls = 0
-        self.partners: set[int] = set()
+        self.calls = 0  # that this rank has come to; `CallCheck` counts them
+        self.partners: set[int] = set()  # ranks that wait for this one in the check of a call; set by `CallCheck`
         self._sent, self._received = np.zeros((2, comm.size), np.int64)
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         # By rank: the number of calls that it had come to when it last sent one, and when it left; and the number that
@@ -130,10 +113,8 @@ class MissingRanks:
     # While ranks wait ------------------------------------------------------------------------------------------------
 
     def send_question(self, call: int) -> float:
-        """Send a question to the other ranks: which calls have they come to? A lower rank may have sent it already.
-
-        Returns the seconds after which to call `describe_late`.
-        """
+        """Send the others a question: which calls have they come to? Return the seconds to `describe_late`."""
+        # a lower rank may have sent it already
         self._sent_question = self._question_of_lower < call
         self._question_of_lower = 0  # this rank sends the next question if the lower rank stops waiting
         if self._sent_question:

@@ -145,29 +145,14 @@ class LinkModel:
 
 @dataclass(frozen=True, slots=True)
 class ComputeModel:
-    """Model of the processor time that a rank spends on an all-reduce.
-
-    Parameters
-    ----------
-    encode_s, merge_s, decode_s : float
-        Time per element that is encoded, merged, decoded.
-    message_s, byte_s : float
-        Processor time per message sent or received, and per byte of it.
-    sharing : float
-        Ranks that share a core and compute at the same time: 2 doubles all times of computing.
-
-    Raises
-    ------
-    ValueError
-        A time is negative, or `sharing` is below 1.
-    """
+    """Model of the processor time that a rank spends on an all-reduce: seconds per element, message and byte."""
 
     encode_s: float = 0.0
     merge_s: float = 0.0
     decode_s: float = 0.0
-    message_s: float = 0.0
-    byte_s: float = 0.0
-    sharing: float = 1.0
+    message_s: float = 0.0  # per message sent or received
+    byte_s: float = 0.0  # per byte of these
+    sharing: float = 1.0  # ranks that share a core and compute at the same time: 2 doubles all times of computing
 
     def __post_init__(self) -> None:
         if not min(self.encode_s, self.merge_s, self.decode_s, self.message_s, self.byte_s) >= 0:

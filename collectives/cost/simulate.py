@@ -36,11 +36,9 @@ NO_WORK = ComputeModel()
 
 
 class _MessageBatch(NamedTuple):
-    """Messages of equally many chunks that can be timed together.
+    """Messages of equally many chunks that can be timed together."""
 
-    No two of them have the same source or the same destination, and none depends on another.
-    """
-
+    # no two have the same source or the same destination, and none depends on another
     sources: Indices
     destinations: Indices
     first_chunks: Indices
@@ -151,10 +149,8 @@ class _Clocks:
         self.ready[destinations[:, None], units] = done
 
     def _pass(self, done: Doubles, before: Doubles, busy: Doubles, groups: Indices, free: Doubles) -> Doubles:
-        """Return the times at which messages leave links that groups share, served in the order of arrival.
-
-        A message that leaves the previous link at `done` began to arrive here `before` seconds earlier.
-        """
+        """Return the times at which messages leave links that groups share, served in the order of arrival."""
+        # a message that left the previous link at `done` began to arrive here `before` seconds earlier
         comes = (done - np.minimum(before, busy)).ravel()
         group_of = np.repeat(groups, done.shape[1])
         order = np.lexsort((comes, group_of))  # by group, then by arrival

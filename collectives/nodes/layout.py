@@ -32,18 +32,10 @@ class NodeLabel(int):
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """Node of each rank.
+    """Node of each rank."""
 
-    Parameters
-    ----------
-    node_of : tuple of int
-        Node of each rank, in rank order; nodes are numbered in the order of their lowest ranks.
-    rank : int
-        This rank.
-    """
-
-    node_of: tuple[int, ...]
-    rank: int
+    node_of: tuple[int, ...]  # in rank order; nodes are numbered in the order of their lowest ranks
+    rank: int  # this one
 
     @classmethod
     def of_keys(cls, keys: Sequence[object], rank: int) -> NodeLayout:
@@ -108,23 +100,12 @@ def find_layouts(
     spares: int = 0,
     regroups: bool = False,
 ) -> tuple[NodeLayout, NodeLayout, str, str]:
-    """Return the layouts of nodes and of hosts of a communicator, whose ranks on this host are `host`; collective.
-
-    The third value is a name of the communicator that no other one has, in this job or another, equal on all ranks. The
-    last one is the text of a damaged message that this rank has received, else empty: the other ranks go on, so that
-    this one has to raise the error where they can learn of it.
-
-    All ranks are there.
-
-    Raises
-    ------
-    ValueError
-        The ranks pass different `ranks_per_node`, `checksums`, `spares` or `on_failure`; on every rank.
-    """
+    """Return the layouts of nodes and hosts, a name of the communicator, and damage that was found; collective."""
     if isinstance(ranks_per_node, NodeLabel):
         part, given = int(ranks_per_node), 0
     else:
         part, given = (0, 0) if ranks_per_node is None else (host.rank // ranks_per_node, ranks_per_node)
+    # `host` has the ranks of this host, all of which are there
     first = ranks_in(mpi_comm, host)[0]
     mine = np.array([first, part, given, checksums, secrets.randbits(62), spares, regroups, 0], np.int64)
     mine[-1] = _seal_of(mine)
@@ -132,10 +113,12 @@ def find_layouts(
     here = f"rank {mpi_comm.rank} of {mpi_comm.size}"
     wait(mpi_comm.Iallgather(mine, everyones), timeout_s, lambda: f"{here}: not all ranks make a communicator")
     damaged = [rank for rank, row in enumerate(everyones) if row[-1] != _seal_of(row)]
+    # damage that this rank has received: the others go on, so it must raise where they can learn of it
     damage = str(DamagedMessage.of(here, damaged[0], mine.nbytes)) if damaged else ""
     if not damage:
         _require_same(everyones)
     nodes, hosts = [tuple(row) for row in everyones[:, :2].tolist()], everyones[:, 0].tolist()
+    # a name that no other communicator has, in this job or another, equal on all ranks
     key = f"{everyones[0, 4]:016x}"
     return NodeLayout.of_keys(nodes, mpi_comm.rank), NodeLayout.of_keys(hosts, mpi_comm.rank), key, damage
 
@@ -164,13 +147,7 @@ def members_of(mpi_comm: MPI.Comm) -> tuple[int, ...]:
 
 
 def validate_ranks_per_node(given: int | None) -> int | None:
-    """Return the argument of `Communicator`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is no integer of 1 or more, nor None.
-    """
+    """Return the argument of `Communicator`; TypeError or ValueError unless it is an integer of 1 or more, or None."""
     if given is None or isinstance(given, NodeLabel):
         return given
     if isinstance(given, bool) or not isinstance(given, Integral):

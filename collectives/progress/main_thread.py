@@ -45,13 +45,7 @@ def run_threads(n: int, work: Callable[[int], None], name: str) -> None:
 
 
 def run_in_main_thread(function: Work) -> None:
-    """Call a function in the main thread, and raise its error here.
-
-    Raises
-    ------
-    RuntimeError
-        This is another thread, and the main thread does not wait in `run_threads`.
-    """
+    """Call a function in the main thread, and raise its error here; RuntimeError unless `run_threads` waits there."""
     if threading.current_thread() is threading.main_thread():
         function()
         return

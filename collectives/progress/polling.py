@@ -40,11 +40,9 @@ _increase_reference_count.argtypes, _increase_reference_count.restype = (ctypes.
 
 
 def keep_alive(*objects: object) -> None:
-    """Never free these objects, not even when the interpreter ends.
-
-    MPI keeps messages that did not get through, and may move their data as late as in MPI_Finalize, after all Python
-    modules and their objects are gone.
-    """
+    """Never free these objects, not even when the interpreter ends."""
+    # MPI keeps messages that did not get through, and may move their data as late as in MPI_Finalize, after all Python
+    # modules and their objects are gone.
     for one in objects:
         _increase_reference_count(one)
 
@@ -88,13 +86,7 @@ def forget_mismatch() -> None:
 
 
 def rest_by(rest: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Set the function by which this thread waits, which sleeps until a message may have come; None: poll.
-
-    Returns
-    -------
-    callable or None
-        The previous function.
-    """
+    """Set the function by which this thread sleeps until a message may have come, None: poll; return the one before."""
     before, _threads.own.rest = _threads.own.rest, rest
     return before
 
@@ -115,18 +107,7 @@ answer_others: Callable[[object], bool] | None = None
 
 
 class Backoff:
-    """Waiting of one call: it backs off while nothing moves.
-
-    Parameters
-    ----------
-    group : Limits, or a communicator
-        Source of the timeouts after which `idle` raises.
-    describe : callable
-        Returns a text with the waiting rank and the cause, such as ``"rank 3 of 8, step 5: nothing from rank 2"``. It
-        may be replaced while a call is under way.
-    clock : callable
-        Clock of `waited_s`; timeouts are always of wall-clock time.
-    """
+    """Waiting of one call: it backs off while nothing moves."""
 
     # Defaults are in the class, so that a call that never waits does not pay for them.
     # Name of the waits of this phase; None: they are not observed.
@@ -148,6 +129,8 @@ class Backoff:
     _wait: object = None
 
     def __init__(self, group: Any, describe: Callable[[], str], clock: Callable[[], float] = time.perf_counter) -> None:
+        # `describe` returns this rank and the cause, such as "rank 3 of 8, step 5: nothing from rank 2", and may be
+        # replaced on the way. The clock counts `waited_s`; timeouts are always of wall-clock time.
         self.group, self.describe, self._clock, self.thread = group, describe, clock, _threads.own
 
     def drive_here(self) -> None:
@@ -184,18 +167,7 @@ class Backoff:
         return self._stalled_s if self.idle_turns else 0.0
 
     def idle(self, rest: bool = True) -> None:
-        """Count a turn in which nothing moved; rest, warn or give up.
-
-        Parameters
-        ----------
-        rest : bool
-            Advance the other calls of this thread and offer the core to others; False: return at once.
-
-        Raises
-        ------
-        CollectiveTimeout
-            Nothing has moved for the timeout.
-        """
+        """Count a turn in which nothing moved; rest, warn, or raise CollectiveTimeout after the timeout."""
         self.idle_turns += 1
         if self.idle_turns == 1:
             self.since, self._looked = self._clock(), time.perf_counter()
@@ -204,6 +176,7 @@ class Backoff:
                 self._wait = self.group.observer.begin_wait(self.wait_name)
         sleepy = False
         thread = self.thread
+        # advance the other calls of this thread and offer the core to others
         if rest and not (thread.in_flight and self.advance_all()):
             if self.rest_meanwhile is not None and self.rest_meanwhile():
                 self._looked = time.perf_counter()  # this process computed, which does not count towards the timeout
@@ -237,14 +210,14 @@ class Backoff:
         if stalled_s > min(notice_s, limit_s):
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
         if stalled_s > limit_s:
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
+            raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s")
         if given_up is not None and given_up():
             cause = getattr(getattr(self.group, "missing", None), "error_elsewhere", "")
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s, and another rank has given up{cause}")
+            raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s, and another rank has given up{cause}")
         if self.arrival and (gone := group.missing.describe_gone(self.arrival)):
             raise self._error(f"{self.describe()}: {gone}")
         if stalled_s > MISMATCH_S and self._mismatch_elsewhere():
-            raise self._error(f"{self.describe()} after {_rounded(stalled_s)} s")
+            raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s")
         if stalled_s > notice_s:
             self._notice(stalled_s, limit_s)
 
@@ -282,10 +255,10 @@ class Backoff:
             self._question_sent, late = False, missing.describe_late(self.arrival)
         self._notice_s = 2 * stalled_s
         if late is not None:
-            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _rounded(stalled_s), late, limit_s)
+            _log.warning("%s for %s s%s; giving up after %g s", self.describe(), _format_s(stalled_s), late, limit_s)
 
 
-def _rounded(seconds: float) -> str:
+def _format_s(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds < 999.5 else f"{seconds:.0f}"
 
 

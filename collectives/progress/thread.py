@@ -44,13 +44,7 @@ class Completion:
         self._callbacks: list[Callable[[], None]] = []
 
     def wait(self) -> None:
-        """Sleep until the call has ended or is lost; an exception here, such as KeyboardInterrupt, ends the call.
-
-        Raises
-        ------
-        RuntimeError
-            The progress thread cannot wait for itself.
-        """
+        """Sleep until the call has ended or is lost; RuntimeError in the progress thread itself."""
         if self._ended.is_set():
             return
         self._thread.reject_waiting(lambda: "a call")
@@ -59,6 +53,7 @@ class Completion:
                 while not (self.lost or self._ended.wait(LOOK_S)):
                     if polling.answer_others is not None:
                         polling.answer_others(None)
+        # such as KeyboardInterrupt: it ends the call
         except BaseException as error:
             self._thread.submit(partial(self._interrupt, error))
             self._ended.wait(STOPPING_S)
@@ -185,14 +180,12 @@ class ProgressThread:
 
 
 def select_first_calls(calls: Sequence[Call]) -> list[Call]:
-    """Return all calls of two ranks, and the first `AHEAD` other calls of each communicator.
-
-    Calls of a communicator begin in one order on all ranks. So the first call that has not ended everywhere is among
-    the first ones of every rank that has not done its part, and some call always advances.
-    """
+    """Return all calls of two ranks, and the first `AHEAD` other calls of each communicator."""
     if len(calls) <= AHEAD:
         return list(calls)
     chosen, taken = [], Counter[int]()
+    # Calls of a communicator begin in one order on all ranks. So the first call that has not ended everywhere is among
+    # the first ones of every rank that has not done its part, and some call always advances.
     for call in calls:
         group = id(call.group)
         if call.is_pairwise or taken[group] < AHEAD:

@@ -59,15 +59,9 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """Ring all-gather: each rank's payload, one chunk, travels round the ring to all others.
+    """Ring all-gather, planned, traced and timed like an all-reduce: each payload, one chunk, goes round the ring."""
 
-    It is no all-reduce, but it is planned, traced and timed like one. Four ranks, the payload of rank 0::
-
-        hop 0: 0 -> 1        hop 1: 1 -> 2        hop 2: 2 -> 3
-
-    Rounds M - 1; bytes sent per rank: its own payload and those of M - 2 others, each once.
-    """
-
+    # M - 1 rounds; a rank sends its own payload and those of M - 2 others, each once
     name = "all-gather"
 
     def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:

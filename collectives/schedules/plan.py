@@ -226,11 +226,8 @@ class Topology(Protocol):
 
 
 def server_of(topology: Topology | str) -> int | None:
-    """Return the rank that merges for all others, or None if the ranks share the work.
-
-    A topology with a server has an attribute ``server``. In its plans every other rank sends its contribution to the
-    server and receives the result from it.
-    """
+    """Return the rank that merges for all others, or None if the ranks share the work."""
+    # in its plans every other rank sends its contribution to the server, and receives the result from it
     return getattr(topology, "server", None)
 
 

@@ -45,21 +45,17 @@ class LockstepExchange(NamedTuple):
 
 @runtime_checkable
 class Lockstep(Protocol):
-    """Topology in whose steps all ranks send and receive equally many chunks of equal weight.
+    """Topology in whose steps all ranks send and receive equally many chunks of equal weight."""
 
-    One pass over arrays then stands for all ranks at once.
-    """
-
+    # one pass over arrays then stands for all ranks at once
     def exchanges(self, rank: Index, size: int) -> Iterator[LockstepExchange]:
         """Yield the steps of rank ``rank``, or of each rank in an array of ranks."""
         ...
 
 
 def reduce_scatter(position: Index, length: int) -> Iterator[tuple[Index, Index, int]]:
-    """Yield (block sent, block received, positions summed in each) of the reducing half of a ring of ``length``.
-
-    Position p ends up with the complete block p.
-    """
+    """Yield (block sent, block received, positions summed in each) of the reducing half of a ring of ``length``."""
+    # position p ends up with the complete block p
     for hop in range(length - 1):
         yield (position - 1 - hop) % length, (position - 2 - hop) % length, hop + 1
 

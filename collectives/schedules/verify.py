@@ -80,18 +80,10 @@ def all_plans(topology: Topology, size: int) -> list[Plan]:
 
 
 def deliveries(plans: Sequence[Plan]) -> Iterator[PlannedMessage]:
-    """Walk all ranks' plans together, step by step with rendezvous sends, and yield each message.
-
-    A rank enters a step when all transfers of the one before are through, and then posts all of the step's at once; a
-    message goes through when both ends have posted it. To act on each message as it comes, reading the source's chunks
-    and changing the destination's, is a correct execution of the plans, which are in rank order.
-
-    Raises
-    ------
-    PlanError
-        The plans do not belong together, two ranks disagree on the next message between them, or no message can go
-        through though some are left.
-    """
+    """Walk all ranks' plans together, in rank order, step by step with rendezvous sends, and yield each message."""
+    # A rank enters a step when all transfers of the one before are through, and then posts all of the step's at once; a
+    # message goes through when both ends have posted it. To act on each message as it comes, reading the source's
+    # chunks and changing the destination's, is a correct execution of the plans.
     for rank, plan in enumerate(plans):
         if (plan.rank, plan.size, plan.n_chunks) != (rank, len(plans), plans[0].n_chunks):
             raise PlanError(

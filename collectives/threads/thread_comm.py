@@ -152,14 +152,12 @@ class _Collective(_Request):
 
 
 class LocalComm:
-    """Communicator of one rank, with the methods of mpi4py's that `collectives` and `mpicomp` call.
-
-    `thread` is the number of this rank in the world, and `threads` are those of all ranks, in rank order; None: all.
-    The number `context` separates its messages from others', see `World.context_of`.
-    """
+    """Communicator of one rank, with the methods of mpi4py's that `collectives` and `mpicomp` call."""
 
     def __init__(self, world: World, thread: int, context: int = 0, threads: Sequence[int] | None = None) -> None:
+        # the context separates messages from those of other communicators, see `World.context_of`
         self._world, self._context, self.thread = world, context, thread
+        # numbers of all ranks in the world, in rank order
         self._threads = range(world.size) if threads is None else threads
         self.rank, self.size = self._threads.index(thread), len(self._threads)
         self.members = tuple(self._threads)
@@ -200,10 +198,10 @@ class LocalComm:
         return _Message(self._world, (self._context, source, self.rank, tag), self.thread, _memory(buffer), False)
 
     def Isend(self, buffer: BufferSpec, dest: int, tag: int) -> _Message:
-        return _started(self.Send_init(buffer, dest, tag))
+        return _start(self.Send_init(buffer, dest, tag))
 
     def Irecv(self, buffer: BufferSpec, source: int, tag: int) -> _Message:
-        return _started(self.Recv_init(buffer, source, tag))
+        return _start(self.Recv_init(buffer, source, tag))
 
     def Recv(self, buffer: BufferSpec, source: int, tag: int) -> None:
         self._wait(self.Irecv(buffer, source, tag))
@@ -229,35 +227,35 @@ class LocalComm:
         self._world.join(self._context, self._collectives, request)
 
     def Ibarrier(self) -> _Collective:
-        return _started(_Collective(self, None, lambda parts: None))
+        return _start(_Collective(self, None, lambda parts: None))
 
     def Ibcast(self, buffer: BufferSpec, root: int) -> _Collective:
-        return _started(_Collective(self, (_memory(buffer), root), _broadcast))
+        return _start(_Collective(self, (_memory(buffer), root), _broadcast))
 
     def Allgather_init(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         return _Collective(self, (_memory(source), _memory(landing)), _gather)
 
     def Iallgather(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
-        return _started(self.Allgather_init(source, landing))
+        return _start(self.Allgather_init(source, landing))
 
     def Iallgatherv(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         return self.Iallgather(source, landing)
 
     def Ialltoallv(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         counts = source[1] * _itemsize(source)
-        return _started(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
+        return _start(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
 
     def Iallreduce(self, source: BufferSpec, landing: BufferSpec, op: MPI.Op = MPI.SUM) -> _Collective:
         target = _array(landing)
         values = target if source is MPI.IN_PLACE else _array(source)
         operation = next(function for known, function in _OPERATIONS if known == op)
-        return _started(_Collective(self, (values, target, operation), _reduce))
+        return _start(_Collective(self, (values, target, operation), _reduce))
 
 
 _Started = TypeVar("_Started", _Message, _Collective)
 
 
-def _started(request: _Started) -> _Started:
+def _start(request: _Started) -> _Started:
     request.Start()
     return request
 

@@ -42,10 +42,7 @@ def _datatype(nbytes: int) -> SimpleNamespace:
 
 
 def stand_in_for_mpi() -> None:
-    """Let imports of ``mpi4py.MPI`` find the constants and types here, and one rank in ``COMM_WORLD``.
-
-    Call it only where importing ``mpi4py.MPI`` has failed.
-    """
+    """Let imports of ``mpi4py.MPI`` find the constants and types here, and one rank in ``COMM_WORLD``."""
     module: Any = ModuleType("mpi4py.MPI", __doc__)
     vars(module).update(
         Comm=_Comm, Intracomm=_Comm, Status=_Status, Exception=_MPIException, Request=object, Prequest=object,
@@ -55,6 +52,7 @@ def stand_in_for_mpi() -> None:
         COMM_TYPE_SHARED=0, THREAD_MULTIPLE=3, TAG_UB=0,
         Is_initialized=lambda: True, Is_finalized=lambda: False, Query_thread=lambda: 3,
     )  # fmt: skip
+    # only after importing it has failed: otherwise two modules of this name would be in use
     sys.modules["mpi4py.MPI"] = module
     cast(Any, mpi4py).MPI = module
     from collectives.threads.thread_comm import LocalComm, World  # which imports the constants

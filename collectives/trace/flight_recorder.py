@@ -77,21 +77,10 @@ class _Calls(Protocol):
 
 
 class RecordedGroup:
-    """Communicator as the recorder knows it; it keeps the communicator not alive.
-
-    Parameters
-    ----------
-    recorder : FlightRecorder
-    key : str
-        The same on all ranks of the communicator, and for no other one.
-    rank : int
-    members : sequence of int
-        Rank of each of its ranks in the job.
-    calls : object
-        Source of the calls in flight.
-    """
+    """Communicator as the recorder knows it; it does not keep it alive."""
 
     def __init__(self, recorder: FlightRecorder, key: str, rank: int, members: Sequence[int], calls: _Calls) -> None:
+        # the key is the same on all ranks of the communicator, and for no other one; members are ranks of the job
         self.key, self.rank, self.members = key, rank, tuple(members)
         self.begun = 0  # collective calls so far
         self.add = recorder.add
@@ -125,23 +114,15 @@ class RecordedGroup:
                 record[ERROR] = type(call.error).__name__
 
     def explain(self, error: BaseException, missing: Sequence[int] = ()) -> str:
-        """Write the file after an error, and return its folder, or an empty text if no file is written.
-
-        Errors whose message has the calls of all ranks leave a file only where the environment names a folder.
-        """
+        """Write the file after an error, and return its folder, or an empty text if no file is written."""
+        # other errors have the calls of all ranks in their message: a file only if the environment names a folder
         if not isinstance(error, CollectiveTimeout | PeerFailure | MPI.Exception) and requested_folder() is None:
             return ""
         return recorder_here().write_after(error, missing, self)
 
 
 class FlightRecorder:
-    """Newest calls of one rank on all of its communicators.
-
-    Parameters
-    ----------
-    rank, size : int, optional
-        Place in the job; None: those of this process.
-    """
+    """Newest calls of one rank on all of its communicators; by default of this process's rank."""
 
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:
         self.is_thread = rank is not None  # of `run_local`
@@ -178,21 +159,7 @@ class FlightRecorder:
     # Files -----------------------------------------------------------------------------------------------------------
 
     def write_after(self, error: BaseException, missing: Sequence[int] = (), group: RecordedGroup | None = None) -> str:
-        """Write the file after an error, where files are wanted; never raises.
-
-        Parameters
-        ----------
-        error : BaseException
-        missing : sequence of int
-            Ranks of the communicator that do not answer.
-        group : RecordedGroup, optional
-            The communicator.
-
-        Returns
-        -------
-        str
-            Path of the folder; empty if there is no file.
-        """
+        """Write the file after an error, where files are wanted; return its folder, or an empty text. Never raises."""
         with suppress(Exception):  # an error on the way must not replace the one that is reported
             folder = folder_of_errors(self)
             if folder is not None:
@@ -244,7 +211,7 @@ class FlightRecorder:
     def snapshot(self, reason: str, missing: Sequence[int] = ()) -> dict[str, Any]:
         """Return the content of a file."""
         place = self.place or (0, 1)
-        records = _copied(self._records)
+        records = _copy_records(self._records)
         groups = list({id(one): one for one in self._known_groups(records)}.values())
         numbers = {id(group): number for number, group in enumerate(groups)}
         live = {id(call.note): call for group in groups for call in group.in_flight()}
@@ -271,7 +238,7 @@ class FlightRecorder:
             call = live.get(id(record))
             if call is not None and not record[ENDED]:
                 one["number"] = call.number  # in messages
-                one["waits_for"] = _described(call)
+                one["waits_for"] = _describe_wait(call)
                 one["stalled_s"] = call.stalled_s
             calls.append(one)
         return {
@@ -302,7 +269,7 @@ class FlightRecorder:
             yield record[GROUP]
 
 
-def _copied(records: deque[Record]) -> list[Record]:
+def _copy_records(records: deque[Record]) -> list[Record]:
     for _ in range(3):
         with suppress(RuntimeError):  # another thread has added a record meanwhile
             return list(records)
@@ -316,7 +283,7 @@ def _text(label: Callable[[], str] | str) -> str:
         return f"a call whose description fails ({one_line(error)})"
 
 
-def _described(call: _Call) -> str:
+def _describe_wait(call: _Call) -> str:
     try:
         return str(call.describe())
     except Exception as error:  # noqa: BLE001 - as above
@@ -363,13 +330,11 @@ def requested_folder() -> Path | None:
 
 
 def folder_of_errors(recorder: FlightRecorder) -> Path | None:
-    """Return the folder for files after errors: the environment's, else one of this job among temporary files.
-
-    None: the environment's is empty, or the rank is a thread or alone.
-    """
+    """Return the folder for files after errors: the environment's, else one among temporary files; None: no files."""
     place = recorder.place
     if FOLDER in os.environ:
         return requested_folder()
+    # a thread, or a rank that is alone, needs no file to be compared with others
     if recorder.is_thread or place is None or place[1] == 1:
         return None
     job = next((os.environ[one] for one in _JOBS if os.environ.get(one)), "") or str(os.getppid())
@@ -425,13 +390,11 @@ def write_all(number: int) -> None:
 
 
 def install_handlers() -> None:
-    """Handle SIGUSR1 and SIGTERM where the environment names a folder and the program has no handlers of its own.
-
-    SIGUSR1 writes the file, and the program goes on. SIGTERM, which launchers send to all ranks when a job is ended,
-    writes it and ends the process as before: a rank that is late leaves its file in this way alone.
-    """
+    """Handle SIGUSR1 and SIGTERM where the environment names a folder and the program has no handlers of its own."""
     if requested_folder() is None or threading.current_thread() is not threading.main_thread():
         return
+    # SIGUSR1 writes the file, and the program goes on. SIGTERM, which launchers send to all ranks when a job is ended,
+    # writes it and ends the process as before: a rank that is late leaves its file in this way alone.
     for number in (signal.SIGUSR1, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _note)

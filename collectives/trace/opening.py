@@ -15,16 +15,7 @@ from collectives.trace.recorder import Trace, compare_clocks
 
 
 def open_trace(folder: str | Path, comm: MPI.Comm, timeout_s: float, link: str, close: Callable[[], None]) -> Trace:
-    """Begin to record all calls of a new communicator; collective. `close` is called if that fails.
-
-    `link` is the link that messages are held back by, in words.
-
-    Raises
-    ------
-    OSError
-        A rank cannot write to the folder; on every rank.
-    CollectiveTimeout, PeerFailure
-    """
+    """Begin to record all calls of a new communicator; OSError on every rank if one cannot write there. Collective."""
     here = f"rank {comm.rank} of {comm.size}"
     missing = f"{here}: not all ranks open a trace; pass trace= on every rank or on none"
     wait(comm.Ibarrier(), timeout_s, lambda: missing)
@@ -40,6 +31,7 @@ def open_trace(folder: str | Path, comm: MPI.Comm, timeout_s: float, link: str, 
             trace.discard()
         close()
         raise OSError(problem)
+    # the link that messages are held back by, in words
     trace.link, trace.readings = link, [compare_clocks(comm, trace.clock, timeout_s)]
     beginning = np.array([trace.clock(), time.time()])
     wait(comm.Ibcast(beginning, 0), timeout_s, lambda: f"{here}: rank 0 does not begin the trace")

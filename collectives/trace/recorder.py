@@ -50,12 +50,7 @@ class Reading(NamedTuple):
 
 
 def compare_clocks(comm: MPI.Comm, clock: Callable[[], float], timeout_s: float) -> Reading:
-    """Compare every rank's `clock`, in seconds, with rank 0's by ping-pongs, one rank after the other; collective.
-
-    Raises
-    ------
-    CollectiveTimeout, PeerFailure
-    """
+    """Compare every rank's `clock`, in seconds, with rank 0's by ping-pongs, one rank after the other; collective."""
 
     def wait_for(request: MPI.Request, peer: int) -> None:
         wait(request, timeout_s, lambda: f"rank {comm.rank} of {comm.size}: rank {peer} does not compare clocks")
@@ -349,16 +344,14 @@ class Trace:
 
 
 class PartTrace(Trace):
-    """Trace of a communicator of some `ranks`, which adds its events to the trace of the whole job.
-
-    Its programs have numbers of their own, since other ranks may not run them.
-    """
+    """Trace of a communicator of some `ranks`, which adds its events to the trace of the whole job."""
 
     def __init__(self, whole: Trace, ranks: Sequence[int]) -> None:
         self._whole, self._ranks = whole, tuple(ranks)
         self.rank, self.size, self.path = whole.rank, whole.size, whole.path
         self.clock, self.add = whole.clock, whole.add
         self.labels, self.readings = {}, []
+        # numbers of its own, since other ranks may not run its programs
         self.program = self._programs = PROGRAMS_OF_PARTS
 
     @property

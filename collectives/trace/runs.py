@@ -26,16 +26,14 @@ class Labels(NamedTuple):
 
 
 def find_labels(program: Program, trace: Trace) -> Labels:
-    """Return a program's labels for a trace, which keeps them as long as the program lives.
-
-    The messages between two ranks are numbered, and both ranks number them in the same order.
-    """
+    """Return a program's labels for a trace, which keeps them as long as the program lives."""
     known = trace.labels
     found = known.get(id(program))
     if found is None:
         pieces = [{"piece": number, "elements": len(cut)} for number, cut in enumerate(program.pieces)]
         for message in program.sends + program.recvs:
             pieces[message.piece]["chunk"] = message.chunk
+        # the messages between two ranks are numbered, and both ranks number them in the same order
         found = known[id(program)] = Labels(
             pieces, _labels(program.sends, trace.rank_of), _labels(program.recvs, trace.rank_of)
         )

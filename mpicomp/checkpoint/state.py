@@ -142,13 +142,7 @@ def load_state(path: str | PathLike[str]) -> State:
 
 
 def _read(file: BinaryIO) -> dict[str, AnyArray]:
-    """Read the arrays of an archive by name, after comparing the announced sizes with its length.
-
-    Raises
-    ------
-    Exception
-        Of any type: the file is not such an archive.
-    """
+    """Read the arrays of an archive by name; any exception: the file is not such an archive."""
     length = file.seek(0, 2)
     with ZipFile(file) as archive:
         infos = archive.infolist()
@@ -158,6 +152,7 @@ def _read(file: BinaryIO) -> dict[str, AnyArray]:
         for info in infos:
             if info.compress_type != ZIP_STORED:
                 raise ValueError(f"the member {shown(info.filename)} is compressed")
+        # compared first: a damaged archive may announce any size
         announced = sum(info.file_size for info in infos)
         if announced > length:
             raise ValueError(f"its members are {announced} bytes long together, and the file {length}")
@@ -198,18 +193,9 @@ def _digest(arrays: Mapping[str, AnyArray], text: bytes) -> Bytes:
 
 
 def split(state: object, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
-    """Split nested dicts, lists and tuples into leaves of some types, by a running number, and a text of the rest.
-
-    `kinds` are these types, by their names in the text; not "dict" or "tuple". Other leaves are bool, int, float, str,
-    None and NumPy scalars.
-
-    Raises
-    ------
-    TypeError
-        A leaf is of another type.
-    ValueError
-        An integer has more digits than `join` takes.
-    """
+    """Split nested dicts, lists and tuples into numbered leaves of some types, and a text of the rest."""
+    # `kinds` are these types by their names in the text, not "dict" or "tuple"; an integer with more digits than `join`
+    # takes is a ValueError, a leaf of another type a TypeError
     leaves: dict[str, Any] = {}
 
     def encode(value: object) -> object:
@@ -237,11 +223,9 @@ def split(state: object, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str
 
 
 def join(text: str, leaves: Mapping[str, Callable[[str], object]]) -> Any:
-    """Undo `split`; ValueError, on one line, if it did not write this text, or a leaf is missing.
+    """Undo `split`; ValueError, on one line, if it did not write this text, or a leaf is missing."""
 
-    `leaves` has for each kind a function that returns the leaf of a number, or raises KeyError.
-    """
-
+    # `leaves` has for each kind a function that returns the leaf of a number, or raises KeyError
     def decode(value: object) -> Any:
         if isinstance(value, list):
             return [decode(one) for one in value]

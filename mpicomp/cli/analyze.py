@@ -74,19 +74,7 @@ class RankCall:
 
 @dataclass
 class RankFile:
-    """File of one rank.
-
-    Attributes
-    ----------
-    calls : dict
-        Collective calls by communicator and number.
-    begun : dict of int
-        Number of collective calls by communicator.
-    members : dict of list
-        Ranks of the communicators.
-    in_flight : list of float
-        Beginnings of calls that have not ended, those between two ranks included.
-    """
+    """File of one rank, with its collective calls."""
 
     rank: int
     ranks: int
@@ -94,10 +82,10 @@ class RankFile:
     written: float
     unanswered: list[int]
     stacks: list[tuple[str, list[str]]]
-    calls: dict[str, dict[int, RankCall]] = field(default_factory=dict)
-    begun: dict[str, int] = field(default_factory=dict)
-    members: dict[str, list[int]] = field(default_factory=dict)
-    in_flight: list[float] = field(default_factory=list)
+    calls: dict[str, dict[int, RankCall]] = field(default_factory=dict)  # by communicator and number
+    begun: dict[str, int] = field(default_factory=dict)  # number of calls by communicator
+    members: dict[str, list[int]] = field(default_factory=dict)  # ranks of the communicators
+    in_flight: list[float] = field(default_factory=list)  # beginnings of calls that have not ended, pairwise ones too
 
     @property
     def has_failed(self) -> bool:
@@ -116,13 +104,7 @@ class RankFile:
 
 
 def read(folder: Path) -> tuple[list[RankFile], list[str]]:
-    """Return the newest run's files in the order of ranks, and notes about files that were left out.
-
-    Raises
-    ------
-    OSError, ValueError
-        The folder has no file that can be read. One line with the cause and the cure.
-    """
+    """Return the newest run's files in rank order, and notes about others; ValueError if none can be read."""
     if not folder.is_dir():
         raise ValueError(f"{one_line(folder)} is no folder; name the one that the error or MPICOMP_FLIGHT_DIR names")
     found: list[RankFile] = []
@@ -154,13 +136,7 @@ def read(folder: Path) -> tuple[list[RankFile], list[str]]:
 
 
 def rank_file(path: Path) -> RankFile:
-    """Read a file.
-
-    Raises
-    ------
-    OSError, ValueError
-        It cannot be read, or is not a file of the flight recorder.
-    """
+    """Read a file; OSError or ValueError if it cannot be read or is not the flight recorder's."""
     cure = "remove it"
     content = read_json(path, cure, most_bytes=MOST_BYTES)
     try:
@@ -223,52 +199,29 @@ def _ranks(found: list[Any], size: int) -> list[int]:
 
 @dataclass
 class HangFinding:
-    """Ranks that keep others waiting, or whose call differs.
+    """Ranks that keep others waiting, or whose call differs."""
 
-    Attributes
-    ----------
-    kind : str
-        "differs", "late" (has not begun the call), "silent" (within the call), "no file", "ahead", or "differed" in a
-        call after which the ranks went on.
-    ranks : list of int
-    communicator : list of int
-        Ranks of the communicator.
-    call : int
-        Number of the call on this communicator.
-    name : str
-        Description of the call.
-    waiting : list of int
-        Ranks that are in the call.
-    sentence : str
-    stacks : dict
-        Stack of the main thread of each of the ranks, innermost line first.
-    """
-
+    # "differs", "late" (has not begun the call), "silent" (within the call), "no file", "ahead", or "differed" in a
+    # call after which the ranks went on
     kind: str
     ranks: list[int]
-    communicator: list[int]
-    call: int
-    name: str
-    waiting: list[int]
+    communicator: list[int]  # its ranks
+    call: int  # number of the call on this communicator
+    name: str  # description of the call
+    waiting: list[int]  # ranks that are in the call
     sentence: str
-    stacks: dict[int, list[str]] = field(default_factory=dict)
+    stacks: dict[int, list[str]] = field(default_factory=dict)  # of the main thread of each rank, innermost line first
 
 
 @dataclass
 class Report:
-    """Findings about a job, the most important one first.
-
-    Attributes
-    ----------
-    named : list of int
-        Ranks for which the others wait, or whose call differs.
-    """
+    """Findings about a job, the most important one first."""
 
     ranks: int
     files: list[int]
     missing_files: list[int]
     reasons: dict[str, list[int]]
-    named: list[int]
+    named: list[int]  # ranks for which the others wait, or whose call differs
     findings: list[HangFinding]
     notes: list[str]
 
@@ -295,7 +248,7 @@ def analyze(files: list[RankFile], notes: list[str]) -> Report:
     late_ranks = {rank for one in late for rank in one.ranks}
     # A late rank that itself waits in a call is a consequence, unless all of them wait.
     idle = {rank for rank in late_ranks if not by_rank[rank].is_waiting}
-    named = sorted(_unanswered(files) or idle or {rank for one in silent for rank in one.ranks} or late_ranks)
+    named = sorted(_find_unanswered(files) or idle or {rank for one in silent for rank in one.ranks} or late_ranks)
     if differing:
         named = differing[0].ranks
     consequences = [*late, *silent]
@@ -437,7 +390,7 @@ class _Group:
         return f"the communicator of {list_ranks(self.members)}"
 
 
-def _unanswered(files: list[RankFile]) -> set[int]:
+def _find_unanswered(files: list[RankFile]) -> set[int]:
     """Return the ranks that answered none of the ranks that gave up; ranks that gave up themselves left other files."""
     lists = [set(one.unanswered) for one in files if one.unanswered]
     return set.intersection(*lists) if lists else set()

@@ -84,14 +84,12 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def assignment(text: str) -> tuple[str, OptionValue]:
-    """Read an option of a method: ``"clip=inf"`` gives ``("clip", inf)``. Words stay text; keys may have dashes.
-
-    Raises ValueError if there is no key.
-    """
+    """Read an option of a method, such as ``clip=inf``; ValueError if there is no key."""
     key, equals, value = text.partition("=")
     key = key.replace("-", "_")
     if not equals or not key.isidentifier():
         raise ValueError(f"--option {text}: write it as key=value, such as full_precision_every=None")
+    # words stay text
     for read in (ast.literal_eval, float):
         try:
             found = read(value)

@@ -95,13 +95,11 @@ def _reject(mpi_comm: MPI.Comm, command: str, error: UsageError) -> int:
 
 
 def on_terminal() -> bool:
-    """Return whether the output of this process is shown on a terminal.
-
-    Open MPI gives its ranks a pseudo-terminal even if its own output goes to a file. So the output of the parent, the
-    launcher, must be a terminal too.
-    """
+    """Return whether the output of this process is shown on a terminal."""
     if not sys.stdout.isatty():
         return False
+    # Open MPI gives its ranks a pseudo-terminal even if its own output goes to a file, so the output of the parent, the
+    # launcher, must be a terminal too.
     try:
         launcher_output = Path(f"/proc/{os.getppid()}/fd/1").readlink()
     except OSError:
@@ -110,15 +108,13 @@ def on_terminal() -> bool:
 
 
 class Steps:
-    """Display of the step under way: a bar on a terminal if rich is installed, else lines on stderr.
-
-    The display changes only when a step begins: a drawing thread would take processor time from the measurements.
-    Ranks that are not `active` display nothing.
-    """
+    """Display of the step under way: a bar on a terminal if rich is installed, else lines on stderr."""
 
     def __init__(self, command: str, n_steps: int, active: bool) -> None:
+        # ranks that are not active display nothing
         self._command, self._n_steps, self._active = command, n_steps, active
         self._done, self._start = 0, time.perf_counter()
+        # drawn only when a step begins: a drawing thread would take processor time from the measurements
         self._bar = _bar() if active and on_terminal() else None
 
     def __enter__(self) -> Self:

@@ -93,14 +93,11 @@ def known_look(name: str) -> Look | None:
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Return a look for each series of a figure, all different.
-
-    Series of one method have its colour, and another marker and dash each. Series that `LOOKS` does not know take the
-    colours of `OTHERS` in turn.
-    """
+    """Return a look for each series of a figure, all different."""
     found: dict[str, Look] = {}
     others = 0
     for name in dict.fromkeys(names):
+        # series of one method have its colour; unknown ones take the colours of `OTHERS` in turn
         look = known_look(name)
         if look is None:
             look = Look(OTHERS[others % len(OTHERS)], MARKERS[others % len(MARKERS)])

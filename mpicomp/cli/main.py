@@ -66,22 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(chosen: Collection[str], lenient: bool = False) -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """Return a parser that knows the options of the chosen commands, and their names.
-
-    Only these commands are imported: the doctor must work where imports of the others fail. `lenient` leaves out the
-    options of a command that cannot be imported; otherwise that ends the program.
-    """
+    """Return a parser that knows the options of the chosen commands, and their names."""
     parser = argparse.ArgumentParser(prog="mpicomp", description="Gradient all-reduce with few bits over plain MPI.")
     parser.add_argument("--version", action="version", version=f"mpicomp {__version__}")
     options: list[str] = []
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        # only the chosen ones are imported: the doctor must work where imports of the others fail
         if name not in chosen:
             continue
         try:
             command = importlib.import_module(module)
         except (ImportError, RuntimeError) as error:
+            # the options are left out; otherwise this ends the program
             if lenient:
                 continue
             problem = importlib.import_module("collectives.errors").mpi_problem(error)

@@ -19,29 +19,25 @@ Calls = Mapping[str, Callable[[], object]]
 def alternate(
     calls: Calls, repeats: int | Mapping[str, int], warmup: int = 2, comm: Communicator | None = None
 ) -> dict[str, Seconds]:
-    """Time calls in turn; return the float64[repeats] seconds of each.
-
-    `repeats` is the number of timed calls, of all or by name. With `comm` this is collective: all ranks pass the same
-    calls in the same order, each call begins behind a barrier, and the slowest rank's time counts.
-    """
+    """Time calls in turn; return the float64[repeats] seconds of each. Collective with `comm`."""
+    # with `comm`, all ranks pass the same calls in the same order
     counts = dict.fromkeys(calls, repeats) if isinstance(repeats, int) else repeats
     for name in turns(dict.fromkeys(calls, warmup)):
         elapsed(calls[name], comm)
     mine: dict[str, list[float]] = {name: [] for name in calls}
     for name in turns(counts):
         mine[name].append(elapsed(calls[name], comm))
+    # each call began behind a barrier, and the slowest rank's time counts
     return {name: slowest(np.array(seconds, np.float64), comm) for name, seconds in mine.items()}
 
 
 def turns(repeats: Mapping[str, int]) -> Iterator[str]:
-    """Yield the names in the order of their calls, round by round, the same on all ranks and in all runs.
-
-    The names with the most `repeats` have a call in every round, the others in evenly spread rounds. Rounds differ in
-    their order: in a fixed order, a call that follows a heavy one would look slower than the same call elsewhere.
-    """
+    """Yield the names in the order of their calls, round by round, the same on all ranks and in all runs."""
     names, rounds, draw = list(repeats), max(repeats.values(), default=0), random.Random(0)
     for number in range(rounds):
+        # in a fixed order, a call that follows a heavy one would look slower than elsewhere
         for name in draw.sample(names, len(names)):
+            # names with fewer calls have theirs in evenly spread rounds
             if (number + 1) * repeats[name] // rounds > number * repeats[name] // rounds:
                 yield name
 
@@ -74,10 +70,7 @@ def summary(seconds: Seconds) -> dict[str, float]:
 
 
 def spin_barrier(comm: Communicator) -> None:
-    """Wait for all ranks without sleeping, so that they leave within microseconds of each other.
-
-    Raises CollectiveTimeout if a rank does not come.
-    """
+    """Wait for all ranks without sleeping, so that they leave within microseconds of each other."""
     request = comm.mpi_comm.Ibarrier()
     start = time.perf_counter()
     while not request.Test():

@@ -68,13 +68,7 @@ Trace: TypeAlias = dict[str, Any]
 
 
 def read(folder: Path) -> tuple[list[Trace], list[str]]:
-    """Return the newest run's traces in the order of ranks, and a note about each file that was left out.
-
-    Raises
-    ------
-    OSError, ValueError
-        The folder has no trace, or a file in it is not a trace. The message is one line with the file and the cure.
-    """
+    """Return the newest run's traces in rank order, and notes about files left out; ValueError without traces."""
     traces = {path: _trace(path) for path in sorted(folder.glob("rank-*.json"))}
     abouts = {path: trace["otherData"] for path, trace in traces.items()}
     newest = max((about["run"] for about in abouts.values()), default=0)
@@ -102,10 +96,10 @@ def remarks(traces: list[Trace]) -> list[str]:
     ]
     missing = sorted(set(range(max(about["ranks"] for about in abouts))) - {about["rank"] for about in abouts})
     if missing:
-        found.append(f"the traces of ranks {_listed(missing)} are missing")
+        found.append(f"the traces of ranks {_list_ranks(missing)} are missing")
     cut = [about["rank"] for about in abouts if not about["complete"]]
     if cut:
-        found.append(f"the traces of ranks {_listed(cut)} have only the newest events")
+        found.append(f"the traces of ranks {_list_ranks(cut)} have only the newest events")
     if links := sorted({one_line(about["link"]) for about in abouts if about.get("link")}):  # not in older traces
         found.append(f"links were emulated: {', '.join(links)}")
     off = max((reading["round_trip"] for about in abouts for reading in about["clock"]), default=0.0) / 2
@@ -113,7 +107,7 @@ def remarks(traces: list[Trace]) -> list[str]:
     return found
 
 
-def _listed(ranks: list[int]) -> str:
+def _list_ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) <= 20 else f"{', '.join(map(str, ranks[:20]))}, ..."
 
 

@@ -262,20 +262,9 @@ class AveragingCodec(Codec, Protocol):
     __slots__ = ()
 
     def mean(self, payloads: Array, mean: Array) -> Finite:
-        """Overwrite `mean` with the decoded values' sum, added up in the order of ranks, over the number of ranks.
-
-        Parameters
-        ----------
-        payloads : uint8[ranks, nbytes], on the device of `mean`
-            Only rows need be contiguous; they begin at multiples of 8 bytes.
-        mean : vector[n]
-            float32 or float64.
-
-        Returns
-        -------
-        bool[]
-            Whether the mean is finite.
-        """
+        """Overwrite `mean` with the payloads' mean, added up in rank order; return whether it is finite."""
+        # payloads: uint8[ranks, nbytes] on the device of the mean; only rows need be contiguous, from multiples of 8
+        # bytes; mean: float32[n] or float64[n]
         ...
 
 
@@ -352,7 +341,7 @@ def out_of_range(codec: Codec) -> str:
     return str(getattr(codec, "out_of_range", ""))
 
 
-def checked(finite: Finite) -> Finite:
+def require_finite(finite: Finite) -> Finite:
     """Raise ValueError if not all values are finite. A device's flag, whose value is not known yet, is returned."""
     if isinstance(finite, bool | np.bool_) and not finite:
         raise ValueError("the values contain NaN or infinity")

@@ -40,10 +40,8 @@ def lengths(values: Array, bucket: int) -> Array:
 
 
 def norms(values: Array, bucket: int, norm: Norm) -> Array:
-    """Return the norm of each bucket of float32 or float64 values, float64; NaN or infinity where a value is.
-
-    Squares are summed in float64: the norm of float64 values far beyond float32 is infinite.
-    """
+    """Return the norm of each bucket of float32 or float64 values, float64; NaN or infinity where a value is."""
+    # squares are summed in float64: the norm of float64 values far beyond float32 is infinite
     on = kernels.beside(values)
     found = on.arrays.empty(values, count(len(values), bucket), "float64")
     on.bucketed.norms(values, bucket, kind_of(norm), found)
@@ -57,14 +55,12 @@ def kind_of(norm: Norm) -> int:
 
 def all_finite(numbers: Array, values: Array) -> Finite:
     """Return whether all values are finite, given the numbers computed from their buckets."""
-    return confirmed(kernels.beside(values).arrays.xp.isfinite(numbers).all(), values)
+    return confirm_finite(kernels.beside(values).arrays.xp.isfinite(numbers).all(), values)
 
 
-def confirmed(finite: Finite, values: Array) -> Finite:
-    """Return whether all values are finite, given whether the buckets' numbers are.
-
-    Where the numbers are finite, all values are. The reverse holds for float32 values: their sums do not overflow.
-    """
+def confirm_finite(finite: Finite, values: Array) -> Finite:
+    """Return whether all values are finite, given whether the buckets' numbers are."""
+    # finite numbers have finite values; the reverse holds for float32 values alone, whose sums do not overflow
     check = kernels.beside(values).sign.all_finite
     if isinstance(values, np.ndarray):
         return bool(finite) or check(values)

@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Draw, Finite, check_size, checked
+from mpicomp.codecs.base import Codec, Draw, Finite, check_size, require_finite
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.options import integer
 from mpicomp.kernels.cpu.planes import powers_of_two
@@ -71,7 +71,7 @@ class Clipping(Codec):
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         on, n = kernels.beside(values), len(values)
         arrays, (columns, planes) = on.arrays, self._parts(payload, n, 1)
-        finite = checked(on.sign.all_finite(values))
+        finite = require_finite(on.sign.all_finite(values))
         bounded = arrays.xp.clip(values, -FLOAT32_MAX, FLOAT32_MAX)
         words = arrays.view(arrays.convert(bounded, "float32"), "uint32")
         on.planes.split_bytes(words, columns)

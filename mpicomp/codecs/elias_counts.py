@@ -34,19 +34,12 @@ MOST_WEIGHT = (2 << MOST_DIGITS) - 2  # ranks; the codes of their counts are sho
 
 
 class Tables(NamedTuple):
-    """Tables of the kernels for counts of one weight.
+    """Tables of the kernels for counts of one weight."""
 
-    Attributes
-    ----------
-    codes, lengths : dict of uint64 arrays
-        By coding; an entry for every value that fits the bits of a count. Values above the weight have its entry.
-    values : uint16
-        Count of each number; the entry of number 0 is unused.
-    """
-
+    # by coding; an entry for every value that fits the bits of a count, the weight's for values above it
     codes: dict[int, Words]
     lengths: dict[int, Words]
-    values: NDArray[np.uint16]
+    values: NDArray[np.uint16]  # count of each number; the entry of number 0 is unused
 
 
 def _gamma(number: int) -> tuple[int, int]:
@@ -191,13 +184,7 @@ def _rows(planes: Words, n: int, weight: int) -> Words:
 
 
 def message_bytes(message: Bytes) -> int:
-    """Return the length of the message at the beginning of these bytes.
-
-    Raises
-    ------
-    ValueError
-        The message is longer than the bytes.
-    """
+    """Return the length of the message at the beginning of these bytes; ValueError if it is longer than they are."""
     nbytes = HEADER + (int(message[:HEADER].view(np.uint32)[1]) if message.size >= HEADER else 0)
     if message.size < nbytes:
         raise ValueError(f"Elias: {message.size} bytes do not hold a message of {nbytes}: it is damaged")

@@ -88,16 +88,14 @@ def decode(
     ranks: int = 1,
     adds: bool = False,
 ) -> bool:
-    """Overwrite `out` with decoded values over a number of ranks, or add them; return whether all scales are finite.
-
-    The scales of a damaged message count as NaN: ranks agree by the values that a step has failed.
-    """
+    """Overwrite `out` with decoded values over a number of ranks, or add them; return whether all scales are finite."""
     at, begin = 2 * len(buckets.lengths), 2 * len(buckets.lengths) + _LENGTH_BYTES
     symbols, scales = np.empty(int(buckets.lengths.sum()), np.uint8), payload[:at].view(np.uint16)
     if len(scales):
         try:
             rans.decode(payload[begin : used(payload, len(scales))], coding.symbols, symbols)
         except ValueError:
+            # ranks agree by the values that a step has failed
             scales = np.full_like(scales, kernels.of("cpu").levels.NAN)
     place = kernels.of("cpu").entropy_levels.place
     finite: bool = place(

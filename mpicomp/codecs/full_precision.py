@@ -13,22 +13,15 @@ import numpy as np
 from collectives.annotations import Array, Bytes, override
 from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Draw, Finite, SummingCodec, check_size, checked
+from mpicomp.codecs.base import Codec, Draw, Finite, SummingCodec, check_size, require_finite
 
 
 @dataclass(frozen=True, slots=True)
 class FullPrecision(Codec):
-    """Sends values unchanged; float32 values as 16 bits if the vector has 16-bit elements.
+    """Sends values unchanged, or float32 values as 16 bits if the vector's `dtype` has 16."""
 
-    Methods that compress only on the way to the owner send results back with this codec. NaN and infinity are
-    sent too, unlike by other codecs: reducers check the result.
-
-    Parameters
-    ----------
-    dtype : str
-        Type of the vector's elements.
-    """
-
+    # Methods that compress only on the way to the owner send results back with this codec. NaN and infinity are sent
+    # too, unlike by other codecs: reducers check the result.
     dtype: str
 
     alignment: ClassVar[int] = 64
@@ -68,14 +61,10 @@ class FullPrecision(Codec):
 
 @dataclass(frozen=True, slots=True)
 class Rounded(SummingCodec):
-    """Rounds values to nearest, ties to even. float64 values are rounded to float32 first.
+    """Rounds values to nearest, ties to even."""
 
-    Parameters
-    ----------
-    dtype : "float16" or "bfloat16"
-        float16 is exact to 2^-11 of a value from 6.1e-5 to 65504, and to 3e-8 below; bfloat16 to 2^-8 of any value.
-    """
-
+    # float64 values are rounded to float32 first. float16 is exact to 2^-11 of a value from 6.1e-5 to 65504, and to
+    # 3e-8 below; bfloat16 to 2^-8 of any value.
     dtype: Literal["float16", "bfloat16"]
 
     alignment: ClassVar[int] = 64
@@ -98,7 +87,7 @@ class Rounded(SummingCodec):
         well = on.sixteen_bits.narrow(values, self.dtype == "bfloat16", on.arrays.view(payload, "uint16"))
         if isinstance(values, np.ndarray) and not well and on.sign.all_finite(values):
             raise OverflowError(f"a value is too large for {self.dtype}")
-        return checked(well)
+        return require_finite(well)
 
     @override
     def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:

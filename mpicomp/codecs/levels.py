@@ -34,7 +34,7 @@ from mpicomp.codecs.base import (
     SummingCodec,
     VariableCodec,
     check_size,
-    checked,
+    require_finite,
 )
 from mpicomp.codecs.options import choice, integer, require, whole
 
@@ -54,15 +54,12 @@ CACHE_LINE = 64
 
 
 class Buckets(NamedTuple):
-    """Buckets of a vector: first elements and lengths, int64, and where the codes of each begin, in bytes.
-
-    there : the same three on the device that holds the vector.
-    """
+    """Buckets of a vector: first elements and lengths, and where the codes of each begin, in bytes."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     places: NDArray[np.int64]
-    there: tuple[Array, ...] = ()
+    there: tuple[Array, ...] = ()  # the same three on the device that holds the vector
 
     def on(self, to_device: Callable[[AnyArray], Array]) -> Buckets:
         """Return them with copies of the three on a device."""
@@ -123,14 +120,14 @@ def _buckets_on(device: Any, codec: Levels, n: int) -> Buckets:
     return codec.buckets(n).on(partial(kernels.of("cuda").levels.places_on, device))
 
 
-def _checked(finite: Finite, *terms: Array) -> Finite:
+def _require_finite_sum(finite: Finite, *terms: Array) -> Finite:
     """Raise an error unless all scales of a sum are finite: ValueError for a sum that is not, else OverflowError."""
     if isinstance(finite, bool) and not finite:
         with np.errstate(all="ignore"):
             overflowed = bool(np.isfinite(sum(terms)).all())
         if overflowed:
             raise OverflowError("values are so large that sums of their magnitudes or squares overflow float32")
-    return checked(finite)
+    return require_finite(finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,14 +362,14 @@ class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         check_size(self, payload, len(values), 1)
         left = kernels.beside(values).arrays.xp.empty_like(values)
-        return _checked(self.relay(self._buckets_of(values), left, payload, (values, None)), values)
+        return _require_finite_sum(self.relay(self._buckets_of(values), left, payload, (values, None)), values)
 
     @override
     def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
         check_size(self, payload, len(left), 1)
         buckets, on = self._buckets_of(left), kernels.beside(left).arrays
         if left.itemsize == 4:
-            return _checked(self.relay(buckets, left, payload, (values, residual)), values, residual)
+            return _require_finite_sum(self.relay(buckets, left, payload, (values, residual)), values, residual)
         # the kernels' sums are float32, and would lose bits that the next steps can send
         with np.errstate(all="ignore"):
             on.compensate(values, residual, None, left)
@@ -380,7 +377,7 @@ class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
             finite = self.relay(buckets, sent, payload)
             self.spread(buckets, payload, 1, 0, sent)
             left -= sent
-        return _checked(finite, values, residual)
+        return _require_finite_sum(finite, values, residual)
 
     @override
     def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:

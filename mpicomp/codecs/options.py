@@ -66,7 +66,7 @@ def integer(
     options: object, name: str, least: int | None = None, most: int | None = None, *, also: tuple[object, ...] = ()
 ) -> None:
     """Check that the option is an integer of `least` to `most`, or one of `also`."""
-    span = "" if least is None else f" of {least} or more" if most is None else f" of {least} to {_shown(most)}"
+    span = "" if least is None else f" of {least} or more" if most is None else f" of {least} to {_format_limit(most)}"
     value = getattr(options, name)
     if not _is_one(options, name, also):
         require(whole(value, least, most), name, _or(f"an integer{span}", also), value)
@@ -76,13 +76,11 @@ def integer(
 def number(
     options: object, name: str, wanted: str, holds: Callable[[float], bool], *, also: tuple[object, ...] = ()
 ) -> None:
-    """Check that the option is a number for which `holds` is true, or one of `also`.
-
-    `wanted` describes the numbers in words. `holds` must be false for NaN.
-    """
+    """Check that the option is a number for which `holds` is true, or one of `also`; `wanted` describes it in words."""
     value = getattr(options, name)
     if _is_one(options, name, also):
         return
+    # `holds` is false for NaN
     found = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):
@@ -147,7 +145,7 @@ def _or(wanted: str, also: tuple[object, ...]) -> str:
     return ", or ".join([wanted, *map(repr, also)])
 
 
-def _shown(most: int) -> str:
+def _format_limit(most: int) -> str:
     return "2^32" if most == MOST_ELEMENTS else str(most)
 
 

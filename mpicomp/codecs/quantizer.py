@@ -34,9 +34,9 @@ from mpicomp.codecs.base import (
     SpreadingCodec,
     VariableCodec,
     check_size,
-    checked,
+    require_finite,
 )
-from mpicomp.codecs.bucketed import Bucketed, all_finite, confirmed, count, kind_of, norms, to_float32
+from mpicomp.codecs.bucketed import Bucketed, all_finite, confirm_finite, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, flag, integer
 from mpicomp.kernels.cpu.quantizer import POWERS
 
@@ -149,7 +149,7 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
 
     def _encode(self, values: Array, payload: Bytes, sent: Array | None, draw: Draw) -> Finite:
         if self.coding == "fixed":
-            return checked(confirmed(self._write_codes(values, payload, sent, draw), values))
+            return require_finite(confirm_finite(self._write_codes(values, payload, sent, draw), values))
         return self._encode_drawn(values, payload, sent, draw)
 
     def _write_codes(
@@ -167,7 +167,7 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
         )
 
     def _encode_drawn(self, values: Array, payload: Bytes, sent: Array | None, draw: Draw) -> Finite:
-        codes, scales, finite = self._drawn(values, draw)
+        codes, scales, finite = self._draw_codes(values, draw)
         self.pack(codes, scales, payload)
         if sent is not None:
             self._values(codes, scales, sent)
@@ -176,7 +176,7 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
     @override
     def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         if self.coding == "entropy":
-            self._values(*self._unpacked(payload, len(out), weight), out, adding)
+            self._values(*self._unpack(payload, len(out), weight), out, adding)
             return
         (scales,), planes = self._read(payload, len(out), weight)
         kernel = kernels.beside(out).quantizer
@@ -191,17 +191,17 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
 
     def to_fixed(self, payload: Bytes, n: int, fixed: Bytes) -> None:
         """Recode a payload of `n` elements on the host: overwrite `fixed`, a payload of fixed codes."""
-        codes, scales = self._unpacked(payload, n, 1)
+        codes, scales = self._unpack(payload, n, 1)
         other = self.fixed
-        other.pack(_recoded(codes, self.levels, other._negative - self._negative), scales, fixed)
+        other.pack(_shift_codes(codes, self.levels, other._negative - self._negative), scales, fixed)
 
     def from_fixed(self, fixed: Bytes, n: int, payload: Bytes) -> None:
         """Recode a payload of fixed codes: the inverse of `to_fixed`."""
         other = self.fixed
-        codes, scales = other._unpacked(fixed, n, 1)
-        self.pack(_recoded(codes, self.levels, self._negative - other._negative), scales, payload)
+        codes, scales = other._unpack(fixed, n, 1)
+        self.pack(_shift_codes(codes, self.levels, self._negative - other._negative), scales, payload)
 
-    def _unpacked(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
+    def _unpack(self, payload: Bytes, n: int, weight: int) -> tuple[Array, Array]:
         """Return the codes, and N of each bucket, unchecked."""
         on = kernels.beside(payload)
         codes = on.arrays.empty(payload, n, "uint8")
@@ -218,18 +218,18 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
         dequantize = kernels.beside(out).quantizer.dequantize  # only damage makes scales infinite: they count as 0
         dequantize(codes, self.bucket, scales, self.levels, self._negative, out, adding)
 
-    def _drawn(self, values: Array, draw: Draw) -> tuple[Array, Array, Finite]:
+    def _draw_codes(self, values: Array, draw: Draw) -> tuple[Array, Array, Finite]:
         """Return codes, N of each bucket, and whether all values are finite."""
-        scales, finite = self._scaled(values)
+        scales, finite = self._scale(values)
         return self.codes(values, scales, draw), scales, finite
 
     def scales(self, values: Array) -> Array:
         """Return N of each bucket. Raises ValueError if a value is not finite."""
-        return self._scaled(values)[0]
+        return self._scale(values)[0]
 
-    def _scaled(self, values: Array) -> tuple[Array, Finite]:
+    def _scale(self, values: Array) -> tuple[Array, Finite]:
         found = norms(values, self.bucket, self.norm)
-        return to_float32(found), checked(all_finite(found, values))
+        return to_float32(found), require_finite(all_finite(found, values))
 
     def codes(self, values: Array, scales: Array, draw: Draw) -> Array:
         """Draw the code of each element, given N of each bucket."""
@@ -264,7 +264,7 @@ def _counters(draw: Draw, correlated: bool) -> tuple[Words, np.uint64, np.uint64
     return draw.stream.schedule(), np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), source
 
 
-def _recoded(codes: Bytes, levels: int, shift: int) -> Bytes:
+def _shift_codes(codes: Bytes, levels: int, shift: int) -> Bytes:
     """Shift the codes of negative levels."""
     return codes + (codes > levels) * np.uint8(shift % 256)
 
@@ -321,8 +321,8 @@ class Ternary(Quantizer):
         return self._encode_drawn(values, payload, sent, draw)
 
     @override
-    def _drawn(self, values: Array, draw: Draw) -> tuple[Array, Array, Finite]:
-        scales, finite = self._scaled(values)
+    def _draw_codes(self, values: Array, draw: Draw) -> tuple[Array, Array, Finite]:
+        scales, finite = self._scale(values)
         codes, arrays = self.codes(values, scales, draw), kernels.beside(values).arrays
         n_signs = norms(arrays.convert(codes != 0, "float32"), self.bucket, "l1")
         # the scales sent differ from those by which levels were drawn

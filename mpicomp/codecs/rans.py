@@ -47,13 +47,7 @@ _NOTABLE = 100  # coding by symbols is tried where frequencies take more than 1 
 
 
 def symbols_together(levels: int) -> int:
-    """Return the number of symbols in a super-symbol.
-
-    Raises
-    ------
-    ValueError
-        `levels` is out of range.
-    """
+    """Return the number of symbols in a super-symbol; ValueError if `levels` is out of range."""
     if not 2 <= levels <= MOST_LEVELS:
         raise ValueError(f"entropy coding takes symbols of 2 to {MOST_LEVELS} levels, not {levels}")
     together = 1
@@ -68,59 +62,26 @@ def most_bytes(n: int, levels: int) -> int:
 
 
 def encode(symbols: Bytes, levels: int, payload: Bytes) -> int:
-    """Code symbols, at the beginning of the payload.
-
-    Parameters
-    ----------
-    symbols : uint8[n]
-        Below `levels`.
-    levels : int
-        2 to 255.
-    payload : uint8[most_bytes(n, levels), or more]
-        Overwritten.
-
-    Returns
-    -------
-    int
-        Bytes of the message; the bytes behind it are undefined.
-
-    Raises
-    ------
-    ValueError
-        A symbol is not below `levels`, or the payload is too short.
-    """
+    """Code symbols below `levels` at the beginning of the payload; return the message's bytes."""
+    # the bytes behind the message are undefined
     most = most_bytes(symbols.size, levels)
     if payload.size < most:
         raise ValueError(f"{symbols.size} symbols of {levels} levels may take {most} bytes, not {payload.size}")
     together, states = _shape(symbols.size, levels)
-    packed, counts = _grouped(symbols, levels, together)
+    packed, counts = _group_symbols(symbols, levels, together)
     used = _code(packed, counts[: levels**together], levels, together, states, payload[:most])
     if used:
         return used
     payload[0] = PLAIN
     if together < symbols_together(levels):
-        packed, _ = _grouped(symbols, levels, symbols_together(levels))
+        packed, _ = _group_symbols(symbols, levels, symbols_together(levels))
     payload[_MODE_BYTES:most] = packed
     return most
 
 
 def decode(payload: Bytes, levels: int, symbols: Bytes) -> None:
-    """Decode the symbols of a message.
-
-    Parameters
-    ----------
-    payload : uint8
-        The message, without the bytes behind it.
-    levels : int
-        As given to `encode`.
-    symbols : uint8[n]
-        Overwritten with symbols below `levels`, even where damage goes undetected. n as given to `encode`.
-
-    Raises
-    ------
-    ValueError
-        The payload is damaged. `symbols` are zeros then.
-    """
+    """Decode the symbols of a message, without the bytes behind it; ValueError and zeros if it is damaged."""
+    # symbols are below `levels` even where damage goes undetected
     n, together, states = symbols.size, symbols_together(levels), 0
     if payload.size and payload[0] in (CODED, BY_SYMBOLS):
         together, states = _shape(n, levels)
@@ -143,7 +104,7 @@ def _shape(n: int, levels: int) -> tuple[int, int]:
     return (1, 1) if n <= SHORT else (symbols_together(levels), _STATES)
 
 
-def _grouped(symbols: Bytes, levels: int, together: int) -> tuple[Bytes, Indices]:
+def _group_symbols(symbols: Bytes, levels: int, together: int) -> tuple[Bytes, Indices]:
     """Return the super-symbols, and the count of each of 256. Raises ValueError for a symbol not below `levels`."""
     places, whole = _places(levels, together), symbols.size // together
     packed, counts = np.empty(-(-symbols.size // together), np.uint8), np.zeros((4, 256), np.int64)
@@ -198,7 +159,7 @@ def _of_symbols(counts: Indices, levels: int, together: int, n_packed: int) -> I
     found, sent = np.zeros(levels, np.int64), np.zeros(levels + counts.size, np.int64)
     rans.count_symbols(counts, together, found)
     rans.normalise(found, _bits(n_packed), sent[:levels])
-    expected = _expected(sent[:levels], counts.size, together, n_packed)
+    expected = _derive_frequencies(sent[:levels], counts.size, together, n_packed)
     sent[levels:] = (counts > 0) & (expected == 0)
     sent[sent[:levels].argmax()] -= sent[levels:].sum()  # together 2^bits again
     return sent
@@ -207,13 +168,13 @@ def _of_symbols(counts: Indices, levels: int, together: int, n_packed: int) -> I
 def _by_symbols(sent: Indices, levels: int, together: int, n_packed: int) -> Indices:
     """Return the frequencies of super-symbols: the expected ones, and at least 1 for those that are named."""
     frequencies = np.empty(sent.size - levels, np.int64)
-    expected = _expected(sent[:levels], frequencies.size, together, n_packed)
+    expected = _derive_frequencies(sent[:levels], frequencies.size, together, n_packed)
     expected += sent[levels:] > 0
     rans.normalise(expected, _bits(n_packed), frequencies)
     return frequencies
 
 
-def _expected(symbols: Indices, alphabet: int, together: int, n_packed: int) -> Indices:
+def _derive_frequencies(symbols: Indices, alphabet: int, together: int, n_packed: int) -> Indices:
     """Return the probability of each super-symbol if symbols are independent and have these frequencies."""
     found = np.empty(alphabet, np.int64)
     rans.expect(symbols, together, _bits(n_packed), n_packed, found)

@@ -68,7 +68,7 @@ def compressor(name_or_instance: str | Codec) -> Codec:
         fits = isinstance(name_or_instance, Codec) and not isinstance(name_or_instance, type)
         require(fits, "compressor", "a codec of mpicomp.codecs or the name of one", name_or_instance)
         return name_or_instance
-    return _made(COMPRESSORS, "compressor", name_or_instance)
+    return _make_codec(COMPRESSORS, "compressor", name_or_instance)
 
 
 def row_codec(name_or_instance: str | RowCodec) -> RowCodec:
@@ -96,11 +96,11 @@ def row_codec(name_or_instance: str | RowCodec) -> RowCodec:
     ['full', 'levels', 'quantize', 'top']
     """
     if isinstance(name_or_instance, str):
-        return _made(ROW_CODECS, "row codec", name_or_instance)
+        return _make_codec(ROW_CODECS, "row codec", name_or_instance)
     return name_or_instance
 
 
-def _made(makers: Mapping[str, Callable[..., _Made]], kind: str, text: str) -> _Made:
+def _make_codec(makers: Mapping[str, Callable[..., _Made]], kind: str, text: str) -> _Made:
     """Return the codec that a name with options stands for."""
     name, _, rest = text.partition(":")
     if name not in makers:

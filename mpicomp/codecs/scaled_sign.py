@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import AveragingCodec, Draw, Finite, ResidualCodec, SpreadingCodec, checked
+from mpicomp.codecs.base import AveragingCodec, Draw, Finite, ResidualCodec, SpreadingCodec, require_finite
 from mpicomp.codecs.bucketed import Bucketed, count, kind_of, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
@@ -43,12 +43,12 @@ class _Sides(Bucketed, ResidualCodec, SpreadingCodec, AveragingCodec):
         numbers, planes = self._write(payload, len(values))
         for kind, found in zip(numbers, self._numbers(values), strict=True):
             kind[:] = found
-        return checked(kernels.beside(values).sign.pack(values, planes[0], False, *_ZEROS[values.itemsize]))
+        return require_finite(kernels.beside(values).sign.pack(values, planes[0], False, *_ZEROS[values.itemsize]))
 
     @override
     def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
         numbers, planes = self._write(payload, len(left))
-        return checked(self._keep(values, residual, left, planes[0], numbers))
+        return require_finite(self._keep(values, residual, left, planes[0], numbers))
 
     @override
     def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:

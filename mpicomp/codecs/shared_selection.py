@@ -107,24 +107,12 @@ class SharedSelection:
 
 
 class Winners(NamedTuple):
-    """Winners of a run of elements. Arrays are tensors for a selection on a device.
+    """Winners of a run of elements. Arrays are tensors for a selection on a device."""
 
-    Attributes
-    ----------
-    n : int
-        Number of elements.
-    words : int
-        Words of a payload.
-    labels : uint64
-        Bit planes of the labels of first winners.
-    distances : int64[groups] or None
-        Distances from first to second winners.
-    """
-
-    n: int
-    words: int
-    labels: Array
-    distances: Array | None
+    n: int  # elements
+    words: int  # of a payload
+    labels: Array  # uint64, bit planes of the labels of first winners
+    distances: Array | None  # int64[groups], from first to second winners
 
 
 class SelectionScratch(threading.local):
@@ -135,20 +123,9 @@ class SelectionScratch(threading.local):
 
 
 class Selection:
-    """Selection by the kernels of a device and a stream of random words.
+    """Selection on runs of elements by the kernels of a device and a stream that is the same on all ranks."""
 
-    It works on runs of elements. A run begins at a multiple of `SharedSelection.alignment`, and ends at one or with the
-    vector.
-
-    Parameters
-    ----------
-    codec : SharedSelection
-    device_kernels : namespace
-        The kernels, of `mpicomp.kernels.of`.
-    stream : Stream
-        The stream of random words, the same on all ranks.
-    """
-
+    # a run begins at a multiple of `SharedSelection.alignment`, and ends at one or with the vector
     __slots__ = (
         "_kernels", "_last", "_planes", "_rests", "_schedule", "_scratch", "_sources", "_tables", "codec",
     )  # fmt: skip
@@ -166,10 +143,8 @@ class Selection:
         self._scratch = SelectionScratch(ranks)
 
     def reserve(self, n: int, device: Device | None = None) -> Winners:
-        """Allocate memory for the winners of `n` elements: log2(M) / M bits an element, at most 0.71.
-
-        `device` is the device of the kernels, or None for the host.
-        """
+        """Allocate memory for the winners of `n` elements, on the device of the kernels or None: the host."""
+        # log2(M) / M bits an element, at most 0.71
         groups, pair = -(-self.codec.words(n) // ROW), self.codec.votes == 2
         words, labels = self.codec.nbytes(n) // 8, self._planes * ROW * groups
         if device is None:
@@ -192,53 +167,25 @@ class Selection:
             self._kernels.draw_distances(schedule, group, at, self._last, ranks, winners.distances)
 
     def encode(self, bits: Array, rank: int, winners: Winners, payload: Array) -> None:
-        """Overwrite the payload with the packed signs that a rank sends.
-
-        Parameters
-        ----------
-        bits : uint64[ceil(n / 64)]
-            Packed signs of all elements.
-        rank : int
-        winners : Winners
-        payload : uint64[nbytes(n) / 8]
-
-        Raises
-        ------
-        ValueError
-            The payload has the wrong size.
-        """
+        """Overwrite the payload, uint64[nbytes(n) / 8], with the packed signs that a rank sends."""
         if len(payload) != winners.words:
-            raise self._damaged(winners, len(payload))
+            raise self._damage_error(winners, len(payload))
         ranks, planes = self.codec.ranks, self._planes
         work = self._scratch.moving
+        # bits: uint64[ceil(n / 64)], packed signs of all elements
         self._kernels.select_rows(bits, winners.labels, planes, winners.distances, rank, ranks, work, payload)
 
     def decode(self, payloads: Array, stride: int, winners: Winners, bits: Sequence[Array]) -> None:
-        """Move the signs of all ranks' payloads to their elements.
-
-        Parameters
-        ----------
-        payloads : uint64
-            Payloads in the order of ranks, rank r's at word stride * r.
-        stride : int
-        winners : Winners
-        bits : sequence of uint64[ceil(n / 64)]
-            One array for each vote, overwritten with the winners' packed signs. The array that this rank encoded may be
-            one of them.
-
-        Raises
-        ------
-        ValueError
-            A payload has the wrong size.
-        """
+        """Move the signs of all ranks' payloads, in rank order every `stride` words, to their elements."""
+        # One array of uint64[ceil(n / 64)] for each vote; the array that this rank encoded may be one of them.
         ranks, planes, second = self.codec.ranks, self._planes, bits[1] if winners.distances is not None else None
         last = len(payloads) - stride * (ranks - 1)
         if min(last, stride) < winners.words:
-            raise self._damaged(winners, min(last, stride))
+            raise self._damage_error(winners, min(last, stride))
         work, distances = self._scratch.moving, winners.distances
         self._kernels.scatter_rows(payloads, stride, winners.labels, planes, distances, ranks, work, bits[0], second)
 
-    def _damaged(self, winners: Winners, words: int) -> ValueError:
+    def _damage_error(self, winners: Winners, words: int) -> ValueError:
         return ValueError(
             f"{self.codec}: a payload of {winners.n} elements has {winners.words} words, not {words}: it is damaged"
         )

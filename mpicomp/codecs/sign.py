@@ -37,15 +37,7 @@ class DrawScratch(threading.local):
 
 
 class SignMerger:
-    """Merge of signs by the kernels of a device and a stream of random words. Several threads may use it at once.
-
-    Parameters
-    ----------
-    device_kernels : namespace
-        The kernels, of `mpicomp.kernels.of`.
-    stream : Stream
-        The stream of random words.
-    """
+    """Merge of signs by the kernels of a device and a stream of random words. Several threads may use it at once."""
 
     __slots__ = ("_draw", "_schedule", "_scratch", "merge")
 
@@ -56,20 +48,9 @@ class SignMerger:
         """``merge(words, incoming, held)`` replaces the bits of `held` by those of `incoming` where `words` has a 1."""
 
     def draw(self, first: int, step: int, source: np.uint64, weights: tuple[int, int], out: Words) -> None:
-        """Draw words whose bits are 1 with probability incoming / (incoming + held).
-
-        Parameters
-        ----------
-        first : int
-            First element, a multiple of 512.
-        step : int
-        source : uint64
-            Counter word of rank and ordinal.
-        weights : (int, int)
-            Incoming and held ranks.
-        out : uint64[8 k]
-            Overwritten; bit i mod 64 of word i div 64 belongs to element first + i.
-        """
+        """Overwrite uint64[8 k] with words whose bits are 1 with probability incoming / (incoming + held)."""
+        # bit i mod 64 of word i div 64 belongs to element first + i; `first` is a multiple of 512, `source` the counter
+        # word of rank and ordinal
         table, rest = bernoulli_table(*weights)
         group, step_word = np.uint64(first // GROUP), np.uint64(step & 0xFFFFFFFF)
         self._draw(self._schedule, group, step_word, source, table, rest, self._scratch.words, out)

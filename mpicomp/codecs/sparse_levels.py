@@ -20,7 +20,7 @@ import numpy as np
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import DecayingCodec, Draw, Finite, SpreadingCodec, check_size, checked
+from mpicomp.codecs.base import DecayingCodec, Draw, Finite, SpreadingCodec, check_size, require_finite
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.top_k import Selector, index_bits, kept, pack_indices, unpack_indices
 from mpicomp.kernels.cpu.planes import powers_of_two
@@ -131,7 +131,7 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
         keep, on = self.chunk // self.rate, kernels.of("cpu")
         indices, chosen = np.empty(found, np.uint32), np.empty(found, values.dtype)
         select = Selector(self.chunk, keep, values.dtype, len(values))
-        finite = checked(select.of_tensors(values, past, lengths, indices, chosen))
+        finite = require_finite(select.of_tensors(values, past, lengths, indices, chosen))
         pack_indices(indices, places)
         if self.bits == 32:
             floats[found:] = 0

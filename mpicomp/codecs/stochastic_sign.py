@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, FloatArray, override
 from mpicomp import kernels
-from mpicomp.codecs.base import Draw, Finite, SpreadingCodec, check_size, checked
+from mpicomp.codecs.base import Draw, Finite, SpreadingCodec, check_size, require_finite
 from mpicomp.kernels.streams import BLOCK
 
 HEADER = 8
@@ -22,10 +22,8 @@ _ZEROS = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
 
 
 def measure(values: Array, out: Array) -> None:
-    """Overwrite one float32 with the two-norm, summed in float64 and rounded once.
-
-    A norm beyond float32 becomes its largest number. It is infinite if the squares of float64 values overflow.
-    """
+    """Overwrite one float32 with the two-norm, summed in float64 and rounded once."""
+    # a norm beyond float32 becomes its largest number; infinite if the squares of float64 values overflow
     kernels.beside(values).ssdm.norm(values, out)
 
 
@@ -72,7 +70,7 @@ class StochasticSign(SpreadingCodec):
         header, bits = on.arrays.view(payload[:HEADER], "float32"), on.arrays.view(payload[HEADER:], "uint64")
         header[1:] = 0
         measure(values, header[:1])
-        well = checked(on.arrays.xp.isfinite(header[0]))
+        well = require_finite(on.arrays.xp.isfinite(header[0]))
         at = np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
         zero = _ZEROS[values.itemsize]
         scale = np.float64(header[0]) if isinstance(header, np.ndarray) else header[:1]

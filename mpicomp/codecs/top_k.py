@@ -34,7 +34,7 @@ from mpicomp.codecs.base import (
     SpreadingCodec,
     VariableCodec,
     check_size,
-    checked,
+    require_finite,
 )
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
@@ -72,22 +72,11 @@ def _layout(n: int, chunk: int, rate: int, double: bool) -> tuple[int, int, int,
 
 
 class Selector:
-    """Picks the largest magnitudes of each chunk.
-
-    Parameters
-    ----------
-    chunk : int
-        Elements, 1 to 2^32.
-    keep : int
-        Elements kept of each chunk, 1 to `chunk`.
-    dtype : dtype
-        float32 or float64.
-    longest : int, optional
-        Elements of the longest vector, by which working memory for shorter ones than a chunk is sized.
-    """
+    """Picks the `keep` largest magnitudes of each chunk of 1 to 2^32 elements."""
 
     def __init__(self, chunk: int, keep: int, dtype: DTypeLike, longest: int | None = None) -> None:
         self.chunk, self.keep = chunk, keep
+        # the longest vector sizes working memory for vectors shorter than a chunk
         self._elements = chunk if longest is None else min(chunk, longest)
         itemsize = np.dtype(dtype).itemsize
         self._mask, self._infinity = _MASKS[itemsize], _INFINITY[itemsize]
@@ -106,19 +95,9 @@ class Selector:
     def __call__(
         self, x: Array, residual: Array | None, indices: Array, values: Array, left: Array | None = None
     ) -> Finite:
-        """Select elements of x + residual; return whether all of x + residual is finite.
-
-        Parameters
-        ----------
-        x : float32[n] or float64[n]
-        residual : like x, optional
-        indices : uint32[kept]
-            Overwritten with places within chunks, ascending.
-        values : like x, [kept]
-            Overwritten with the elements at these places.
-        left : like x, optional
-            Overwritten with x + residual; shares no memory with these.
-        """
+        """Select elements of x + residual, float32[n] or float64[n]; return whether all of them are finite."""
+        # overwritten: uint32 places within chunks, ascending; the elements there; and `left` with x + residual, which
+        # shares no memory with these
         if not len(x):
             return True
         on = kernels.beside(x).top_k
@@ -130,17 +109,9 @@ class Selector:
         return most < self._infinity
 
     def of_tensors(self, x: Array, past: tuple[Any, Any, Any], lengths: Array, indices: Array, values: Array) -> Finite:
-        """Select elements of each tensor's chunks, on the host.
-
-        Parameters
-        ----------
-        x, indices, values
-            As in `__call__`.
-        past : (residual, decay, left) or (None, None, None)
-            `left` is overwritten with x + decay residual, whose elements are selected, and with 0 between tensors.
-        lengths : int64[tensors]
-            Elements of each tensor, which begins at the next multiple of 64.
-        """
+        """Select elements of each tensor's chunks, on the host; a tensor begins at the next multiple of 64."""
+        # past is (residual, decay, left), or all None: `left` is overwritten with x + decay residual, of which elements
+        # are selected, and with 0 between tensors
         select, work = kernels.of("cpu").sparse_levels.select, self._working_memory()
         return bool(select(x, *past, lengths, *self._shape, *work, indices, values) < self._infinity)
 
@@ -263,7 +234,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
         indices = arrays.empty(values, len(chosen), "uint32")
         found = arrays.empty(values, len(chosen), values.dtype)
         select = Selector(self.elements, self.keep, _FLOATS[values.itemsize])
-        finite = checked(select(values, residual, indices, found, left))
+        finite = require_finite(select(values, residual, indices, found, left))
         if values.itemsize > chosen.itemsize:
             found = arrays.xp.clip(found, -FLOAT32_MAX, FLOAT32_MAX)
         payload[chosen.nbytes : self._layout(len(values))[1]] = 0
@@ -375,14 +346,14 @@ class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
         """Encode; return whether all values are finite, the random words, and a view of the payload's values."""
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
-        finite = checked(on.sign.all_finite(values))
+        finite = require_finite(on.sign.all_finite(values))
         payload[:] = 0
         header, room = on.arrays.view(payload[:_HEADER], "int64"), on.arrays.view(payload[_HEADER:], "float32")
         (key_0, key_1), step = draw.stream.key(), draw.step & 0xFFFFFFFF
         where = key_0 | key_1 << 32, step | int(draw.source) << 32, draw.offset // GROUP
         for place, number in enumerate(where):
             header[place : place + 1] = number - (number >> 63 << 64)
-        words = self._drawn(values, draw)
+        words = self._draw_words(values, draw)
         header[3:] = on.sparse.compress_masked(values, words, float(self.p), FLOAT32_MAX, room)
         return finite, words, room
 
@@ -398,9 +369,9 @@ class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
     def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
         check_size(self, payload, len(values), 1)
         on = kernels.beside(values)
-        on.sparse.spread_masked(self._drawn(values, draw), on.arrays.view(payload[_HEADER:], "float32"), values)
+        on.sparse.spread_masked(self._draw_words(values, draw), on.arrays.view(payload[_HEADER:], "float32"), values)
 
-    def _drawn(self, like: Array, draw: Draw) -> Array:
+    def _draw_words(self, like: Array, draw: Draw) -> Array:
         return self._words(like, draw.stream.key(), draw.offset // GROUP, draw.step & 0xFFFFFFFF, int(draw.source))
 
     def _words(self, like: Array, key: tuple[int, int], first: int, step: int, source: int) -> Array:

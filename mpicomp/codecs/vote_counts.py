@@ -50,23 +50,11 @@ def write_values(
     streaming: bool,
     out: FloatArray,
 ) -> None:
-    """Compute out = (2 count - weight) * the factor of an element's stretch, and 0 between stretches.
-
-    Parameters
-    ----------
-    counts : uint64
-        Bit planes of `words` words each.
-    factors : like out
-        One for each stretch.
-    where : (starts, stops, first, low, high)
-        Starts and stops of the stretches, in elements of the vector; the vector's element at out[0]; the first stretch
-        that overlaps `out`, and the one behind the last.
-    streaming : bool
-        Store past the caches; `out` must then start at a multiple of 32 bytes.
-    out : float32 or float64
-        Overwritten.
-    """
+    """Overwrite `out` with (2 count - weight) * the factor of an element's stretch, and 0 between stretches."""
+    # where: starts and stops of the stretches, in elements of the vector; the vector's element at out[0]; the first
+    # stretch that overlaps `out`, and the one behind the last
     kernel, powers, lowest = _table(weight, out.dtype)
+    # streaming stores past the caches: `out` must start at a multiple of 32 bytes
     kernel(counts, powers.size, words, powers, lowest, factors, *where, streaming, out)
 
 

@@ -35,7 +35,7 @@ from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.coding import Coding, CodingPlace, DirectCoding, as_matrix, coded_matrix, row_keys
 from mpicomp.pipeline.message_stores import FileMessageStore, MessageStore
 from mpicomp.pipeline.store import State, Store, next_pair
-from mpicomp.pipeline.store_rows import Ids, Stamps, differing, seen
+from mpicomp.pipeline.store_rows import Ids, Stamps, differing, has_message
 
 _READ_TOGETHER = 64
 _NUMBER_WORDS = 4  # of the two numbers before the stamps in `pairing`
@@ -177,18 +177,15 @@ def _delta_codec(codec: DeltaCodec | str) -> DeltaCodec:
 
 
 class DeltaCoding(Coding):
-    """One end of a cut that keeps the last message of every example.
-
-    `make_store` returns a store for messages of a shape, which is known when the first one passes; its other argument
-    is True if a state is about to be loaded. `source` is the number of the pipeline, each of which draws random words
-    of its own.
-    """
+    """One end of a cut that keeps the last message of every example."""
 
     def __init__(
         self, deltas: Deltas, stream: Stream, make_store: Callable[[tuple[int, ...], bool], Store], source: int = 0
     ) -> None:
         self._codec = _delta_codec(deltas.codec)
         self._examples, self._check_every = deltas.examples, deltas.check_every
+        # a store for messages of a shape, which is known when the first one passes; True: a state is about to be loaded
+        # `source` is the number of the pipeline, each of which draws random words of its own
         self._stream, self._make_store, self._source = stream, make_store, source
         self._store: Store | None = None
         self._pending: list[tuple[Ids, Rows]] = []
@@ -210,7 +207,7 @@ class DeltaCoding(Coding):
 
     @override
     def prepare(self, row_shape: tuple[int, ...]) -> None:
-        self._opened(row_shape)
+        self._open_store(row_shape)
 
     @override
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
@@ -242,7 +239,7 @@ class DeltaCoding(Coding):
     def _encode_differences(self, rows: Rows, ids: Ids, payload: Bytes) -> None:
         if not ids.size:
             return
-        messages = self._opened(rows.shape[1:]).read(ids)
+        messages = self._open_store(rows.shape[1:]).read(ids)
         draw, numbers = Draw(self._stream, self._steps, self._source), row_keys(ids, rows.shape[1:])
         self._codec.encode_delta(as_matrix(rows), as_matrix(messages), payload, draw, numbers)
         self._pending.append((ids, messages))
@@ -261,7 +258,7 @@ class DeltaCoding(Coding):
         return rows
 
     def _decode_differences(self, payload: Bytes, ids: Ids, row_shape: tuple[int, ...]) -> Rows:
-        messages = self._opened(row_shape).read(ids)
+        messages = self._open_store(row_shape).read(ids)
         self._codec.decode_delta(payload, as_matrix(messages))
         self._pending.append((ids, messages))
         return messages
@@ -272,7 +269,7 @@ class DeltaCoding(Coding):
         self._steps += 1  # first: it stays equal on both ends also where a write fails
         for ids, rows in pending:
             if ids.size:
-                self._opened(rows.shape[1:]).write(ids, rows)
+                self._open_store(rows.shape[1:]).write(ids, rows)
 
     @override
     def roll_back(self) -> None:
@@ -289,7 +286,7 @@ class DeltaCoding(Coding):
         if set(state) != {"steps", "row_shape", "store"}:
             raise ValueError(f"a state with {', '.join(state)} is not one of Deltas: load that of the same compression")
         if state["store"] is not None:
-            self._opened(tuple(state["row_shape"]), resuming=True).load_state_dict(state["store"])
+            self._open_store(tuple(state["row_shape"]), resuming=True).load_state_dict(state["store"])
         elif self._store is not None:
             self._store.forget_all()
         self._steps = int(state["steps"])
@@ -308,7 +305,7 @@ class DeltaCoding(Coding):
         my_stamps, their_stamps = mine[_NUMBER_WORDS:], theirs[_NUMBER_WORDS:]
         rows = differing(my_stamps, their_stamps)
         if my_pair != their_pair:  # equal stamps may stand for messages of two runs
-            rows = np.union1d(rows, np.flatnonzero(seen(my_stamps) | seen(their_stamps)))
+            rows = np.union1d(rows, np.flatnonzero(has_message(my_stamps) | has_message(their_stamps)))
         if self._store is not None:
             self._store.forget(rows, their_stamps[rows])
             offer = int(max(my_offer, their_offer))
@@ -336,7 +333,7 @@ class DeltaCoding(Coding):
             return 0
         stamps = self._store.all_stamps()
         found = hashlib.blake2b(stamps.tobytes(), digest_size=8)
-        for ids in np.array_split(np.flatnonzero(seen(stamps)), -(-stamps.size // _READ_TOGETHER)):
+        for ids in np.array_split(np.flatnonzero(has_message(stamps)), -(-stamps.size // _READ_TOGETHER)):
             found.update(self._store.read(ids).tobytes())
         return int.from_bytes(found.digest(), "little") >> 1
 
@@ -347,7 +344,7 @@ class DeltaCoding(Coding):
 
     def _full(self, ids: Ids, row_shape: tuple[int, ...]) -> NDArray[np.bool_]:
         """Return which of the examples travel in full precision."""
-        full: NDArray[np.bool_] = self._opened(row_shape).stamps(ids) == 0
+        full: NDArray[np.bool_] = self._open_store(row_shape).stamps(ids) == 0
         return full
 
     def _parts(self, payload: Bytes, full: NDArray[np.bool_], row_shape: tuple[int, ...]) -> tuple[Rows, Bytes]:
@@ -356,7 +353,7 @@ class DeltaCoding(Coding):
         split = 4 * count * prod(row_shape)
         return payload[:split].view(np.float32).reshape(count, *row_shape), payload[split:]
 
-    def _opened(self, row_shape: tuple[int, ...], resuming: bool = False) -> Store:
+    def _open_store(self, row_shape: tuple[int, ...], resuming: bool = False) -> Store:
         if self._store is not None and self._store.row_shape != row_shape:
             raise ValueError(
                 f"the messages kept have shape {[*self._store.row_shape]}, and an example's is now {[*row_shape]}: "

@@ -40,12 +40,7 @@ class PipelineError(RuntimeError):
 
 
 class MessagesDiffer(PipelineError):
-    """The ends of some cuts have kept different messages.
-
-    Attributes
-    ----------
-    cuts : sequence of int
-    """
+    """The ends of some `cuts` have kept different messages."""
 
     def __init__(self, text: str, cuts: Sequence[int] = ()) -> None:  # pickle makes it of the text alone
         super().__init__(text)
@@ -56,11 +51,9 @@ class MessagesDiffer(PipelineError):
 
 
 def agree_on_options(comm: Communicator, fault: str | None, options: str, action: str, name: str) -> list[int]:
-    """Return each rank's number in the job, if no rank has a fault and all have the same options; collective.
-
-    Otherwise all ranks raise PipelineError, which begins with the `action`, such as "the pipeline cannot be made", and
-    calls a rank by the `name` "stage" or "rank".
-    """
+    """Return each rank's number in the job; PipelineError on all if one has a fault or options differ. Collective."""
+    # errors begin with the `action`, such as "the pipeline cannot be made", and call a rank by the `name` "stage" or
+    # "rank"
     answers = comm.allgather_object((fault, options, _job_rank(comm)))
     raise_faults((text for text, _, _ in answers), action, name=name)
     if len({text for _, text, _ in answers}) > 1:
@@ -72,16 +65,8 @@ def agree_on_options(comm: Communicator, fault: str | None, options: str, action
 def agree_on_batch(
     comm: Communicator, examples: int, ids: Ids | None, fault: str | None, checksums: tuple[int, int]
 ) -> Ids:
-    """Return the ids of all stages' examples, or numbers in place of them; collective.
-
-    `examples` is the size of the batch, or -1 if this stage was given no part of it. `checksums` are those of the
-    messages kept for the cuts before and behind this stage.
-
-    Raises
-    ------
-    PipelineError
-        A stage has a fault, or the stages differ; on all of them. MessagesDiffer: their checksums differ.
-    """
+    """Return the ids of all stages' examples, or numbers in place of them; PipelineError on all stages. Collective."""
+    # `examples` is -1 on a stage that was given no part of the batch; the `checksums` are of the cuts before and behind
     digest = b"" if ids is None else hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
     mark = int.from_bytes(digest, "little", signed=True)
     everyones = comm.allgather(np.array([[fault is not None, examples, mark, *checksums]], np.int64))
@@ -112,16 +97,14 @@ def agree_on_end(comm: Communicator, loss: float, failure: Exception | None) -> 
 
 
 @contextmanager
-def shared_with_replicas(everyone: Communicator | None) -> Iterator[None]:
-    """Raise a PipelineError of the block in all pipelines of `everyone`; collective over all their ranks.
-
-    A block raises it on all stages of a pipeline or on none.
-    """
+def share_with_replicas(everyone: Communicator | None) -> Iterator[None]:
+    """Raise a PipelineError of the block in all pipelines of `everyone`; collective over all their ranks."""
     error: PipelineError | None = None
     try:
         yield
     except PipelineError as caught:
         error = caught
+    # a block raises it on all stages of a pipeline or on none
     if everyone is not None and everyone.allgather(np.array([[error is not None]], np.int64)).any():
         texts = everyone.allgather_object(None if error is None else str(error))
         if error is None:
@@ -162,12 +145,10 @@ def exchange(comm: Communicator, other: int, tag: int, mine: AnyArray, theirs: A
 
 
 class Pair:
-    """Exchange of faults and of a few numbers with one other rank around a step, while the remaining ranks wait.
-
-    `names` are those of this rank and of the other rank in errors.
-    """
+    """Exchange of faults and a few numbers with one other rank around a step, while the remaining ranks wait."""
 
     def __init__(self, comm: Communicator, other: int, names: tuple[str, str]) -> None:
+        # names of this rank and of the other one in errors
         self._comm, self._other, self._names = comm, other, names
 
     def send(self, numbers: Sequence[int] | Ids) -> None:
@@ -187,13 +168,7 @@ class Pair:
         return found
 
     def agree(self, action: str, fault: str | None, cause: BaseException | None = None) -> None:
-        """Exchange the faults of both ends; both call this.
-
-        Raises
-        ------
-        PipelineError
-            One of the two has a fault; on both, and in the same words.
-        """
+        """Exchange the faults of both ends; both raise PipelineError in the same words if one has a fault."""
         text = np.frombuffer((fault or "").encode(), np.uint8)
         (size,) = self.exchange([text.size])
         if text.size or size:

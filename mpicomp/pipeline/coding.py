@@ -20,11 +20,9 @@ _LEAST_COLUMNS = 32
 
 
 class Coding(ABC):
-    """One direction of a cut, on one of its ends. Kept messages change at `commit` only.
+    """One direction of a cut, on one of its ends. Kept messages change at `commit` only."""
 
-    Its abstract methods suffice where no messages are kept.
-    """
-
+    # the abstract methods suffice where no messages are kept
     @abstractmethod
     def nbytes(self, ids: Ids, row_shape: tuple[int, ...]) -> int:
         """Return the size of a payload, which is equal on both ends."""
@@ -70,10 +68,7 @@ class Coding(ABC):
         return None
 
     def settle(self, mine: Stamps, theirs: Stamps) -> int:
-        """Forget the examples whose messages differ from those of the other end; return their number.
-
-        `mine` and `theirs` are the results of `pairing` on both ends.
-        """
+        """Forget the examples whose messages differ by the `pairing` of both ends; return their number."""
         return 0
 
     def forget_all(self) -> None:
@@ -147,13 +142,10 @@ class DirectCoding(Coding):
 
 
 def coded_matrix(row_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of rows of an example that travel with a scale of their own, and their length.
-
-    A row is the last dimension, such as a token. Examples of three dimensions or more are images, whose last dimension
-    may be so short that the scale takes as much as the codes. Their rows take in further dimensions, until they are
-    long enough.
-    """
+    """Return the number of rows of an example that travel with a scale of their own, and their length."""
     columns = row_shape[-1] if row_shape else 1
+    # A row is the last dimension, such as a token. That of images may be so short that the scale takes as much as the
+    # codes, so their rows take in further dimensions.
     for length in reversed(row_shape[:-1] if len(row_shape) > 2 else ()):
         if columns >= _LEAST_COLUMNS:
             break

@@ -40,34 +40,23 @@ def check_compressions(compressions: Compressions) -> None:
 
 
 class CutEnd:
-    """Base of both ends of a cut, to which everything but the `neighbour`'s rank is given alike.
-
-    Two ranks may share two cuts, if the numbers of these, `cut`, are an even one and an odd one. Pipelines that run
-    next to each other have different numbers, too, as they draw random words of their own.
-
-    Attributes
-    ----------
-    codings : dict of str to Coding
-        Of "activations" and "gradients", and where several tensors travel together, of "activations 1" and so on.
-    activations, gradients, evaluated : Outgoing or Incoming
-        Messages in steps, and activations in evaluation.
-    lost : str
-        Why no step can go on from the messages that are kept; empty: it can.
-    """
+    """Base of both ends of a cut, which have equal arguments but for the `neighbour`'s rank."""
 
     _name: ClassVar[str]
     _links: ClassVar[tuple[type[Outgoing | Incoming], type[Outgoing | Incoming]]]  # forward, and backward
-    activations: Outgoing | Incoming
+    activations: Outgoing | Incoming  # in steps
     gradients: Outgoing | Incoming
-    evaluated: Outgoing | Incoming
+    evaluated: Outgoing | Incoming  # activations in evaluation
 
     def __init__(
         self, comm: Communicator, neighbour: int, cut: int, compressions: Compressions, seed: int, pipeline: int
     ) -> None:
+        # two ranks may share two cuts, if one has an even number and the other an odd one
         self._comm, self._neighbour, self._tag = comm, neighbour, cut % 2 * _TAGS
+        # pipelines next to each other have different numbers: each draws random words of its own
         self._cut, self._compressions, self._seed, self._pipeline = cut, compressions, seed, pipeline
-        self.lost = ""
-        self.codings: dict[str, Coding] = {}
+        self.lost = ""  # why no step can go on from the messages that are kept; empty: it can
+        self.codings: dict[str, Coding] = {}  # also of "activations 1" if several tensors travel
         for direction in range(len(_DIRECTIONS)):
             self._coding(direction, 0)
         forward, backward, tag = *self._links, self._tag
@@ -277,13 +266,7 @@ class CutHolder(ABC):
         self.steps += commits and cuts is not None
 
     def _load_cuts(self, state: State, fault: str | None, states: Iterable[tuple[CutEnd, State]]) -> None:
-        """Load the states of all cuts if no rank has a fault; collective.
-
-        Raises
-        ------
-        PipelineError
-            A rank has a fault, or a state cannot be loaded; on all ranks.
-        """
+        """Load the states of all cuts, or raise PipelineError on all ranks; collective."""
         name = self._rank_name
         raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
         steps = self.steps
@@ -338,16 +321,16 @@ class SavedModules:
     def restore(self) -> None:
         """Copy the saved values back."""
         for parameter, gradient, saved in self._gradients:
-            parameter.grad = _restored(gradient, saved)
+            parameter.grad = _restore(gradient, saved)
         for module, name, buffer, saved in self._buffers:
-            module._buffers[name] = _restored(buffer, saved)
+            module._buffers[name] = _restore(buffer, saved)
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _restored(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
+def _restore(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
     """Return the tensor as it was, in its own memory: others may have views of it."""
     if tensor is None or saved is None:
         return None

@@ -16,7 +16,7 @@ from mpicomp.codecs.options import whole
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.pipeline.store import State, Store
 from mpicomp.pipeline.store_file import StoreFile
-from mpicomp.pipeline.store_rows import Ids, Stamps, row_code, seen, sum_codes
+from mpicomp.pipeline.store_rows import Ids, Stamps, has_message, row_code, sum_codes
 from mpicomp.pipeline.store_thread import StoreThread
 
 
@@ -90,7 +90,7 @@ class MessageStore(Store):
     @override
     def state_dict(self) -> State:
         self._ready()
-        ids = np.flatnonzero(seen(self._ledger.marks))
+        ids = np.flatnonzero(has_message(self._ledger.marks))
         found = {"pair": self.pair, "stamps": self.all_stamps(), "ids": ids, "rows": self._payload[ids]}
         return {**self._description(), **found}
 
@@ -99,7 +99,7 @@ class MessageStore(Store):
         self._ready()
         marks = self._check_state(state, ("stamps", "ids", "rows"))
         ids, payload = np.asarray(state["ids"]), np.asarray(state["rows"])
-        if not np.array_equal(ids, np.flatnonzero(seen(marks))) or ids.dtype.kind not in "iu":
+        if not np.array_equal(ids, np.flatnonzero(has_message(marks))) or ids.dtype.kind not in "iu":
             raise ValueError("the state's ids are not those of its stamps: it is damaged, load an earlier one")
         if payload.dtype != np.uint8 or payload.shape != (ids.size, self.row_bytes):
             raise ValueError(
@@ -205,8 +205,8 @@ class FileMessageStore(Store):
 
     @override
     def prefetch(self, ids: ArrayLike) -> None:
-        rows = self._checked(ids)
-        self._background.read_ahead(rows[seen(self._ledger.marks[rows])])
+        rows = self._check_ids(ids)
+        self._background.read_ahead(rows[has_message(self._ledger.marks[rows])])
 
     @override
     def flush(self) -> None:

@@ -56,13 +56,13 @@ class _Link:
     def _parts(self, layout: MessageLayout, ids: Ids) -> tuple[list[_Part], int]:
         """Return the place of each tensor in a payload, and the size of the payload."""
         found, end = list[_Part](), HEADER_BYTES
-        for tensor, coding in zip(layout.fields, self._coded(layout), strict=True):
+        for tensor, coding in zip(layout.fields, self._find_codings(layout), strict=True):
             start = -(-end // HEADER_BYTES) * HEADER_BYTES
             end = start + (ids.size * tensor.nbytes if coding is None else coding.nbytes(ids, tensor.row_shape))
             found.append((tensor, coding, slice(start, end)))
         return found, end
 
-    def _coded(self, layout: MessageLayout) -> list[Coding | None]:
+    def _find_codings(self, layout: MessageLayout) -> list[Coding | None]:
         """Return the coding of each tensor; None: it travels as its bytes."""
         if self._codings_of is not layout:
             numbers = iter(range(len(layout.fields)))
@@ -73,7 +73,7 @@ class _Link:
     def _refusal(self, layout: MessageLayout) -> Exception | None:
         """Return why there is no room for messages of tensors like these."""
         try:
-            for tensor, coding in zip(layout.fields, self._coded(layout), strict=True):
+            for tensor, coding in zip(layout.fields, self._find_codings(layout), strict=True):
                 if coding is not None:
                     coding.prepare(tensor.row_shape)
         except REFUSABLE as error:
@@ -90,7 +90,7 @@ class _Link:
 
     def _settle(self, layout: MessageLayout) -> tuple[bool, Exception | None]:
         """Have both ends forget the messages that they do not share; returns whether both could, and why not here."""
-        codings = [one for one in self._coded(layout) if one is not None and one.pairing() is not None]
+        codings = [one for one in self._find_codings(layout) if one is not None and one.pairing() is not None]
         if not codings:
             return True, None
         failure: Exception | None = None
@@ -111,11 +111,8 @@ class Outgoing(_Link):
     _in_flight: deque[tuple[Handle, Bytes]] = field(default_factory=deque, init=False)
 
     def send(self, message: tuple[MessageLayout, Arrays] | None, ids: Ids) -> Exception | None:
-        """Begin to send the tensors of a micro-batch, or a refusal in place of None; returns why they were refused.
-
-        The arrays are float32[examples, ...] of tensors that are coded, uint8[examples, bytes] of others. They are read
-        before this returns.
-        """
+        """Begin to send the tensors of a micro-batch, or a refusal in place of None; return why they were refused."""
+        # arrays are float32[examples, ...] where coded, else uint8[examples, bytes]; read before this returns
         error: Exception | None = None
         if self.layout is None and self.announced and not self._silent:
             error = self._announce(None if message is None else message[0])
@@ -191,15 +188,7 @@ class Incoming(_Link):
         return True
 
     def take(self, ids: Ids) -> Arrays | None:
-        """Return the tensors of the micro-batch expected first, in memory of their own; None after a refusal.
-
-        Raises
-        ------
-        ValueError
-            A message cannot be decoded.
-        MemoryError, OSError
-            There is no room for the kept rows, or they cannot be read.
-        """
+        """Return the tensors of the micro-batch expected first, in memory of their own; None after a refusal."""
         if self.layout is None and self.announced and not self._silent:
             self._await_announcement()
         if self.layout is None:
@@ -211,6 +200,7 @@ class Incoming(_Link):
         self._free.append(payload)
         if not payload[0]:
             return None
+        # decoding raises ValueError for damage, MemoryError or OSError where kept rows find no room or cannot be read
         return [
             payload[place].reshape(ids.size, -1).copy()
             if coding is None
@@ -246,13 +236,7 @@ class Incoming(_Link):
 
 
 def settle(comm: Communicator, neighbour: int, tag: int, codings: Sequence[Coding]) -> int:
-    """Have both ends forget the examples whose messages they do not share; returns their number; both ends call it.
-
-    Raises
-    ------
-    ValueError, OSError
-        The stores cannot be changed.
-    """
+    """Have both ends forget the examples whose messages they do not share; return their number. Both ends call it."""
     mine = [one for one in (coding.pairing() for coding in codings) if one is not None]
     sizes = np.array([len(mine), sum(one.size for one in mine)], np.int64)
     theirs: AnyArray = exchange(comm, neighbour, tag, sizes, np.zeros(2, np.int64))

@@ -194,15 +194,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": gpipe, "1f1b": on
 
 
 def schedule(name_or_function: str | Schedule) -> Schedule:
-    """Return the schedule of that name, or the function itself.
-
-    Raises
-    ------
-    ScheduleError
-        There is no schedule of that name.
-    TypeError
-        The argument is neither a name nor a function.
-    """
+    """Return the schedule of that name, or the function itself; ScheduleError or TypeError for anything else."""
     if callable(name_or_function):
         return name_or_function
     if not isinstance(name_or_function, str):

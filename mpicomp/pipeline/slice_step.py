@@ -35,7 +35,7 @@ class PartOfBatch:
     ids: Ids | None = None
 
     @classmethod
-    def checked(
+    def check(
         cls,
         inputs: Tensors,
         targets: Tensors,
@@ -45,10 +45,7 @@ class PartOfBatch:
         last: bool,
         cuts: Iterable[CutEnd] = (),
     ) -> tuple[PartOfBatch, str | None]:
-        """Return the part of a batch that a rank was given, and the fault for which no step of it can begin, or None.
-
-        The rank has the first layers, or the last ones, or neither; the step passes the `cuts`.
-        """
+        """Return a rank's part of a batch, and the fault for which no step over the `cuts` can begin, or None."""
         try:
             found = cls._of(inputs, targets, ids, first, last)
             for cut in cuts:
@@ -88,18 +85,7 @@ class PartOfBatch:
 
 
 class SliceStep:
-    """State of a slice in one step: micro-batches that have gone forward and not yet backward, and the first failure.
-
-    Without a cut `before` it, the slice begins the model and takes `inputs`; without one `after` it, it ends the model
-    and takes `targets` and the `loss`. Each micro-batch has one example or more, which `ids` lists.
-
-    Attributes
-    ----------
-    loss : float
-        Of the micro-batches that have passed here, where the model ends.
-    most_alive : int
-        Micro-batches whose activations were kept at one time, at most.
-    """
+    """State of a slice in one step: micro-batches gone forward and not yet backward, and the first failure."""
 
     def __init__(
         self,
@@ -112,6 +98,7 @@ class SliceStep:
         inputs: Tensors = None,
         targets: Tensors = None,
     ) -> None:
+        # without a cut before it, the slice begins the model and takes inputs; without one after it, it ends the model
         self._module, self._before, self._after, self._loss, self._ids = module, before, after, loss, ids
         self._cuts = [cut for cut in (before, after) if cut is not None]
         ends = np.cumsum([0, *(one.size for one in ids)]).tolist()
@@ -120,6 +107,7 @@ class SliceStep:
         self._inputs = [part_of(inputs, part) for part in parts] if before is None else [None] * len(ids)
         self._targets = [part_of(targets, part) for part in parts] if after is None else [None] * len(ids)
         self._alive: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        # the loss where the model ends; and the most micro-batches whose activations were kept at one time
         self.loss, self.most_alive = 0.0, 0
         self._refused = False  # a neighbour has failed
         self.failure: Exception | None = None
@@ -153,10 +141,10 @@ class SliceStep:
 
     def _forward(self, k: int) -> None:
         message, size = None, self._ids[k].size
-        arrays = None if self._before is None else self._taken(self._before.activations, k)
+        arrays = None if self._before is None else self._take_arrays(self._before.activations, k)
         if self._goes_on:
             try:
-                value, came = _received(self._inputs[k], self._before, arrays)
+                value, came = _receive(self._inputs[k], self._before, arrays)
                 output = self._module(value)
                 if self._after is None:
                     # a division by the number of micro-batches, where these are of one size
@@ -177,7 +165,7 @@ class SliceStep:
 
     def _backward(self, k: int) -> None:
         message = None
-        arrays = None if self._after is None else self._taken(self._after.gradients, k)
+        arrays = None if self._after is None else self._take_arrays(self._after.gradients, k)
         if self._goes_on:
             try:
                 came, outputs = self._alive.pop(k)
@@ -197,7 +185,7 @@ class SliceStep:
         if self._before is not None:
             self._fail(self._before.gradients.send(message, self._ids[k]))
 
-    def _taken(self, link: Incoming, k: int) -> Arrays | None:
+    def _take_arrays(self, link: Incoming, k: int) -> Arrays | None:
         try:
             rows = link.take(self._ids[k])
         except CollectiveError:
@@ -223,15 +211,13 @@ class SliceStep:
 def pass_forward(
     module: nn.Module, before: Downstream | None, after: Upstream | None, inputs: Tensors, ids: Ids
 ) -> tuple[Tensors, Exception | None]:
-    """Run a batch forward through a slice, uncompressed and in evaluation mode; returns its output and its failure.
-
-    Parameters are those of `SliceStep`. There is no output where the slice, or one before it, has failed.
-    """
+    """Run a batch forward through a slice, uncompressed and in evaluation mode; return its output and its failure."""
+    # no output where this slice, or one before it, has failed
     output, message, failure = None, None, None
     arrays = None if before is None else before.evaluated.take(ids)
     if before is None or arrays is not None:
         try:
-            value, _ = _received(inputs, before, arrays, evaluating=True)
+            value, _ = _receive(inputs, before, arrays, evaluating=True)
             with _evaluating(module):
                 output = module(value)
             message = None if after is None else Parcel(output, ids.size, evaluating=True).message()
@@ -258,7 +244,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             one.training = True
 
 
-def _received(
+def _receive(
     inputs: Tensors, before: Downstream | None, arrays: Arrays | None, evaluating: bool = False
 ) -> tuple[Tensors, list[Tensor]]:
     """Return the input of a slice, and its tensors whose gradients go back."""

@@ -147,7 +147,7 @@ class SplitClient(Party[Upstream, Downstream]):
             The server does not answer. The communicator can be used no longer.
         """
         pair, (up, down) = self._at_work()
-        part, fault = PartOfBatch.checked(inputs, targets, ids, first=True, last=True, cuts=(up, down))
+        part, fault = PartOfBatch.check(inputs, targets, ids, first=True, last=True, cuts=(up, down))
         listed = _request(pair, STEP, part)
         self._open(pair, (up, down), fault)
         head = SliceStep(self.first, None, up, [listed], inputs=inputs)
@@ -175,7 +175,7 @@ class SplitClient(Party[Upstream, Downstream]):
             As `step`.
         """
         pair, (up, down) = self._at_work()
-        part, fault = PartOfBatch.checked(inputs, None, None, first=True, last=False)
+        part, fault = PartOfBatch.check(inputs, None, None, first=True, last=False)
         listed = _request(pair, PREDICT, part)
         pair.agree("the batch was not evaluated", fault)
         _, failure = pass_forward(self.first, None, up, inputs, listed)
@@ -285,7 +285,7 @@ class SplitServer(Party[Downstream, Upstream]):
 
     def _step(self, pair: Pair, cuts: tuple[Downstream, Upstream], ids: Ids | None, listed: Ids) -> None:
         checked = cuts if listed.size else ()  # a client with a fault sends no examples
-        _, fault = PartOfBatch.checked(None, None, ids, first=False, last=False, cuts=checked)
+        _, fault = PartOfBatch.check(None, None, ids, first=False, last=False, cuts=checked)
         self._open(pair, cuts, fault)
         run = SliceStep(self.middle, *cuts, [listed])
         self._take(pair, cuts, [(run, _FORWARD), (run, _BACKWARD)])

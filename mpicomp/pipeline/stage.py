@@ -24,7 +24,7 @@ from mpicomp.pipeline.agreement import (
     agree_on_batch,
     agree_on_end,
     agree_on_options,
-    shared_with_replicas,
+    share_with_replicas,
 )
 from mpicomp.pipeline.cut import CutEnd, CutHolder, Downstream, Upstream, check_compressions
 from mpicomp.pipeline.schedule import Action, Schedule
@@ -207,8 +207,8 @@ class PipelineStage(CutHolder):
         CollectiveTimeout, PeerFailure
             A stage does not answer. The communicator can be used no longer.
         """
-        with shared_with_replicas(self.everyone):
-            listed = self._agreed(inputs, targets, ids)
+        with share_with_replicas(self.everyone):
+            listed = self._agree_on_ids(inputs, targets, ids)
         micro_batches = min(self.micro_batches, listed.size)
         actions = self._actions(micro_batches)
         parts = np.array_split(listed, micro_batches)
@@ -219,7 +219,7 @@ class PipelineStage(CutHolder):
                 run.take(action, actions[number + 1 : number + 3])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
-            with shared_with_replicas(self.everyone):
+            with share_with_replicas(self.everyone):
                 loss = agree_on_end(self.comm, run.loss, run.failure)
             self._tied.add_gradients()
         return loss
@@ -267,7 +267,7 @@ class PipelineStage(CutHolder):
         PipelineError, CollectiveTimeout, PeerFailure
             As `step`.
         """
-        output, failure = self._evaluated(inputs, targets)
+        output, failure = self._evaluate(inputs, targets)
         loss = 0.0
         if self.is_last and failure is None and output is not None:
             try:
@@ -275,7 +275,7 @@ class PipelineStage(CutHolder):
                     loss = loss_of(self._loss, output, targets).item()
             except Exception as error:  # noqa: BLE001 - reported to all stages
                 failure = error
-        with shared_with_replicas(self.everyone):
+        with share_with_replicas(self.everyone):
             return agree_on_end(self.comm, loss, failure)
 
     def predict(self, inputs: Tensors = None) -> Tensors:
@@ -298,16 +298,16 @@ class PipelineStage(CutHolder):
         PipelineError, CollectiveTimeout, PeerFailure
             As `step`.
         """
-        output, failure = self._evaluated(inputs)
-        with shared_with_replicas(self.everyone):
+        output, failure = self._evaluate(inputs)
+        with share_with_replicas(self.everyone):
             agree_on_end(self.comm, 0.0, failure)
         return output if self.is_last else None
 
-    def _evaluated(self, inputs: Tensors, *targets: Tensors) -> tuple[Tensors, Exception | None]:
+    def _evaluate(self, inputs: Tensors, *targets: Tensors) -> tuple[Tensors, Exception | None]:
         """Run a batch forward, if all stages can begin; returns this stage's output and its failure."""
         last = self.is_last and bool(targets)
-        part, fault = PartOfBatch.checked(inputs, targets[0] if last else None, None, first=self.is_first, last=last)
-        with shared_with_replicas(self.everyone):
+        part, fault = PartOfBatch.check(inputs, targets[0] if last else None, None, first=self.is_first, last=last)
+        with share_with_replicas(self.everyone):
             listed = agree_on_batch(self.comm, part.examples, None, fault, (0, 0))
         return pass_forward(self.module, self._before, self._after, inputs, listed)
 
@@ -316,9 +316,9 @@ class PipelineStage(CutHolder):
             self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
         return self._planned[1]
 
-    def _agreed(self, inputs: Tensors, targets: Tensors, ids: ArrayLike | None) -> Ids:
+    def _agree_on_ids(self, inputs: Tensors, targets: Tensors, ids: ArrayLike | None) -> Ids:
         """Return the ids of a step's examples, if all stages can begin."""
-        part, fault = PartOfBatch.checked(
+        part, fault = PartOfBatch.check(
             inputs, targets, ids, first=self.is_first, last=self.is_last, cuts=self._sides.values()
         )
         before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))

@@ -372,7 +372,7 @@ class StageCheckpoints:
         if set(state["parts"]) != set(self._parts):
             raise ValueError(f"{path} has the parts {sorted(state['parts'])}, not {sorted(self._parts)}: name the same")
         if len(alive) < self._grid[0]:
-            state["parts"] = self._redistributed([read_state(path, one)["parts"] for one in alive], state["parts"])
+            state["parts"] = self._redistribute([read_state(path, one)["parts"] for one in alive], state["parts"])
         if source == self._place:
             return state
         codings = state["stage"]["codings"]  # of another replica, until a neighbour has those of this one
@@ -386,7 +386,7 @@ class StageCheckpoints:
                         codings[f"{key.removesuffix(end)}{side}"] = one
         return state
 
-    def _redistributed(self, everyones: Sequence[State], own: State) -> State:
+    def _redistribute(self, everyones: Sequence[State], own: State) -> State:
         """Return the parts' states, where those of this library's optimizers are divided among all replicas again."""
         found = dict(own)
         for name, state in own.items():

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from collectives.annotations import Bytes
 from collectives.quoting import listed, shown
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
-from mpicomp.pipeline.store_rows import Ids, Ledger, RowFormat, Stamps, seen
+from mpicomp.pipeline.store_rows import Ids, Ledger, RowFormat, Stamps, has_message
 
 State: TypeAlias = dict[str, Any]
 _CONTINUATION_BITS = 32  # of a pair's number
@@ -127,7 +127,7 @@ class Store(ABC):
 
     def stamps(self, ids: ArrayLike) -> Stamps:
         """Return the visits of the rows `ids`, uint32[k]; 0: there is no message, the next one is sent in full."""
-        return self._ledger.stamps(self._checked(ids))
+        return self._ledger.stamps(self._check_ids(ids))
 
     def all_stamps(self) -> Stamps:
         """Return a copy of the stamps of all rows, for `differing`, with the highest bit set in forgotten rows."""
@@ -153,13 +153,13 @@ class Store(ABC):
         ValueError
             `out` does not fit.
         """
-        rows = self._checked(ids)
+        rows = self._check_ids(ids)
         shape = (rows.size, *self.row_shape)
         if out is None:
             out = np.empty(shape, np.float32)
         elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype} of shape {out.shape}: pass contiguous float32 of shape {shape}")
-        there = seen(self._ledger.marks[rows])
+        there = has_message(self._ledger.marks[rows])
         out[~there] = 0
         self._load(rows[there], np.flatnonzero(there), out.reshape(rows.size, math.prod(self.row_shape)))
         return out
@@ -179,7 +179,7 @@ class Store(ABC):
         ValueError
             Rows or stamps do not fit. No row is kept then, nor where an id is refused.
         """
-        places = self._checked(ids)
+        places = self._check_ids(ids)
         following = self._ledger.following(places, stamps)
         payload = self._format.encode(rows, places.size)
         self._keep(places, payload, following)
@@ -194,13 +194,13 @@ class Store(ABC):
         stamps : uint32[k], optional
             The other end's stamps of these rows: the higher count is kept, so that both ends' are equal afterwards.
         """
-        rows = self._checked(ids)
+        rows = self._check_ids(ids)
         self._ledger.forget(rows, stamps)
         self._store_forgotten(rows)
 
     def forget_all(self) -> None:
         """Forget the messages of all rows."""
-        self.forget(np.flatnonzero(seen(self.all_stamps())))
+        self.forget(np.flatnonzero(has_message(self.all_stamps())))
 
     def prefetch(self, ids: ArrayLike) -> None:
         """Announce rows that will be read soon; in a file's store a thread reads them ahead, up to `buffer_bytes`.
@@ -214,7 +214,7 @@ class Store(ABC):
         OSError
             In a file's store: the thread could not write.
         """
-        self._checked(ids)
+        self._check_ids(ids)
 
     @abstractmethod
     def touched_checksum(self) -> int:
@@ -283,7 +283,7 @@ class Store(ABC):
         """Have a store that opens after a crash know the forgotten rows."""
         return
 
-    def _checked(self, ids: ArrayLike) -> Ids:
+    def _check_ids(self, ids: ArrayLike) -> Ids:
         self._ready()
         return self._ledger.check(ids)
 

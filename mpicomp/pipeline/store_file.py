@@ -31,7 +31,7 @@ from collectives.annotations import Bytes
 from collectives.json_file import parse_json
 from collectives.quoting import one_line, shown
 from collectives.regular_file import open_regular
-from mpicomp.pipeline.store_rows import FORGOTTEN, Ids, Stamps, row_code, seen
+from mpicomp.pipeline.store_rows import FORGOTTEN, Ids, Stamps, has_message, row_code
 
 PAGE = 4096
 _MAGIC, _VERSION, _HEAD = b"mpicMSG\n", 1, struct.Struct("<8sIII")
@@ -45,36 +45,15 @@ Description = Mapping[str, object]
 
 
 class StoreFile:
-    """An open file of rows, locked against other processes.
-
-    The `description` has JSON values that a file must have been made with. Errors treat "fingerprint" separately.
-
-    Attributes
-    ----------
-    name : str
-        The path, on one line, for errors.
-    marks : uint32[rows, 2]
-        Stamp and code of each row, as they are in the file.
-    torn : int64[k]
-        Rows that a process which was killed had not finished; they are forgotten.
-    pair : int
-        Number that the files of both ends of a cut share; 0: none yet.
-
-    Raises
-    ------
-    OSError
-        The file cannot be made, such as for a full disk, or another process has it open.
-    ValueError
-        The file is damaged, truncated, no store, or another run's.
-    """
+    """Open file of rows, locked against other processes; OSError or ValueError if it cannot be opened or used."""
 
     def __init__(self, path: str | PathLike[str], description: Description, rows: int, row_bytes: int) -> None:
-        self.name = one_line(os.fspath(path))
+        self.name = one_line(os.fspath(path))  # for errors
         self._path, self._row_bytes = Path(path), row_bytes
         self._start = -(-(PAGE + 8 * rows) // PAGE) * PAGE
         self._size = self._start + rows * row_bytes
-        self.torn: Ids = np.zeros(0, np.int64)
-        self._clean, self.pair = True, 0
+        self.torn: Ids = np.zeros(0, np.int64)  # rows that a killed process had not finished; they are forgotten
+        self._clean, self.pair = True, 0  # pair: number that both ends' files share; 0: none yet
         if Path(path).exists():
             open_regular(path).close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -87,12 +66,12 @@ class StoreFile:
                 _check_header(page, description, self.name)
                 size = os.fstat(self._file).st_size
                 if size != self._size:
-                    raise _damaged(self.name, f"it has {size} of {self._size} bytes")
+                    raise _damage_error(self.name, f"it has {size} of {self._size} bytes")
                 if page[_CLEAN_AT:] not in (_CLEAN, _UNCLEAN):
-                    raise _damaged(self.name, "the end of its first page has been overwritten")
+                    raise _damage_error(self.name, "the end of its first page has been overwritten")
                 self._clean = page[_CLEAN_AT:] == _CLEAN
                 (self.pair,) = _PAIR.unpack_from(page, _PAIR_AT)
-            self.marks: Stamps = np.empty((rows, 2), np.uint32)
+            self.marks: Stamps = np.empty((rows, 2), np.uint32)  # stamp and code of each row, as in the file
             self._read(self.marks.reshape(-1).view(np.uint8), PAGE)
             if not self._clean:
                 self._forget_torn()
@@ -103,15 +82,7 @@ class StoreFile:
     # Rows ------------------------------------------------------------------------------------------------------------
 
     def read_row(self, row: int, out: Bytes) -> None:
-        """Read a row, which has a message.
-
-        Raises
-        ------
-        ValueError
-            The bytes are not those that were written.
-        OSError
-            The disk fails.
-        """
+        """Read a row that has a message; ValueError if its bytes are not those that were written."""
         self._read(out, self._start + row * self._row_bytes)
         stamp, expected = self.marks[row].tolist()
         if row_code(row, stamp, out) != expected:
@@ -166,7 +137,7 @@ class StoreFile:
     def _forget_torn(self) -> None:
         """Read all rows that have a message, after a process was killed or the machine stopped."""
         payload, torn = np.empty(self._row_bytes, np.uint8), []
-        for row in np.flatnonzero(seen(self.marks[:, 0])).tolist():
+        for row in np.flatnonzero(has_message(self.marks[:, 0])).tolist():
             try:
                 self.read_row(row, payload)
             except ValueError:
@@ -272,17 +243,17 @@ def _check_header(page: bytes, description: Description, name: str) -> None:
     if not page.startswith(_MAGIC):
         raise ValueError(f"{name} is no store of messages: name another file")
     if len(page) < PAGE:
-        raise _damaged(name, f"it ends after {len(page)} bytes")
+        raise _damage_error(name, f"it ends after {len(page)} bytes")
     _, version, length, check = _HEAD.unpack_from(page)
     if version != _VERSION:
         raise ValueError(f"{name} is a store of version {version}, and this is {_VERSION}: remove it")
     text = page[_HEAD.size : _HEAD.size + length]
     if zlib.crc32(text) != check or length > _CLEAN_AT - _HEAD.size:
-        raise _damaged(name, "its first page has another checksum than it names")
+        raise _damage_error(name, "its first page has another checksum than it names")
     try:
         found = parse_json(text.decode())
     except ValueError as error:
-        raise _damaged(name, one_line(error)) from error
+        raise _damage_error(name, one_line(error)) from error
     held = found if isinstance(found, dict) else {}
     wanted = _with_byte_order(description)
     if held.get("fingerprint") != wanted["fingerprint"]:
@@ -302,5 +273,5 @@ def _with_byte_order(description: Description) -> dict[str, object]:
     return {**description, "byteorder": sys.byteorder}
 
 
-def _damaged(name: str, cause: str) -> ValueError:
+def _damage_error(name: str, cause: str) -> ValueError:
     return ValueError(f"{name} is damaged ({cause}): remove it, and messages are sent in full precision again")

@@ -31,16 +31,14 @@ _HEAD = struct.Struct("<qI")
 
 
 class RowFormat:
-    """Bytes of the message of one example, float32 or coded.
-
-    A codec that rounds at random is refused: both ends of a cut must keep the same rows.
-    """
+    """Bytes of the message of one example, float32 or coded."""
 
     def __init__(self, row_shape: int | tuple[int, ...], codec: RowCodec | None) -> None:
         shape = tuple(row_shape) if isinstance(row_shape, list | tuple) else (row_shape,)
         if not all(whole(length, 1) for length in shape):
             raise ValueError(f"row_shape must be integers of 1 or more, such as (tokens, width), not {row_shape!r:.80}")
         self.row_shape, self.codec = tuple(map(int, shape)), codec
+        # both ends of a cut must keep the same rows
         if getattr(codec, "rounding", "nearest") != "nearest":
             raise ValueError(f"{codec!r:.200} rounds at random: a store takes codecs with rounding='nearest'")
 
@@ -60,13 +58,7 @@ class RowFormat:
         return "float32" if self.codec is None else repr(self.codec)
 
     def encode(self, rows: ArrayLike, count: int) -> Bytes:
-        """Return a copy of `count` messages as bytes, uint8[count, nbytes].
-
-        Raises
-        ------
-        ValueError
-            The messages have another shape or type, or the codec has no code for them.
-        """
+        """Return a copy of `count` messages as uint8[count, nbytes]; ValueError for other shapes, types or values."""
         found = np.asarray(rows)
         if found.dtype != np.float32 or found.shape != (count, *self.row_shape):
             raise ValueError(
@@ -92,7 +84,7 @@ class RowFormat:
 # Stamps ---------------------------------------------------------------------------------------------------------------
 
 
-def seen(marks: Stamps) -> NDArray[np.bool_]:
+def has_message(marks: Stamps) -> NDArray[np.bool_]:
     """Return which rows have a message, by their marks."""
     found: NDArray[np.bool_] = (marks != 0) & (marks < FORGOTTEN)
     return found
@@ -146,32 +138,23 @@ def _marks(stamps: ArrayLike) -> Stamps:
 
 
 class Ledger:
-    """Stamps of a store with so many rows, `variants`, for each example, and the check of row numbers.
-
-    `marks` are the stamps, with the highest bit set where the message was forgotten.
-    """
+    """Stamps of a store's rows, `variants` for each example, and the check of row numbers."""
 
     def __init__(self, examples: int, variants: int) -> None:
         for name, value in (("examples", examples), ("variants", variants)):
             if not whole(value, 1, _MOST_ROWS):
                 raise ValueError(f"{name} must be an integer of 1 to 2^40, not {value!r:.80}")
         self.examples, self.variants = int(examples), int(variants)
-        self.marks: Stamps = np.zeros(self.examples * self.variants, np.uint32)
+        self.marks: Stamps = np.zeros(self.examples * self.variants, np.uint32)  # highest bit: forgotten
 
     def check(self, ids: ArrayLike) -> Ids:
-        """Return ids as rows of the store.
-
-        Raises
-        ------
-        ValueError
-            Some ids are no integers, are out of range, or occur more than once; the error names them.
-        """
+        """Return ids as rows of the store; ValueError names ids that are no integers, out of range or repeated."""
         rows = self._range(ids, self.marks.size, "ids")
         in_order = np.sort(rows)
         twice = in_order[1:][in_order[1:] == in_order[:-1]]
         if twice.size:
             raise ValueError(
-                f"ids {_shown(np.unique(twice))} occur more than once in one micro-batch, and the two ends of a cut "
+                f"ids {_list_ids(np.unique(twice))} occur more than once in one micro-batch, and the two ends of a cut "
                 "could keep different messages of theirs: put an example into a micro-batch once, or give each "
                 "augmented variant a row of its own (variants=)"
             )
@@ -212,22 +195,22 @@ class Ledger:
     def stamps(self, rows: Ids) -> Stamps:
         """Return the visits of rows; 0 where there is no message."""
         marks = self.marks[rows]
-        return np.where(seen(marks), marks, np.uint32(0))
+        return np.where(has_message(marks), marks, np.uint32(0))
 
     def _range(self, ids: ArrayLike, stop: int, name: str, *, scalar: bool = False) -> Ids:
         found = np.asarray(ids)
         if found.dtype.kind not in "iu" and found.size:
-            raise ValueError(f"{name} must be integers, not {found.dtype} ({_shown(found.reshape(-1))})")
+            raise ValueError(f"{name} must be integers, not {found.dtype} ({_list_ids(found.reshape(-1))})")
         if found.ndim != 1 and not (scalar and found.ndim == 0):
             raise ValueError(f"{name} must be integers in one dimension, not of shape {found.shape}")
         outside = found[(found < 0) | (found >= stop)] if found.size else found
         if outside.size:
             of = f" ({self.examples} examples of {self.variants} variants)" if name == "ids" else ""
-            raise ValueError(f"{name} {_shown(np.atleast_1d(outside))} are not in 0 to {stop - 1}{of}")
+            raise ValueError(f"{name} {_list_ids(np.atleast_1d(outside))} are not in 0 to {stop - 1}{of}")
         return found.astype(np.int64)
 
 
-def _shown(ids: AnyArray) -> str:
+def _list_ids(ids: AnyArray) -> str:
     text = ", ".join(str(one)[:40] for one in ids[:_LISTED].tolist())
     return f"{text} and {ids.size - _LISTED} more" if ids.size > _LISTED else text
 
@@ -241,17 +224,15 @@ def row_code(row: int, stamp: int, payload: Bytes) -> int:
 
 
 def sum_codes(rows: ArrayLike, stamps: ArrayLike, codes: ArrayLike) -> int:
-    """Return the sum, modulo 2^64, of a 64-bit hash of each message's row, stamp and code.
-
-    The sum does not depend on the order of messages, and sums of the parts of a set add up to that of the whole.
-    """
+    """Return the sum, modulo 2^64, of a 64-bit hash of each message's row, stamp and code."""
     with np.errstate(over="ignore"):
-        place = _mixed(np.asarray(rows, np.int64).view(np.uint64))
+        place = _mix_bits(np.asarray(rows, np.int64).view(np.uint64))
         content = np.asarray(stamps, np.uint64) << np.uint64(32) | np.asarray(codes, np.uint64)
-        return int(_mixed(place ^ content).sum(dtype=np.uint64))
+        # a sum does not depend on the order of messages, and sums of parts add up to that of the whole
+        return int(_mix_bits(place ^ content).sum(dtype=np.uint64))
 
 
-def _mixed(words: Words) -> Words:
+def _mix_bits(words: Words) -> Words:
     """Let every bit depend on every other: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)

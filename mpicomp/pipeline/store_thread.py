@@ -39,14 +39,11 @@ class _WaitingRows:
 
 
 class StoreThread:
-    """Reads and writes of one file.
-
-    Rows that were read ahead take up to `most_bytes`, and so do rows that wait to be written; at least one batch of any
-    size fits. `sum` is `sum_codes` of all writes that are in the file; it is complete after `drain`.
-    """
+    """Reads and writes of one file, in a thread."""
 
     def __init__(self, file: StoreFile, row_bytes: int, most_bytes: int) -> None:
         self._file, self._row_bytes = file, row_bytes
+        # for rows read ahead, and again for rows that wait; at least one batch of any size fits
         self._most_bytes, self._most_ahead = most_bytes, max(1, most_bytes // row_bytes)
         self._changed = threading.Condition()
         self._batches: deque[_WaitingRows] = deque()
@@ -55,7 +52,7 @@ class StoreThread:
         self._wanted: dict[int, None] = {}  # in order
         self._reading: int | None = None
         self._ahead: dict[int, Bytes] = {}
-        self.sum = 0
+        self.sum = 0  # `sum_codes` of all writes that are in the file; complete after `drain`
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._stopping = self._left = False
@@ -123,13 +120,8 @@ class StoreThread:
                 self._check()
 
     def stop(self, process: int) -> None:
-        """Write all rows that wait, and end the thread and the file; no-op in processes other than `process`.
-
-        Raises
-        ------
-        OSError
-            A row could not be written.
-        """
+        """Write all rows that wait, and end the thread and the file; OSError if a row could not be written."""
+        # a process that was forked has no such thread
         if os.getpid() != process:
             return
         with self._changed:

@@ -84,13 +84,7 @@ class MessageLayout:
 
     @classmethod
     def from_numbers(cls, numbers: list[int]) -> MessageLayout:
-        """Return the layout that a neighbour has announced by `numbers`.
-
-        Raises
-        ------
-        ValueError
-            The numbers announce no layout.
-        """
+        """Return the layout that a neighbour has announced by `numbers`; ValueError if they announce none."""
         kind, n_dims = numbers[:2]
         lengths = numbers[2 : 2 + max(0, n_dims)]
         if not 0 < kind < len(_PLAIN_TYPES) or not 0 <= n_dims <= _MOST_PLAIN_DIMS or min(lengths, default=0) < 0:
@@ -104,13 +98,7 @@ class MessageLayout:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> MessageLayout:
-        """Return the layout that a neighbour has announced by `text`.
-
-        Raises
-        ------
-        ValueError
-            The text announces no layout.
-        """
+        """Return the layout that a neighbour has announced by `text`; ValueError if it announces none."""
         try:
             match parse_json(text if isinstance(text, str) else text.decode(), surrogates=True):
                 case [str() as structure, list() as described]:
@@ -157,13 +145,7 @@ def _count_tensors(structure: Structure) -> int:
 
 
 def _describe(value: Tensors, tensors: list[Tensor]) -> Structure:
-    """Return the structure of a value, and append its tensors in their order.
-
-    Raises
-    ------
-    TypeError
-        The value has a part of another type, which the error names.
-    """
+    """Return the structure of a value, and append its tensors in order; TypeError names a part of another type."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return "*"
@@ -202,15 +184,7 @@ def part_of(value: Tensors, part: slice) -> Tensors:
 
 
 def examples_of(value: Tensors) -> int:
-    """Return the number of examples of a batch.
-
-    Raises
-    ------
-    TypeError
-        The batch has no examples along the first dimension of its tensors.
-    ValueError
-        Its tensors have different numbers of examples.
-    """
+    """Return the number of examples of a batch; TypeError without examples, ValueError if its tensors differ."""
     if not _has_parts(value):
         return len(value)
     tensors: list[Tensor] = []
@@ -237,15 +211,12 @@ def _has_parts(value: Tensors) -> bool:
 
 
 class Parcel:
-    """Output of a slice of the model on its way into a message; PipelineError if it cannot be sent.
-
-    `known` is the layout of the messages so far. `coded` has the tensors whose gradients come back; in evaluation none
-    come back, and several tensors are sent as their bytes.
-    """
+    """Output of a slice of the model on its way into a message; PipelineError if it cannot be sent."""
 
     def __init__(
         self, output: Tensors, examples: int, known: MessageLayout | None = None, evaluating: bool = False
     ) -> None:
+        # `coded` has the tensors whose gradients come back; in evaluation none do, and several are sent as bytes
         self._tensors: list[Tensor] = []
         if known is not None and known.is_one_tensor and _is_like(output, examples, known.fields[0]):
             # Nearly all micro-batches: describing them again takes 20 us each.

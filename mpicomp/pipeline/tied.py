@@ -18,19 +18,10 @@ _CHECKED = (0, 1, 8)  # of these: the first steps show options that differ, the 
 
 
 class TiedParameters:
-    """Parameters of a stage that other stages have, too, by names that the stages have in common.
-
-    If `deferred`, gradients are summed by `sum_averaged`, after they are averaged over replicas, instead of by
-    `add_gradients` in each step.
-
-    Raises
-    ------
-    PipelineError
-        The stages that share a parameter have it in different shapes or types, or one stage alone has a name; on every
-        stage.
-    """
+    """Parameters that a stage shares with other stages by name; PipelineError on all stages if they differ."""
 
     def __init__(self, comm: Communicator, tied: Mapping[str, nn.Parameter], deferred: bool) -> None:
+        # deferred: `sum_averaged` sums after the average over replicas, instead of `add_gradients` in each step
         self._comm, self._parameters, self._deferred = comm, dict(tied), deferred
         self._due = False  # steps were made whose averaged gradients are not yet summed
         self._before: dict[str, Tensor | None] = {}
@@ -51,18 +42,12 @@ class TiedParameters:
                     f"{comm.here}: the tied parameter {name!r} must be one of the same shape and type on two stages or "
                     f"more, and it is {listed}: pass it in tied= on all stages that share it"
                 )
-        for name, stages in self._shared():
+        for name, stages in self._find_shared():
             with torch.no_grad():
                 self._parameters[name].copy_(self._everyones(stages, self._parameters[name])[0])
 
     def begin(self, step: int) -> None:
-        """Set gradients of earlier steps aside, and compare the parameters now and then; collective over the stages.
-
-        Raises
-        ------
-        PipelineError
-            A parameter differs between the stages that share it; on all of them.
-        """
+        """Set gradients of earlier steps aside, and compare the parameters now and then; collective over the stages."""
         self._before = {}
         if not self._deferred:
             for name, one in self._parameters.items():
@@ -85,27 +70,21 @@ class TiedParameters:
         if self._deferred:
             self._due = True
             return
-        for name, stages in self._shared():
+        for name, stages in self._find_shared():
             one, before = self._parameters[name], self._before.pop(name)
             total = self._gradient_sum(one, stages)
             one.grad = total if before is None else before.add_(total)
 
     @torch.no_grad()
     def sum_averaged(self) -> None:
-        """Replace the gradients by their sum over the stages that share a parameter; collective over the stages.
-
-        Raises
-        ------
-        PipelineError
-            No step was made since the last sum, or each step sums the gradients itself; on every stage.
-        """
+        """Replace the gradients by their sum over the stages that share a parameter; collective over the stages."""
         if not self._due:
             cure = "call sum_tied_gradients() once after each synchronize() of the optimizer"
             if not self._deferred:
                 cure = "step() has summed them, as the pipeline was made without everyone="
             raise PipelineError(f"{self._comm.here}: there are no gradients of tied parameters to sum: {cure}")
         self._due = False
-        for name, stages in self._shared():
+        for name, stages in self._find_shared():
             one = self._parameters[name]
             total = self._gradient_sum(one, stages)
             if one.grad is None or one.grad.is_sparse:
@@ -113,7 +92,7 @@ class TiedParameters:
             else:
                 one.grad.copy_(total)  # in place: the optimizer gave this tensor out
 
-    def _shared(self) -> list[tuple[str, list[int]]]:
+    def _find_shared(self) -> list[tuple[str, list[int]]]:
         """Return the parameters of this stage and the stages that share them, in an order that all have in common."""
         return [(name, stages) for name, stages in self._stages.items() if name in self._parameters]
 

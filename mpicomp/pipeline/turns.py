@@ -47,12 +47,10 @@ END, STEP, PREDICT = range(3)
 
 
 class Party(CutHolder, Generic[First, Second]):
-    """The server, or the clients of a rank; see `mpicomp.pipeline.split_learning`.
-
-    Each client has two cuts, and a party has one end of each: of class `First` and of class `Second`.
-    """
+    """The server, or the clients of a rank; see `mpicomp.pipeline.split_learning`."""
 
     _rank_name: ClassVar[str] = "rank"
+    # a client has two cuts, and a party has one end of each
     _end_classes: tuple[type[First], type[Second]]
 
     def __init__(

@@ -45,6 +45,6 @@ def _block(channels: int, wide: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
 
 
-def flipped(images: Tensor, which: Tensor) -> Tensor:
+def mirror(images: Tensor, which: Tensor) -> Tensor:
     """Images of which some are mirrored, left to right."""
     return torch.where(which[:, None, None, None], images.flip(3), images)

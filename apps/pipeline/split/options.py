@@ -20,14 +20,10 @@ METHODS: tuple[Method, ...] = ("fp32", "directq", "aq-sgd")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A run; the defaults of training are the paper's.
-
-    `forward_bits`, `backward_bits` and `kept`, the part of gradients that is sent, count for methods but fp32. The
-    `dataset` None is Fashion-MNIST if Debian's package is there, else the digits of scikit-learn; `data` is a folder of
-    IDX files.
-    """
+    """A run; the defaults of training are the paper's."""
 
     method: Method = "aq-sgd"
+    # bits and the part of gradients that is sent count for methods but fp32
     forward_bits: int = 2
     backward_bits: int = 8
     kept: float = 0.2
@@ -42,8 +38,8 @@ class Options:
     flip: bool = False
     examples: int = 2048
     test_examples: int = 1000
-    dataset: str | None = None
-    data: str | None = None
+    dataset: str | None = None  # None: Fashion-MNIST if Debian's package is there, else the digits of scikit-learn
+    data: str | None = None  # folder of IDX files
     seed: int = 0
 
     @property

@@ -12,30 +12,16 @@ _TRIES = 1000
 def dirichlet(
     labels: NDArray[np.int64], clients: int, concentration: float, generator: np.random.Generator, *, least: int = 1
 ) -> list[Ids]:
-    """Share out all examples; returns those of each client, in ascending order.
-
-    Parameters
-    ----------
-    labels : int64[examples]
-    clients : int
-    concentration : float
-        Of the Dirichlet distribution that each class's shares are drawn from; the less, the more are labels skewed.
-    generator : Generator
-    least : int
-        Examples of each client: the shares are drawn again until all have as many.
-
-    Raises
-    ------
-    ValueError
-        The examples are too few for that.
-    """
+    """Share out all examples; return those of each client, in ascending order. ValueError: too few examples."""
     for _ in range(_TRIES if clients * least <= len(labels) else 0):
         owners = np.empty(len(labels), np.int64)
+        # each class's shares are drawn: the less the concentration, the more are labels skewed
         for label in np.unique(labels):
             of_class = generator.permutation(np.flatnonzero(labels == label))
             shares = generator.dirichlet(np.full(clients, concentration))
             ends = np.round(np.cumsum(shares) * of_class.size).astype(np.int64)
             owners[of_class] = np.searchsorted(ends[:-1], np.arange(of_class.size), side="right")
+        # else the shares are drawn again
         if np.bincount(owners, minlength=clients).min() >= least:
             return [np.flatnonzero(owners == client) for client in range(clients)]
     raise ValueError(

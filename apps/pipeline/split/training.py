@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apps.pipeline.split.network import Parts, flipped
+from apps.pipeline.split.network import Parts, mirror
 from apps.pipeline.split.options import Options
 from apps.pipeline.split.partition import dirichlet
 from apps.records import Record
@@ -32,15 +32,7 @@ def images_of(options: Options) -> Dataset:
 
 
 class Training:
-    """A run on this rank, as the server or as its clients.
-
-    Parameters
-    ----------
-    options : Options
-    comm : Communicator
-        Rank 0 is the server's.
-    dataset : Dataset
-    """
+    """A run on this rank, as the server, on rank 0, or as its clients."""
 
     def __init__(self, options: Options, comm: Communicator, dataset: Dataset) -> None:
         self.options, self._comm, self._dataset = options, comm, dataset
@@ -119,7 +111,7 @@ class Training:
                 images, labels = train.images[rows], train.labels[rows]
                 if self.options.flip:
                     mirrored = generator.integers(2, size=len(ids))
-                    images, ids = flipped(images, torch.from_numpy(mirrored == 1)), 2 * ids + mirrored
+                    images, ids = mirror(images, torch.from_numpy(mirrored == 1)), 2 * ids + mirrored
                 yield ids, images, labels
 
     def _sgd(self, layers: nn.Module) -> torch.optim.Optimizer:

@@ -115,10 +115,7 @@ def _run(request: AdviseRequest, comm: Communicator, args: argparse.Namespace) -
 
 
 def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | None) -> Record:
-    """Measure and predict one method after the other; rank 0 prints the rows of each. Collective.
-
-    The record is complete on rank 0, and empty on the others.
-    """
+    """Measure and predict one method after the other; rank 0 prints the rows and returns the record. Collective."""
     size, clock = request.ranks or comm.size, Countdown(comm, QUICK_S if request.quick else math.inf)
     timed = size == comm.size and request.network is None
     local = comm.layout.sizes[0]
@@ -175,13 +172,7 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
 
 
 def predicted_methods(request: AdviseRequest, sizes: Sequence[int], piece_bytes: int) -> list[str]:
-    """Return the requested methods that are predicted for one of these numbers of ranks; the first is the job's.
-
-    Raises
-    ------
-    UsageError
-        No method but dense is.
-    """
+    """Return the requested methods that are predicted for one of these numbers of ranks, the job's first."""
     names = [
         name
         for name in request.methods
@@ -232,10 +223,7 @@ def predictions(
     mpi_s: float | None,
     names: Collection[str] | None = None,
 ) -> Record:
-    """Return the record for report and JSON, with rows of these methods, or of all with a speed.
-
-    `mpi_s` is the measured time of MPI's own all-reduce.
-    """
+    """Return the record of these methods, or of all with a speed; `mpi_s` is the time of MPI's own all-reduce."""
     dense = fastest_dense(job, speeds["dense"])
     methods = {name: (METHODS[name], speed) for name, speed in speeds.items() if names is None or name in names}
     return {
@@ -303,7 +291,7 @@ class AdviseRequest:
         return cls(
             dtype=choice("--dtype", args.dtype, DTYPES),
             compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
-            methods=(QUICK if args.quick else tuple(METHODS)) if args.methods is None else _chosen(args.methods),
+            methods=(QUICK if args.quick else tuple(METHODS)) if args.methods is None else _parse_methods(args.methods),
             network=_network(args.network),
             ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
             threads=integer("--threads", args.threads, 1, MOST_THREADS),
@@ -314,7 +302,7 @@ class AdviseRequest:
         )
 
 
-def _chosen(text: str) -> tuple[str, ...]:
+def _parse_methods(text: str) -> tuple[str, ...]:
     """Return the methods of ``"marsit,scalecom"`` and dense, in the order of `METHODS`."""
     names = [name.strip() for name in text.split(",")]
     unknown = next((name for name in names if name not in METHODS), None)

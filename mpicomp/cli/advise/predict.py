@@ -32,16 +32,14 @@ WALKED = (
 
 @dataclass(frozen=True)
 class PredictedJob:
-    """An all-reduce: `n` elements on `size` ranks; packed payloads are sent in pieces of `piece_bytes`.
-
-    With `nodes`, neighbouring ranks form nodes, in which vectors may be summed before they are sent to other nodes.
-    """
+    """All-reduce of `n` elements on `size` ranks; packed payloads are sent in pieces of `piece_bytes`."""
 
     size: int
     n: int
     dtype: str
     network: LinkModel
     piece_bytes: int
+    # neighbouring ranks form nodes, which may sum vectors before they send to other nodes
     nodes: NodeSpeed | None = None
 
     def between_nodes(self) -> PredictedJob:
@@ -58,7 +56,7 @@ class PredictedJob:
             network = LinkModel(latency_s, bandwidth, link.overhead_s)
         return replace(self, size=self.size // local, n=-(-self.n // local), network=network, nodes=None)
 
-    def scaled(self, factor: float) -> PredictedJob:
+    def scale_links(self, factor: float) -> PredictedJob:
         """Return the same job with all links faster by a factor."""
         link = self.network
         uplink = None if link.uplink_bytes_s is None else link.uplink_bytes_s * factor
@@ -68,17 +66,14 @@ class PredictedJob:
 
 @dataclass(frozen=True)
 class Way:
-    """A method over a topology or its own route; `dense_speed` is the speed of its full-precision rounds.
-
-    It is used between all ranks, or, if `per_node` is set, between nodes whose ranks sum in memory.
-    """
+    """A method over a topology or its own route, between all ranks or between nodes."""
 
     method: str
     algorithm: Algorithm
     topology: Topology
     speed: Speed
-    dense_speed: Speed
-    per_node: bool = False
+    dense_speed: Speed  # of full-precision rounds
+    per_node: bool = False  # between nodes, whose ranks sum in memory
 
     def seconds(self, job: PredictedJob) -> float:
         """Return the predicted time of a call, the mean for a method with full-precision rounds."""
@@ -129,10 +124,7 @@ def topologies(size: int, network: LinkModel) -> Iterator[tuple[str, Topology]]:
 def ways(
     job: PredictedJob, methods: Mapping[str, tuple[Algorithm, Speed]], dense_speed: Speed
 ) -> Iterator[tuple[str, Way]]:
-    """Yield every method over every topology that fits, or over its own route, with the name of the route.
-
-    Ways between nodes follow, if there are nodes.
-    """
+    """Yield every method over every topology that fits, or its own route, with the route's name; then between nodes."""
     for method, (algorithm, speed) in methods.items():
         for per_node in (False, True) if job.nodes is not None else (False,):
             part = job.between_nodes() if per_node else job
@@ -151,14 +143,12 @@ def is_predicted(algorithm: Algorithm, size: int, n: int, dtype: str, piece_byte
 
 
 def break_even(way: Way, dense: Callable[[PredictedJob], float], job: PredictedJob) -> float | None:
-    """Return the bytes per second of each rank's link, to a few percent, below which a way is faster than a dense sum.
+    """Return the bytes per second of a link below which a way beats a dense sum, to a few percent."""
 
-    None: it is never faster; infinity: it is always faster.
-    """
-
+    # None: it is never faster; infinity: it is always faster
     def lead(factor: float) -> float:
         """Return log(time of the dense sum / time of the way) on links `factor` times as fast."""
-        scaled = job.scaled(factor)
+        scaled = job.scale_links(factor)
         return math.log(dense(scaled) / way.seconds(scaled))
 
     here = job.network.bandwidth_bytes_s

@@ -40,7 +40,7 @@ def rows(record: Record, some: Sequence[Row]) -> list[str]:
 def conclusion(record: Record) -> str:
     """Return the lines below the table; the advice comes last but for lines to copy."""
     choice = choose(record)
-    passed = passed_over(record, choice)
+    passed = explain_passed_over(record, choice)
     reasons = ["", "Predicted to be faster, but passed over:", *(f"  {reason}" for reason in passed)] if passed else []
     code = ["", "To copy:", *(f"  {line}" for line in lines_to_copy(record, choice))]
     late = record.get("left_out")
@@ -199,12 +199,10 @@ def dense_step(record: Record) -> float:
 
 
 def choose(record: Record) -> Choice:
-    """Choose a way: among those about as fast as the fastest, prefer the method with the best learning record.
-
-    Methods for comparison are chosen only if no others were requested.
-    """
+    """Choose the method with the best learning record among those about as fast as the fastest."""
     dense_s = dense_step(record)
     compressed = [row for row in record["rows"] if row["method"] != "dense"]
+    # methods for comparison are chosen only if no others were requested
     eligible = [row for row in compressed if not row["compared"]] or compressed
     fastest = min(eligible, key=lambda row: float(row["step_s"]))
     worthy = [row for row in eligible if dense_s >= WORTH * row["step_s"]]
@@ -217,7 +215,7 @@ def _as_fast(fastest: Row, row: Row) -> bool:
     return bool(row["step_s"] < WORTH * fastest["step_s"] or row["seconds"] < ACCURACY * fastest["seconds"])
 
 
-def passed_over(record: Record, choice: Choice) -> list[str]:
+def explain_passed_over(record: Record, choice: Choice) -> list[str]:
     """Return a line for each method with a faster prediction: its topologies, and the reason against it."""
     faster: dict[str, list[Row]] = {}
     for row in record["rows"]:

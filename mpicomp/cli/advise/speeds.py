@@ -64,13 +64,9 @@ def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
 def measure_speed(
     comm: Communicator, algorithm: Algorithm, n: int, dtype: str, network: LinkModel, quick: bool = False
 ) -> Speed:
-    """Run samples around a ring of all ranks, or over the method's own route, at most `n` elements long; collective.
-
-    `quick` makes fewer calls, of shorter samples. Needs two ranks or more, and returns the same on all. One thread is
-    measured, and the part of a core that each has while the threads of all ranks compute. The threads of a rank share
-    its work, except for dense sums.
-    """
+    """Measure a method on samples of at most `n` elements, around a ring or its own route. Collective."""
     algorithm = without_dense_rounds(algorithm)
+    # needs two ranks or more: one rank has no messages to time
     size = comm.size
     wire = algorithm.message_model(n, dtype, size, comm.packed_piece_bytes())
     route = wire.route or Ring()
@@ -101,6 +97,8 @@ def measure_speed(
         (more[0], 2 * sent, other_s), (fewer[0], 2 * float(less[4]), float(less[3])), left_s / of_messages
     )
     merged, decoded = sample * (size - 1) / size, sample * (size if gathers and not wire.decoded_once else 1)
+    # One thread was measured, and its part of a core while the threads of all ranks compute. The threads of a rank
+    # share its work, except for dense sums.
     threads = 1 if isinstance(algorithm, Dense) else comm.threads
     encode_s, merge_s, decode_s = encoding_s / sample, merging_s / merged, decoding_s / decoded
     work = ComputeModel(encode_s / threads, merge_s / threads, decode_s / threads, message_s, byte_s, sharing)
@@ -108,10 +106,8 @@ def measure_speed(
 
 
 def measure_nodes(comm: Communicator, n: int, dtype: str, quick: bool = False) -> NodeSpeed | None:
-    """Time sums within all nodes at once, of vectors of at most `n` elements; collective, with the same result on all.
-
-    None: there is one node, a rank on each, or nodes of different sizes.
-    """
+    """Time sums of at most `n` elements within all nodes at once, with the same result on all; collective."""
+    # there is one node, a rank on each, or nodes of different sizes
     if not has_equal_nodes(comm):
         return None
     local, method = comm.nodes.local, PerNode(Dense())  # on one node it only sums and gathers there
@@ -168,24 +164,19 @@ def _traffic(algorithm: Algorithm, n: int, dtype: str, size: int, piece_bytes: i
 
 
 def _solve(more: tuple[int, float, float], less: tuple[int, float, float], most_s: float) -> tuple[float, float]:
-    """Return seconds per message and per byte, neither negative, from two (messages, bytes, seconds).
-
-    A message takes at most `most_s`, which follows from a call of few elements. If that limit or a sign applies, the
-    result fits the first measurement alone.
-    """
+    """Return seconds per message and per byte, neither negative, from two (messages, bytes, seconds)."""
     (m1, b1, s1), (m2, b2, s2) = more, less
     determinant = m1 * b2 - m2 * b1
     message_s = (s1 * b2 - s2 * b1) / determinant if determinant else s1 / m1
+    # at most `most_s`, from a call of few elements; where a limit applies, the first measurement alone fits
     message_s = max(0.0, min(message_s, s1 / m1, most_s))
     return message_s, max(0.0, s1 - m1 * message_s) / b1  # rounding can make it negative
 
 
 def _costs(ring: Communicator, algorithm: Algorithm, n: int, dtype: str, calls: int) -> Doubles:
-    """Return processor seconds of encoding, merging, decoding and moving, and bytes sent: medians, mean over ranks.
-
-    Wall time would contain the work of other ranks on a shared core. A waiting rank either polls, which counts as
-    moving, or sleeps, which slows down its next work. So both are measured, and the lesser times count.
-    """
+    """Return processor seconds of encoding, merging, decoding and moving, and bytes sent: medians, mean over ranks."""
+    # Wall time would contain the work of other ranks on a shared core. A waiting rank either polls, which counts as
+    # moving, or sleeps, which slows down its next work: both are measured, and the lesser times count.
     polling = _stages(_calls(ring, algorithm, n, dtype, calls, time.thread_time))
     before = rest_by(lambda: time.sleep(NAP_S))
     try:

@@ -24,7 +24,7 @@ from mpicomp.algorithms import NAMES, Algorithm, PerNode
 from mpicomp.algorithms.per_node import LOCALS, Local, method_of
 from mpicomp.cli.arguments import DTYPES, OptionValue, assignment, choice, counts, integer, seconds
 from mpicomp.cli.bench import report
-from mpicomp.cli.bench.measure import Subject, aggregated, allreduce, baseline, checked_call, measure
+from mpicomp.cli.bench.measure import Subject, allreduce, baseline, checked_call, measure, start_method
 from mpicomp.cli.bench.options import ALLREDUCE, BASELINES
 from mpicomp.cli.bench.options import add_arguments as add_arguments
 from mpicomp.cli.bench.report import Line
@@ -101,7 +101,7 @@ def _subject(request: BenchRequest, comm: Communicator, vectors: Vectors, gpu: G
         return allreduce(comm)
     subject, problem = None, ""
     try:
-        subject = aggregated(request.algorithm, comm, vectors.x, "cpu" if gpu is None else gpu.start)
+        subject = start_method(request.algorithm, comm, vectors.x, "cpu" if gpu is None else gpu.start)
     except (TypeError, ValueError) as error:  # caused by the options, which all ranks share
         given = ", ".join(f"{key}={value}" for key, value in request.options.items())
         raise UsageError(f"--method {request.name} cannot start with --option {given}: {error}") from error

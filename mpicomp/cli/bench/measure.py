@@ -42,7 +42,7 @@ class Subject:
     aggregator: Aggregator | None = None  # of a method
 
 
-def aggregated(algorithm: Algorithm, comm: Communicator, x: Vector, device: str = "cpu") -> Subject:
+def start_method(algorithm: Algorithm, comm: Communicator, x: Vector, device: str = "cpu") -> Subject:
     """Start a method for vectors like `x`; `device` as in `Algorithm.start`."""
     aggregator = algorithm.start(comm, x.size, dtype=x.dtype.name, device=device)
     return Subject(aggregator.aggregate, aggregator.traffic.total, False, aggregator)
@@ -74,7 +74,7 @@ def baseline(name: str, comm: Communicator, vectors: Vectors) -> Subject | None:
     if name == "mpi":
         subject = mpi_allreduce(comm, vectors.x)
         return replace(subject, call=vectors.through_host(subject.call))
-    return aggregated(Dense(), comm, vectors.x) if name == "dense" else None
+    return start_method(Dense(), comm, vectors.x) if name == "dense" else None
 
 
 @dataclass(frozen=True)

@@ -28,24 +28,19 @@ COLUMNS = (
 
 
 def bits_per_element(bytes_sent_per_rank: float, count: int, ranks: int) -> float | None:
-    """Return the bits of an element in each of the two phases, from the bytes handed to MPI; None for one rank.
-
-    An all-reduce of b bits per element in its reduce phase and in its gather phase sends 2 b (M - 1)/M bits per
-    element and rank: this is 1.00 for one-bit methods and 32.00 for float32.
-    """
+    """Return the bits of an element in each of the two phases, from the bytes handed to MPI; None for one rank."""
+    # With b bits in the reduce phase and in the gather phase, a rank sends 2 b (M - 1)/M bits per element: 1.00 for
+    # one-bit methods, 32.00 for float32.
     return 8 * bytes_sent_per_rank * ranks / (2 * count * (ranks - 1)) if ranks > 1 else None
 
 
 def record(common: Line, count: int, measured: Measurement, verdict: str | None, dense: dict[str, float]) -> Line:
-    """Return the fields of a line of JSON: those that all lines share, and those of a vector of `count` elements.
-
-    `verdict` is the error that the check found, or ""; None: not checked. `dense` is empty, or for methods with
-    full-precision rounds it has ``every``, the ``bytes`` that such a round sends per rank, as a mean over ranks, and
-    the number of ``calls`` among those timed.
-    """
+    """Return a line of JSON: the fields that all lines share, and those of a vector of `count` elements."""
     ranks, nbytes = common["ranks"], count * np.dtype(common["dtype"]).itemsize
     seconds, p99 = np.percentile(measured.seconds, (50, 99)).tolist()
     other, sent, bandwidth = measured.baseline_seconds, measured.cost["bytes_sent"], nbytes / seconds
+    # `verdict` is the check's error, or ""; None: not checked. `dense` is empty, or for methods with full-precision
+    # rounds has ``every``, the mean ``bytes`` that a rank sends in such a round, and the ``calls`` among those timed.
     return {
         **common,
         "count": count,

@@ -26,13 +26,11 @@ Call = Callable[[Array, Array], object]
 
 
 class Vectors:
-    """A rank's vector `x` of `n` elements and memory `out` for a result, on the host, where results are checked.
-
-    `given` and `target` are the arguments of calls: the same arrays, or tensors on a device.
-    """
+    """Vector `x` of a rank and memory `out` for a result, on the host, where results are checked."""
 
     def __init__(self, n: int, dtype: str) -> None:
         self.x, self.out = self._empty(n, dtype), self._empty(n, dtype)
+        # arguments of calls: the same arrays, or tensors on a device
         self.given: Array = self.x
         self.target: Array = self.out
 
@@ -127,16 +125,14 @@ class GpuVectors:
 
 
 def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> GpuVectors:
-    """Assign a GPU to this rank: those of a node are assigned to its ranks in turn; collective.
-
-    The method may encode vectors there. Raises UsageError on every rank if one has no usable GPU.
-    """
+    """Assign the GPUs of a node to its ranks in turn; UsageError on every rank if one has no usable GPU. Collective."""
     host, problem, device, where, name = platform.node(), "", None, "", ""
     encodes = algorithm is not None and algorithm.encodes_on_devices(dtype)
     try:
         number = comm.local_rank % gpu_count()
         where, name = f"cuda:{number}", gpu_name(number)
         device = named(where)
+        # the method may encode vectors there
         if encodes:
             kernels.of("cuda")
     except (ImportError, ValueError, RuntimeError) as error:  # the last is PyTorch's
@@ -156,13 +152,7 @@ def find_gpu(comm: Communicator, algorithm: Algorithm | None, dtype: str) -> Gpu
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that PyTorch finds on this node.
-
-    Raises
-    ------
-    ValueError
-        PyTorch is missing, or finds no GPU.
-    """
+    """Return the number of GPUs that PyTorch finds on this node; ValueError if it is missing or finds none."""
     try:
         import torch
     except ImportError as error:

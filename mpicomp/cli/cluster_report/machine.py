@@ -24,14 +24,12 @@ GB = 1e9
 
 
 def describe_job(comm: Communicator) -> dict[str, Any]:
-    """Return machine, MPI library and versions of a job for its report; collective.
-
-    Of nodes that differ, the least memory, cores and the highest load are reported.
-    """
+    """Return machine, MPI library and versions of a job for its report; collective."""
     nodes = [found for found, is_first in comm.allgather_object((describe_node(), comm.local_rank == 0)) if is_first]
     library, numbers = MPI.get_vendor()
     return {
         "machine": {
+            # of nodes that differ, the least memory and cores and the highest load
             "cpus": sorted({node["cpu"] for node in nodes}),
             "cores_per_node": min(node["cores"] for node in nodes),
             "memory_gb_per_node": min(node["memory_gb"] for node in nodes),
@@ -44,7 +42,7 @@ def describe_job(comm: Communicator) -> dict[str, Any]:
         "ranks_per_node": list(comm.layout.sizes),
         "mpi": {"library": product(library), "version": ".".join(map(str, numbers))},
         "versions": {"mpicomp": number(mpicomp.__version__), "python": number(platform.python_version())}
-        | {name: installed(name) for name in PACKAGES},
+        | {name: find_version(name) for name in PACKAGES},
     }
 
 
@@ -78,7 +76,7 @@ def number(text: str) -> str:
     return found[0] if found else "unknown"
 
 
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """Return the version of a package, or None where it is not installed."""
     try:
         return number(version(package))

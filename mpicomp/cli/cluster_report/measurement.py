@@ -23,14 +23,14 @@ import mpicomp
 from collectives import CollectiveError, Communicator
 from collectives.network_probe import measure_network
 from mpicomp.cli.arguments import number, seconds
-from mpicomp.cli.bench.measure import aggregated, allreduce, checked_call
+from mpicomp.cli.bench.measure import allreduce, checked_call, start_method
 from mpicomp.cli.bench.options import add_arguments
 from mpicomp.cli.bench.vectors import make_vectors
 from mpicomp.cli.cluster_report import markdown, training
 from mpicomp.cli.cluster_report.machine import describe_job, free_bytes
 from mpicomp.cli.cluster_report.open_mpi_algorithms import SETTINGS, AllreduceAlgorithm, ToolsError
 from mpicomp.cli.cluster_report.progress import Progress
-from mpicomp.cli.cluster_report.rounds import FEWEST, Budget, rounded, timed_rounds, with_median
+from mpicomp.cli.cluster_report.rounds import FEWEST, Budget, round_digits, timed_rounds, with_median
 from mpicomp.cli.cluster_report.validation import COMPRESSED
 from mpicomp.cli.command import UsageError, conduct, open_file, write
 from mpicomp.cli.timing import elapsed, slowest
@@ -94,13 +94,7 @@ def _run(stem: str, minutes: float, comm: Communicator) -> int:
 
 
 def measure(comm: Communicator, minutes: float, progress: Progress) -> dict[str, Any]:
-    """Return the report; collective.
-
-    Raises
-    ------
-    CollectiveError
-        A result was wrong, or communication failed.
-    """
+    """Return the report; CollectiveError if a result was wrong or communication failed. Collective."""
     budget, job = Budget(comm, 60 * minutes), describe_job(comm)
     progress.begin("links")
     network = measure_network(comm)
@@ -117,7 +111,7 @@ def measure(comm: Communicator, minutes: float, progress: Progress) -> dict[str,
             found.append(_size(comm, auto, algorithms, nbytes, found, budget, progress))
             progress.n_done = 1 + len(found) * n_calls
         # before the longest vector, which may use up the time
-        dense_s = _expected(["dense ring"], 4 * training.PARAMETERS, found)["dense ring"]
+        dense_s = _predict_seconds(["dense ring"], 4 * training.PARAMETERS, found)["dense ring"]
         trained = training.measure(comm, connect, dense_s, budget, progress)
         progress.n_done = 1 + len(found) * n_calls + len(training.STEPS)
         found.append(_size(comm, auto, algorithms, SIZES[-1], found, budget, progress))
@@ -125,7 +119,7 @@ def measure(comm: Communicator, minutes: float, progress: Progress) -> dict[str,
         "schema": 1,
         "date": datetime.now(UTC).date().isoformat(),
         **job,
-        "network": {name: value and rounded(value) for name, value in asdict(network).items()},
+        "network": {name: value and round_digits(value) for name, value in asdict(network).items()},
         "allreduce": found,
         "training": trained,
         "budget_minutes": minutes,
@@ -158,7 +152,7 @@ def _size(
     names = ["dense ring", "dense auto", "MPI default", *algorithms, *METHODS]
     progress.begin(f"all-reduce of {nbytes / 1e6:g} MB")
     left_s = (1 - TRAINING_PART) * budget.left_s()
-    expected_s = _fitting(_expected(names, nbytes, before), algorithms, left_s / (1 + FEWEST))
+    expected_s = _fitting(_predict_seconds(names, nbytes, before), algorithms, left_s / (1 + FEWEST))
     lacks_memory = any(comm.allgather_object(VECTORS_IN_MEMORY * nbytes * comm.local_size > MEMORY_PART * free_bytes()))
     entry: dict[str, Any] = {"bytes": nbytes, "skipped": None, "best_dense": None, "calls": []}
     if before and (lacks_memory or sum(expected_s.values()) > left_s / (1 + FEWEST)):
@@ -166,7 +160,7 @@ def _size(
     vectors = make_vectors(comm, nbytes // 4, "float32", None)
     vectors.fill(0, comm.rank)
     subjects = {"dense ring": allreduce(comm), "dense auto": allreduce(auto)}
-    subjects |= {name: aggregated(method, auto, vectors.x) for name, method in METHODS.items()}
+    subjects |= {name: start_method(method, auto, vectors.x) for name, method in METHODS.items()}
     for name, subject in () if before else subjects.items():
         if problem := checked_call(comm, subject, vectors):
             raise CollectiveError(f"{comm.here}: {name} gives a wrong result: {problem}; report this as a bug")
@@ -199,7 +193,7 @@ def _fitting(expected_s: Mapping[str, float], optional: Collection[str], limit_s
     return kept
 
 
-def _expected(names: list[str], nbytes: int, before: list[dict[str, Any]]) -> dict[str, float]:
+def _predict_seconds(names: list[str], nbytes: int, before: list[dict[str, Any]]) -> dict[str, float]:
     """Return the expected seconds of a call of each, in proportion to the last size; 0 for the first size."""
     last = next((entry for entry in reversed(before) if entry["calls"]), None)
     if last is None:

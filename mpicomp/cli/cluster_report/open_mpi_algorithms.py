@@ -31,12 +31,10 @@ class AllreduceAlgorithm:
         self._handles = {name: self._handle(name) for name in (VARIABLE, SEGMENT)}
 
     def dup(self, comm: MPI.Comm, number: int, segment_bytes: int = 0) -> MPI.Comm:
-        """Return a duplicate of `comm` whose Allreduce is algorithm `number`, in segments of so many bytes; collective.
-
-        Between nodes Open MPI prefers its module coll/han, which would ignore the number.
-        """
+        """Return a duplicate of `comm` whose Allreduce is algorithm `number` with such segments; collective."""
         self._set(number, segment_bytes)
         try:
+            # between nodes Open MPI prefers its module coll/han, which would ignore the number
             return comm.Dup(MPI.Info.Create({"ompi_comm_coll_preference": "tuned,^han"}))
         finally:
             self._set(0, 0)

@@ -12,16 +12,14 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """Lines on stderr with the measurements done and the time to go: at once, with each new work, and every 5 s.
-
-    A thread prints them, which wakes for each line alone. Inactive ones print nothing.
-    """
+    """Lines on stderr with the measurements done and the time to go: at once, with each new work, and every 5 s."""
 
     def __init__(self, prefix: str, budget_s: float, active: bool) -> None:
         self._prefix, self._active, self._work = prefix, active, "starting"
         self.n_done, self.n_measurements = 0.0, 0
         self._start, self._budget_s = time.perf_counter(), budget_s
         self._ended = threading.Event()
+        # wakes for each line alone
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
     def __enter__(self) -> Self:

@@ -32,15 +32,13 @@ class Budget:
 def timed_rounds(
     calls: Calls, comm: Communicator, share_s: float, budget: Budget, progress: Progress
 ) -> dict[str, list[float]]:
-    """Return the seconds of calls in turn, on the slowest rank; collective.
-
-    Rounds go on until `share_s` seconds have passed: 20 at most, and 3 at least, or 1 once the budget is spent.
-    """
+    """Return the seconds of calls in turn, on the slowest rank, for about `share_s` seconds; collective."""
     mine: dict[str, list[float]] = {name: [] for name in calls}
     start_s, first = budget.elapsed_s(), progress.n_done
     for index, name in enumerate(turns(dict.fromkeys(calls, MOST))):
         done, place = divmod(index, len(calls))
         is_over = place == 0 and done and (done + 1) / done * (budget.elapsed_s() - start_s) > share_s
+        # at least 3 rounds, or 1 once the budget is spent
         if is_over and (done >= FEWEST or budget.left_s() < 0):
             break
         mine[name].append(elapsed(calls[name], comm))
@@ -48,12 +46,12 @@ def timed_rounds(
     return {name: slowest(np.array(times), comm).tolist() for name, times in mine.items()}
 
 
-def rounded(value: float) -> float:
+def round_digits(value: float) -> float:
     """Return a number with seven digits."""
     return float(f"{value:.7g}")
 
 
 def with_median(times: list[float]) -> dict[str, Any]:
     """Return times of calls, rounded, and their median."""
-    short = [rounded(one) for one in times]
-    return {"seconds": short, "median_s": rounded(float(np.median(short)))}
+    short = [round_digits(one) for one in times]
+    return {"seconds": short, "median_s": round_digits(float(np.median(short)))}

@@ -23,13 +23,11 @@ def describe(point: Point) -> str:
 
 
 class Trainings:
-    """Display of one training after the other, which stay visible. A display that is not `active` shows nothing.
-
-    The display changes only when a step begins: a drawing thread would take processor time from the ranks.
-    """
+    """Display of one training after the other, which stay visible; nothing if it is not `active`."""
 
     def __init__(self, active: bool) -> None:
         self._active, self._name, self._steps = active, "", 0
+        # drawn only when a step begins: a drawing thread would take processor time from the ranks
         self._bars = _bars() if active and on_terminal() else None
 
     def __enter__(self) -> Self:

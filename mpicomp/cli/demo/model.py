@@ -30,17 +30,8 @@ def initial_parameters(seed: int) -> Floats:
 
 
 def gradient(parameters: Floats, contexts: Integers, following: Integers, out: Floats) -> None:
-    """Write the gradient of the mean cross entropy.
-
-    Parameters
-    ----------
-    parameters, out : ndarray
-        float32[N_PARAMETERS]; `out` is overwritten.
-    contexts : ndarray
-        int64[batch, CONTEXT], characters as numbers below `SYMBOLS`.
-    following : ndarray
-        int64[batch], the characters that follow.
-    """
+    """Overwrite `out` with the gradient of the mean cross entropy."""
+    # contexts: int64[batch, CONTEXT], characters as numbers below `SYMBOLS`; following: int64[batch]
     batch = np.arange(len(following))
     _, _, output_weights, _ = _tensors(parameters)
     hidden_weights_out, hidden_bias_out, output_weights_out, output_bias_out = _tensors(out)

@@ -35,13 +35,7 @@ def output_problem(path: Path) -> str:
 
 
 def draw(found: Comparison, path: Path) -> None:
-    """Write the picture.
-
-    Raises
-    ------
-    ImportError
-        Matplotlib is not installed.
-    """
+    """Write the picture; ImportError if Matplotlib is not installed."""
     make_figure(found).savefig(path, dpi=150)
 
 

@@ -58,10 +58,7 @@ class DemoRequest:
 
 
 def run(args: argparse.Namespace, missing: str = "") -> int:
-    """Run the command and return its exit status.
-
-    `missing` is the reason why there is no MPI library, and the cure; empty if there is one.
-    """
+    """Run the command and return its exit status; `missing` is why there is no MPI library, with the cure, or empty."""
     try:
         status = conduct(COMMAND, lambda: _start(args), _demonstrate)
     except KeyboardInterrupt:

@@ -18,23 +18,13 @@ SLOW_BYTES_S = 5e7  # of a link, below which there is much to gain
 
 @dataclass(frozen=True)
 class Comparison:
-    """Trainings with the dense mean and with Marsit, which ended at dense's last accuracy or lower.
-
-    Attributes
-    ----------
-    dense, marsit : list of Point
-    ranks : int
-    threads : bool
-        The ranks are threads of one process, and not those of MPI.
-    link : str or None
-        The emulated link in words.
-    """
+    """Trainings with the dense mean and with Marsit, which ended at dense's last accuracy or lower."""
 
     dense: list[Point]
     marsit: list[Point]
     ranks: int
-    threads: bool
-    link: str | None
+    threads: bool  # the ranks are threads of one process, not those of MPI
+    link: str | None  # the emulated link in words
 
     @property
     def factor(self) -> float:

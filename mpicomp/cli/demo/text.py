@@ -33,13 +33,7 @@ class Text:
 
 
 def read_text(folder: Path | None = None) -> Text:
-    """Read the modules of the standard library in the order of their names, up to `LENGTH` characters.
-
-    Raises
-    ------
-    ValueError
-        The standard library has hardly any source text, as in a zipped Python.
-    """
+    """Read up to `LENGTH` characters of the standard library's modules, in the order of their names."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
     read, length = [], 0
     for path in sorted(folder.glob("*.py")):
@@ -47,6 +41,7 @@ def read_text(folder: Path | None = None) -> Text:
         length += len(read[-1])
         if length >= LENGTH:
             break
+    # as with a zipped Python
     if length < LEAST:
         raise ValueError(
             f"{folder} has {length} bytes of Python source, and {LEAST} are needed: use a Python whose standard "

@@ -19,26 +19,13 @@ BATCH = 64  # characters of each rank and step
 
 @dataclass(frozen=True)
 class Point:
-    """Test of the model after some steps.
-
-    Attributes
-    ----------
-    step : int
-    accuracy : float
-        Part of the tested characters that the model predicts.
-    seconds : float
-        Time of all training steps so far, on the slowest rank. Tests do not count.
-    seconds_waiting : float
-        Time within all-reduces in which a rank had nothing else to do; mean over ranks.
-    bytes_sent : float
-        Mean over ranks.
-    """
+    """Test of the model after some steps."""
 
     step: int
-    accuracy: float
-    seconds: float
-    seconds_waiting: float
-    bytes_sent: float
+    accuracy: float  # part of the tested characters that the model predicts
+    seconds: float  # of all training steps so far, without tests, on the slowest rank
+    seconds_waiting: float  # within all-reduces, when a rank had nothing else to do; mean over ranks
+    bytes_sent: float  # mean over ranks
 
 
 Report = Callable[[int, Point | None], None]
@@ -62,17 +49,7 @@ def train(
     until: float = math.inf,
     report: Report | None = None,
 ) -> list[Point]:
-    """Train a model; collective. Returns the points, equal on all ranks.
-
-    Parameters
-    ----------
-    steps : int
-        Most steps.
-    test_every : int
-        Steps from one test to the next. The last step is tested too.
-    until : float
-        The training ends at the first test with this accuracy.
-    """
+    """Train a model and return its points, equal on all ranks; collective."""
     model, averaged, own = (
         initial_parameters(seed),
         np.empty(N_PARAMETERS, np.float32),
@@ -81,6 +58,7 @@ def train(
     aggregator, adam = method.start(comm, N_PARAMETERS), Adam()
     random, tests = np.random.default_rng((seed, comm.rank)), text.tests(comm.rank, comm.size)
     seconds, points = 0.0, []
+    # at most so many steps: the training ends at the first test with the accuracy `until`
     for step in range(steps + 1):
         point = None
         if step % test_every == 0 or step == steps:

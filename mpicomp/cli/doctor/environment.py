@@ -53,13 +53,11 @@ def kernels() -> Finding:
 
 
 def threads(n_local_ranks: int, environ: Mapping[str, str], own_cores: int, host_cores: float) -> Finding:
-    """Check for more threads than cores: thread pools of NumPy and torch take every core unless they are limited.
-
-    This rank may run on `own_cores`, and all ranks of this host use `host_cores` at once.
-    """
+    """Check that the ranks of this host, which use `host_cores` at once, start no more threads than there are cores."""
     shown = ", ".join(f"{name}={value}" for name, value in sorted(environ.items()) if name.endswith("_NUM_THREADS"))
     limits = [environ.get(name, "").partition(",")[0] for name in POOLS]
     set_to = max((int(limit) for limit in limits if limit.isdecimal()), default=0)
+    # thread pools of NumPy and torch take every core unless they are limited
     n_threads = set_to or own_cores
     if n_threads > 1 and (n_threads > own_cores or n_threads * n_local_ranks > host_cores):
         ranks = f"each of {n_local_ranks} ranks" if n_local_ranks > 1 else "the rank"
@@ -120,11 +118,7 @@ _AGAIN = "pip install --force-reinstall --no-deps mpicomp, best in an environmen
 
 
 def own_packages(home: Path = _HOME, installed: Iterable[Distribution] | None = None) -> Finding:
-    """Check the place that `collectives` is imported from, and that the files are those that were installed.
-
-    It must lie next to `mpicomp`, in the folder `home`. If a distribution was installed there, its RECORD has a hash of
-    every file. An editable installation, or a checkout on PYTHONPATH, has no hashes.
-    """
+    """Check that `collectives` lies next to `mpicomp`, in `home`, and that the files are those that were installed."""
     everything = list(distributions() if installed is None else installed)
     spec = find_spec("collectives")
     found = None if spec is None else _folder(spec.origin, spec.submodule_search_locations)
@@ -132,6 +126,7 @@ def own_packages(home: Path = _HOME, installed: Iterable[Distribution] | None = 
         owners = _owners(everything, [found / "__init__.py"]) if found else []
         text = f"collectives is imported from {found}, which is not ours: that is {home / 'collectives'}"
         return Finding("packages", "FAIL", text, _cure(owners, "look for it in PYTHONPATH and the current folder"))
+    # a distribution's RECORD has a hash of every file; an editable installation or a checkout has no hashes
     recorded = [
         one for one in everything if _name(one) == "mpicomp" and Path(str(one.locate_file(""))).resolve() == home
     ]

@@ -29,11 +29,11 @@ def findings() -> list[Finding]:
     names = gpu_names()
     found = [
         examine("GPUs", lambda: present(driver, names)),
-        examine("MPI and GPUs", claimed),
+        examine("MPI and GPUs", report_claims),
         examine("arrays on GPUs", lambda: way(bool(names))),
     ]
     if names:
-        found.append(examine("copies of GPUs", lambda: copies(_chosen())))
+        found.append(examine("copies of GPUs", lambda: copies(_open_gpu())))
     return found
 
 
@@ -52,7 +52,7 @@ def present(driver: bool, names: list[str]) -> Finding:
         return Finding("GPUs", "warn", f"{listed}; there is no Triton", cure)
 
 
-def claimed() -> Finding:
+def report_claims() -> Finding:
     """Report the claims of the MPI library, without using CUDA or a driver."""
     from collectives.arrays.gpu_mpi.claims import are_positive, claims
 
@@ -121,7 +121,7 @@ def _names() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _chosen() -> Device:
+def _open_gpu() -> Device:
     from collectives.arrays import named
 
     return named("cuda")

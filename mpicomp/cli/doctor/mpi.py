@@ -174,13 +174,13 @@ def hosts(places: Sequence[RankPlace]) -> list[Finding]:
     on_host: dict[str, list[RankPlace]] = {}
     for place in places:
         on_host.setdefault(place.host, []).append(place)
-    crowded = [finding for host, here in on_host.items() for finding in _crowded(host, here)]
+    crowded = [finding for host, here in on_host.items() for finding in _find_crowding(host, here)]
     spread = ", ".join(f"{len(here)} on {host}" for host, here in islice(on_host.items(), 4))
     more = f" and {len(on_host) - 4} hosts more" if len(on_host) > 4 else ""
     return [*(crowded or [Finding("cores", "ok", f"ranks: {spread}{more}")]), *_differing(places)]
 
 
-def _crowded(host: str, places: Sequence[RankPlace]) -> Iterator[Finding]:
+def _find_crowding(host: str, places: Sequence[RankPlace]) -> Iterator[Finding]:
     usable = frozenset[int]().union(*(place.cores for place in places))
     if len(places) <= len(usable):
         return

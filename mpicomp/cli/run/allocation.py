@@ -57,14 +57,8 @@ class Allocation(NamedTuple):
         return placed
 
 
-def granted(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation that this process is in; None outside of any.
-
-    Raises
-    ------
-    ValueError
-        The variables of the batch system or its host file cannot be read.
-    """
+def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation that this process is in, or None; ValueError if its description cannot be read."""
     if environ.get("SLURM_JOB_ID"):
         return _slurm(environ)
     if path := environ.get("PBS_NODEFILE"):
@@ -90,8 +84,8 @@ def granted(environ: Mapping[str, str]) -> Allocation | None:
 
 def _slurm(environ: Mapping[str, str]) -> Allocation:
     names = _few(expand(environ.get("SLURM_JOB_NODELIST", "") or platform.node()))
-    cores = _repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or [1] * len(names)
-    slots = _repeated(environ.get("SLURM_TASKS_PER_NODE", "")) or cores
+    cores = _expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or [1] * len(names)
+    slots = _expand_counts(environ.get("SLURM_TASKS_PER_NODE", "")) or cores
     if not len(names) == len(slots) == len(cores):
         raise ValueError(
             f"SLURM_JOB_NODELIST names {len(names)} nodes, SLURM_TASKS_PER_NODE {len(slots)} and "
@@ -127,7 +121,7 @@ def _ranges(text: str) -> Iterator[str]:
             yield from (f"{number:0{len(first)}}" for number in range(_number(first), _number(last) + 1))
 
 
-def _repeated(text: str) -> list[int]:
+def _expand_counts(text: str) -> list[int]:
     """Return the numbers of ``"4(x2),1"``: 4, 4 and 1."""
     found: list[int] = []
     for part in filter(None, text.split(",")):

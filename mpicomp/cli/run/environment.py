@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpicomp.cli.run.allocation import Allocation, granted
+from mpicomp.cli.run.allocation import Allocation, find_allocation
 
 # NAME=VALUE of the settings below that were set for one machine and one number of ranks. A job that starts from a shell
 # with these settings, or from a batch script that sbatch has passed them to, chooses them again unless the user has
@@ -84,19 +84,18 @@ def choose(environ: Mapping[str, str], n_threads: int, one_machine: bool) -> Set
 
 
 def threads(environ: Mapping[str, str], placed: list[tuple[int | None, int]]) -> int:
-    """Return the threads of a rank: cores of a host, shared by its ranks, on the host where they have fewest.
-
-    `placed` are cores and ranks of each host. Slurm's cores per task come first.
-    """
+    """Return the threads of a rank, from the cores and ranks of each host."""
+    # Slurm's cores per task come first
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdecimal() and len(per_task) < 10 and "SLURM_JOB_ID" in environ:
         return max(1, int(per_task))
+    # ranks of the host where they have fewest cores decide
     return max(1, min((cores // ranks if cores and ranks else 1 for cores, ranks in placed), default=1))
 
 
 def for_shell(environ: Mapping[str, str]) -> Settings:
     """Return the settings of a shell: for as many ranks as the allocation has slots, or any number on this machine."""
-    found: Allocation | None = granted(environ)
+    found: Allocation | None = find_allocation(environ)
     hosts = () if found is None else found.hosts
     return choose(environ, threads(environ, [(host.cores, host.slots) for host in hosts]), found is None)
 

@@ -62,13 +62,7 @@ def with_python(path: str) -> str:
 
 
 def find(environ: Mapping[str, str], named: str | None) -> Launcher:
-    """Return the launcher that the user names, or mpirun, or srun in an allocation of Slurm.
-
-    Raises
-    ------
-    ValueError
-        There is no launcher, or srun cannot start ranks of the installed MPI.
-    """
+    """Return the named launcher, or mpirun, or srun in Slurm; ValueError if no launcher works."""
     if named:
         try:
             command = shlex.split(named)

@@ -27,15 +27,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ErrorOutput:
-    """Error output of a job on its way to ours.
-
-    Parameters
-    ----------
-    out : binary file
-        Where lines go at once, but for reports, which are gathered, and blocks between two rules, as banners are.
-    """
+    """Error output of a job on its way to `out`."""
 
     def __init__(self, out: BinaryIO) -> None:
+        # lines go at once, but for reports, which are gathered, and blocks between two rules, as banners are
         self._out, self._rest = out, b""
         self._block: list[bytes] = []  # since a first rule
         self._banners = b""  # held back: the launcher may pass the error that they follow on after them

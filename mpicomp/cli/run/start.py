@@ -18,7 +18,7 @@ from typing import NamedTuple
 from collectives.launcher import launched_by
 from collectives.quoting import suggestion
 from mpicomp.cli.arguments import choice, integer
-from mpicomp.cli.run.allocation import Allocation, granted, this_machine
+from mpicomp.cli.run.allocation import Allocation, find_allocation, this_machine
 from mpicomp.cli.run.environment import THREADS, choose, threads
 from mpicomp.cli.run.launcher import Launcher, find, with_python
 from mpicomp.cli.run.output import run_job
@@ -81,13 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def template(system: str) -> str:
-    """Return the job script for a batch system.
-
-    Raises
-    ------
-    ValueError
-        There is none for this system.
-    """
+    """Return the job script for a batch system; ValueError for a system without templates."""
     name = TEMPLATES[choice("--template", system, TEMPLATES)]
     here = Path(__file__)
     # the wheel has them in a folder of this package; an editable installation finds the project's own
@@ -107,7 +101,7 @@ def _start(args: argparse.Namespace) -> int:
         )
     job = _job([*args.program] if args.module is None else ["-m", *args.module, *args.program])
     own_hosts = any(option.partition("=")[0] in _HOST_OPTIONS for option in job.launcher_options)
-    found = granted(os.environ)
+    found = find_allocation(os.environ)
     n_ranks = None if args.ranks is None else integer("-n", args.ranks, 1)
     if own_hosts:
         if n_ranks is None:

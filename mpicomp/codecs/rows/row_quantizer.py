@@ -139,7 +139,7 @@ class RowQuantizer(DeltaCodec):
         if random:
             if draw is None:
                 raise ValueError("rounding='stochastic' needs a draw: pass draw=Draw(stream, step, rank)")
-            keys = _checked_keys(row_keys, values.size // columns, columns)
+            keys = _check_keys(row_keys, values.size // columns, columns)
             schedule, step, source = draw.stream.schedule(), np.uint64(draw.step & 0xFFFFFFFF), draw.source
         failed = kernels.of("cpu").rows.encode(
             values.reshape(-1), None if message is None else message.reshape(-1), columns, self.bits, self._unit,
@@ -166,7 +166,7 @@ def _work() -> tuple[Bytes, Words]:
     return np.empty(tile, np.uint8), np.empty(tile // 4, np.uint64)
 
 
-def _checked_keys(row_keys: Keys | None, rows: int, columns: int) -> Keys:
+def _check_keys(row_keys: Keys | None, rows: int, columns: int) -> Keys:
     if row_keys is None:
         return np.arange(rows, dtype=np.int64)
     most = _MOST_GROUPS // -(-columns // 512)

@@ -102,7 +102,7 @@ def test_bytes_are_few(comm: Communicator) -> None:
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("number", [FIRST, MIDDLE, LAST])
-def test_layers_that_fail_are_told_on_both_ends_and_the_step_can_be_repeated(
+def test_layers_that_fail_are_reported_on_both_ends_and_the_step_can_be_repeated(
     comm: Communicator, number: int, backward: bool, trained: bool
 ) -> None:
     options: dict[str, Any] = {
@@ -176,7 +176,7 @@ def _wide(x: Tensor) -> Tensor:
         (_wide, FIRST, r"client 0: .*has shape \[8, 12\], and before an example's was \[6\]"),
     ],
 )
-def test_activations_that_cannot_be_sent_are_told_on_both_ends(
+def test_activations_that_cannot_be_sent_are_reported_on_both_ends(
     comm: Communicator, ruin: Any, number: int, told: str
 ) -> None:
     party = made(comm, forward=Direct(RowQuantizer(8)))
@@ -320,7 +320,7 @@ def test_predictions_are_those_of_one_process_and_keep_nothing(comm: Communicato
 
 
 @pytest.mark.parametrize("number", [FIRST, MIDDLE, LAST])
-def test_predictions_that_fail_are_told_on_both_ends(comm: Communicator, number: int) -> None:
+def test_predictions_that_fail_are_reported_on_both_ends(comm: Communicator, number: int) -> None:
     party = made(comm)
     for layer in [one for one in layers(party) if (number == MIDDLE) == (comm.rank == 0)][number // 2 :][:1]:
         layer.ruin = fail

@@ -156,7 +156,7 @@ def test_evaluation_is_that_of_one_process_and_keeps_nothing(comm: Communicator)
 
 @few_ranks
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_evaluation_needs_no_ids_whatever_the_number_of_micro_batches(comm: Communicator, micro_batches: int) -> None:
+def test_evaluation_needs_no_ids_with_any_number_of_micro_batches(comm: Communicator, micro_batches: int) -> None:
     loss = nn.functional.mse_loss if comm.rank == comm.size - 1 else None
     forward = Deltas(FullRows("float16"), EXAMPLES)
     stage = PipelineStage(layer(comm.rank), comm, micro_batches, loss=loss, forward=forward)

@@ -179,7 +179,7 @@ def test_not_a_number_is_refused_on_all_ranks(comm: Communicator) -> None:
 
 @several
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_store_without_room_is_told_on_all_ranks_and_the_step_can_be_repeated(
+def test_a_store_without_room_is_reported_on_all_ranks_and_the_step_can_be_repeated(
     comm: Communicator, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_store_without_room_is_told_on_all_ranks_and_the_step_can_be_repeated(
 
 @several
 @pytest.mark.parametrize("kind", [OSError, OverflowError])
-def test_messages_that_cannot_be_written_are_told_on_all_ranks_at_the_next_step(
+def test_messages_that_cannot_be_written_are_reported_on_all_ranks_at_the_next_step(
     kind: type[Exception], comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:

@@ -33,7 +33,7 @@ from mpicomp.cli.advise.predict import (
     topologies,
     ways,
 )
-from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, lines_to_copy, passed_over
+from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, explain_passed_over, lines_to_copy
 from mpicomp.cli.advise.speeds import NodeSpeed, Speed, _solve
 from mpicomp.cli.command import UsageError
 from tests.documents import PROJECT, inline_code, tables
@@ -75,7 +75,7 @@ def advised(bandwidth: float, *arguments: str) -> dict[str, Any]:
         (1e7, ("--compute-ms", "1e6"), r"Do not compress: .*: the all-reduce is too small a part of it\.$"),
     ],
 )
-def test_compressing_is_advised_where_links_are_slow_for_what_a_step_computes(
+def test_compressing_is_advised_where_links_are_slow_for_the_computing_of_a_step(
     bandwidth: float, arguments: tuple[str, ...], advice: str
 ) -> None:
     assert re.match(advice, report.advice(advised(bandwidth, *arguments)))
@@ -100,7 +100,7 @@ def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     assert report.text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
 
 
-def test_what_is_there_to_compare_with_is_advised_only_where_nothing_else_was_asked_for() -> None:
+def test_methods_for_comparison_are_advised_only_where_no_others_were_requested() -> None:
     both = advised(1e6, "--methods", "random-k,scalecom")
     assert min(both["rows"], key=lambda row: row["seconds"])["method"] in COMPARED
     assert report.advice(both).startswith("Compress with scalecom over ")
@@ -149,7 +149,7 @@ def test_of_ways_that_are_about_as_fast_the_one_that_learns_better_is_advised(
     assert (choice.row["method"], choice.row["topology"], choice.compress) == (advised, "ring", True)
 
 
-def test_what_learns_better_is_not_advised_where_it_would_not_pay() -> None:
+def test_a_method_that_learns_better_is_not_advised_where_it_would_not_pay() -> None:
     choice = choose(told(("marsit", "ring", 0.97), ("ef-signsgd", "ring", 0.9)))
     assert (choice.row["method"], choice.compress) == ("ef-signsgd", True)
 
@@ -159,17 +159,17 @@ def test_each_way_that_is_faster_than_the_advice_has_a_reason() -> None:
         ("marsit", "ring", 0.28), ("ef-signsgd", "ring", 0.26), ("ef-signsgd", "torus:2x2", 0.27),
         ("random-k", "ring", 0.1), ("scalecom", "ring", 0.5),
     )  # fmt: skip
-    signs, random = passed_over(record, choose(record))
+    signs, random = explain_passed_over(record, choose(record))
     assert signs.startswith("ef-signsgd over ring, torus:2x2: a step is 7.1% shorter, too little to prefer it to")
     assert random.startswith("random-k over ring: it sends elements without looking at them")
     slower = told(("marsit", "ring", 0.97))
-    assert passed_over(slower, choose(slower)) == [
+    assert explain_passed_over(slower, choose(slower)) == [
         "marsit over ring: a step is 3.0% shorter than without, which is not worth the noise of compressing"
     ]
     assert "Predicted to be faster, but passed over:\n  marsit over ring: " in report.text(slower | HEAD)
 
 
-def test_the_lines_to_copy_make_what_is_advised() -> None:
+def test_the_lines_to_copy_make_the_advised_method() -> None:
     for name, method in METHODS.items():
         assert (
             type(method).__name__ not in mpicomp.algorithms.__all__
@@ -223,7 +223,7 @@ def test_the_learning_record_is_that_of_the_docs() -> None:
     assert LEARNING.keys() == METHODS.keys() - {"dense"}
 
 
-def test_what_is_not_predicted_for_many_ranks_is_named() -> None:
+def test_methods_that_are_not_predicted_for_many_ranks_are_named() -> None:
     asked = request("--count", "1e6", "--methods", "marsit,qsgd")
     job = job_on(LinkModel(5e-5, 1e8), MOST_WALKED + 1)
     record = predictions(asked, job, dict.fromkeys(asked.methods, SPEED), None) | {"hosts": 4}
@@ -348,11 +348,11 @@ def test_at_break_even_both_take_as_long() -> None:
     way = Way("marsit", Marsit(None), Ring(), SPEED, DENSE_SPEED)
     even = break_even(way, dense, job)
     assert even is not None
-    there = job.scaled(even / 1e8)
+    there = job.scale_links(even / 1e8)
     assert way.seconds(there) == pytest.approx(dense(there), rel=0.02)
 
 
-def test_what_computes_too_long_never_pays_and_what_is_free_always_does() -> None:
+def test_a_method_that_computes_too_long_never_pays_and_a_free_one_always_does() -> None:
     job = job_on(LinkModel(0.0, 1e8))
     dense = fastest_dense(job, DENSE_SPEED)
     for speed, even in ((Speed(ComputeModel(encode_s=1e3), 0.0), None), (Speed(ComputeModel(), 0.0), math.inf)):
@@ -393,7 +393,7 @@ def test_a_torus_follows_the_groups() -> None:
         (("--model", "torch.nn:ReLU"), "has no trainable parameters"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_told(arguments: tuple[str, ...], problem: str) -> None:
+def test_arguments_that_cannot_be_used_are_reported(arguments: tuple[str, ...], problem: str) -> None:
     if "--model" in arguments:
         pytest.importorskip("torch")
     with pytest.raises(ValueError, match=problem.replace(".", r"\.")):
@@ -431,7 +431,7 @@ def test_rates_as_network_people_say_them(bytes_s: float, text: str) -> None:
         ((40, 1000, 40 * 3.0 + 1000 * 0.5), (20, 200, 20 * 3.0 + 200 * 0.5), 1.0, (1.0, 0.58)),
     ],
 )
-def test_what_messages_and_bytes_cost_is_told_apart(
+def test_costs_of_messages_and_of_bytes_are_separated(
     more: tuple[int, float, float], less: tuple[int, float, float], most_s: float, expected: tuple[float, float]
 ) -> None:
     message_s, byte_s = _solve(more, less, most_s)

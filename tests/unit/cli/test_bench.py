@@ -144,7 +144,7 @@ def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
         (["bench", "--option", "full_precision_evry=3"], "has no option 'full_precision_evry' (did you mean 'full_pre"),
     ],
 )
-def test_a_misspelt_name_is_told_with_the_nearest_one(
+def test_a_misspelt_name_is_reported_with_the_nearest_one(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

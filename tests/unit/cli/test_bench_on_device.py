@@ -120,7 +120,7 @@ def test_ranks_of_a_node_take_its_gpus_in_turn(made: dict[int, FakeDevice]) -> N
     ) == [["cpu", "cpu"]]
 
 
-def test_a_rank_without_a_gpu_is_told_on_all_ranks(
+def test_a_rank_without_a_gpu_is_reported_on_all_ranks(
     made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gpu_name(number: int) -> str:
@@ -139,7 +139,7 @@ def test_a_rank_without_a_gpu_is_told_on_all_ranks(
     run_local(2, find)
 
 
-def test_without_a_gpu_one_line_tells_what_to_do(
+def test_without_a_gpu_one_line_names_the_cure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -150,7 +150,7 @@ def test_without_a_gpu_one_line_tells_what_to_do(
         assert part in error
 
 
-def test_missing_kernels_are_told_where_a_method_would_use_them(
+def test_missing_kernels_are_reported_where_a_method_would_use_them(
     made: dict[int, FakeDevice], comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(kind: str) -> Any:
@@ -162,7 +162,7 @@ def test_missing_kernels_are_told_where_a_method_would_use_them(
     assert not bench_vectors.find_gpu(comm, Dense(), "float32").encodes
 
 
-def test_no_room_on_the_device_is_told_in_one_line(
+def test_no_room_on_the_device_is_reported_in_one_line(
     made: dict[int, FakeDevice], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arrays.named("cuda:0").has_memory = False
@@ -172,13 +172,13 @@ def test_no_room_on_the_device_is_told_in_one_line(
     assert "--count 100: out of memory; take fewer elements" in error
 
 
-def test_no_room_for_what_a_method_keeps_is_told_in_one_line(
+def test_no_room_for_the_state_of_a_method_is_reported_in_one_line(
     made: dict[int, FakeDevice], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def aggregated(*about: Any) -> Any:
+    def start_method(*about: Any) -> Any:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("mpicomp.cli.bench.aggregated", aggregated)
+    monkeypatch.setattr("mpicomp.cli.bench.start_method", start_method)
     assert main([*QUICK, "--count", "100"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -132,14 +132,14 @@ def test_a_picture_without_a_gain_shows_none() -> None:
         (0.5, 2.0, "Marsit takes 2.0 times as long as dense to the same accuracy, over links of 1 Gbit/s"),
     ],
 )
-def test_the_finding_says_what_was_found(accuracy: float, seconds: float, sentence: str) -> None:
+def test_the_finding_states_the_gain(accuracy: float, seconds: float, sentence: str) -> None:
     found = Comparison(ended(0.1, 0.5), ended(0.1, accuracy, seconds=seconds), 4, True, "1 Gbit/s")
     assert found.noise == pytest.approx(1.083, abs=0.001)  # 1.96 sqrt(0.25 / 8192)
     assert found.finding() == sentence
     assert found.conclusion()[0] == f"{sentence}."
 
 
-def test_a_gain_is_told_with_its_conditions() -> None:
+def test_a_gain_is_reported_with_its_conditions() -> None:
     whole = " ".join(FOUND.conclusion())
     assert "Accuracy: dense 50.0 % after 12 steps, Marsit 51.0 % after 18 steps; each ± 1.1" in whole
     assert "4 threads of one process, emulated links of 100 Mbit/s, a perceptron of 1.02 million parameters" in whole

@@ -197,7 +197,7 @@ def test_the_doctor_needs_no_torch(tmp_path: Path) -> None:
     assert found["kernels"]["text"].startswith("Numba ")
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0

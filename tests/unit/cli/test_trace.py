@@ -66,7 +66,7 @@ def test_phases_of_nodes_add_up_to_the_call() -> None:
     assert {name: float(found[name]) for name in expected} == expected
 
 
-def test_calls_in_the_background_count_and_what_the_caller_waits_for_is_apart() -> None:
+def test_background_calls_count_and_waits_of_the_caller_count_separately() -> None:
     flights = [
         {"ph": phase, "cat": "flight", "id": name, "ts": at * 1e6}
         for name, *ends in (("a", 0, 3), ("b", 2, 6), ("c", 8, 9))
@@ -88,7 +88,7 @@ def test_the_newest_calls_alone() -> None:
     assert not made.sent
 
 
-def test_what_comes_after_the_newest_call_is_not_of_it() -> None:
+def test_events_after_the_newest_call_do_not_belong_to_it() -> None:
     late = [span("wait", 22e6, 25e6), span("check", 26e6, 27e6), *message("send", 3, 22e6, 23e6)]
     events = [*SENDER, span("call", 20e6, 21e6), *message("send", 2, 20e6, 22e6), *late]
     made = RankTrace.of(trace(0, events), last=1)
@@ -155,7 +155,7 @@ def test_files_are_joined_and_remarks_made(tmp_path: Path, capsys: pytest.Captur
         (json.dumps(trace(0, [{"ph": "b", "ts": 1, "id": [], "cat": "send"}])), "(its 'id' is [], not a text)"),
     ],
 )
-def test_what_is_no_trace_is_an_error(
+def test_a_file_that_is_no_trace_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str
 ) -> None:
     if text is not None:
@@ -174,7 +174,7 @@ def test_a_full_disk_is_named_with_the_cure(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == f"mpicomp trace: error: {told}\n"
 
 
-def test_whatever_files_hold_a_table_or_one_line_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_content_of_files_gives_a_table_or_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     statuses = []
     good = trace(0, [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "rank 0"}}, *SENDER])
     for text in mutants(good, 700):

@@ -25,7 +25,7 @@ def test_a_warm_machine_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out.startswith("0 kernels compiled in 0 s, ")
 
 
-def test_what_cannot_be_kept_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_cannot_be_kept_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(CACHE, "has", lambda name: True)
     monkeypatch.setattr(CACHE, "problem", "/x takes no compiled kernels (Read-only file system)")
     assert main(["warm"]) == 1

@@ -25,7 +25,7 @@ from tests.unit.pipeline.file_stores import filled, opened, patch, row_offset, r
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-def test_a_store_opens_again_with_what_was_written(path: Path) -> None:
+def test_a_store_opens_again_with_its_rows(path: Path) -> None:
     filled(path)
     with opened(path) as store:
         assert store.all_stamps().tolist() == [0, 1, 0, 1, 0]
@@ -36,7 +36,7 @@ def test_a_store_opens_again_with_what_was_written(path: Path) -> None:
         assert store.all_stamps().tolist() == [0, 1 | 1 << 31, 0, 1, 0]
 
 
-def test_what_was_written_is_in_the_file_when_the_program_ends_without_closing(path: Path) -> None:
+def test_written_rows_are_in_the_file_when_the_program_ends_without_closing(path: Path) -> None:
     script = "\n".join(
         [
             "import sys, numpy as np",
@@ -161,7 +161,7 @@ def test_a_row_that_was_being_written_at_a_crash_is_forgotten_and_found_by_the_o
         assert store.stamps([1, 3]).tolist() == [1, 0]
 
 
-def test_a_file_whose_making_was_interrupted_is_made_anew(path: Path) -> None:
+def test_a_file_whose_making_was_interrupted_is_made_again(path: Path) -> None:
     path.write_bytes(b"")
     filled(path)
     path.unlink()

@@ -34,7 +34,7 @@ def test_every_micro_batch_goes_forward_and_backward_and_nobody_waits_for_ever(n
 
 
 @pytest.mark.parametrize("stages", STAGES)
-def test_what_a_stage_keeps_is_bounded_by_the_stages_behind_it_under_1f1b(stages: int) -> None:
+def test_kept_activations_of_a_stage_are_bounded_by_the_stages_behind_it_under_1f1b(stages: int) -> None:
     for micro_batches in MICRO_BATCHES:
         report = prove(all_stages(one_forward_one_backward, stages, micro_batches), micro_batches)
         assert report.alive == tuple(min(stages - stage, micro_batches) for stage in range(stages))
@@ -63,7 +63,7 @@ def test_micro_batches_go_backward_in_ascending_order_on_every_stage(name: str) 
 
 
 @BOTH
-def test_the_drawing_is_what_the_simulator_draws(name: str) -> None:
+def test_the_drawing_in_the_module_equals_that_of_the_simulator(name: str) -> None:
     assert module.__doc__ is not None
     lines = [line.strip() for line in module.__doc__.splitlines()]
     drawn = draw(all_stages(SCHEDULES[name], 4, 4)).splitlines()
@@ -83,7 +83,7 @@ def test_a_message_delays_by_its_time_on_each_hop() -> None:
     assert timeline.busy == (3.0, 3.0, 3.0)
 
 
-def test_what_is_received_and_sent_follows_from_the_action() -> None:
+def test_received_and_sent_messages_follow_from_the_action() -> None:
     assert [Forward(0).source(stage, 3) for stage in range(3)] == [None, 0, 1]
     assert [Forward(0).destination(stage, 3) for stage in range(3)] == [1, 2, None]
     assert [Backward(0).source(stage, 3) for stage in range(3)] == [1, 2, None]

@@ -82,7 +82,7 @@ def test_messages_in_few_bits_bring_nearly_the_same_gradients(stored: RowQuantiz
     assert 0 < max(differ) < 0.1
 
 
-def test_an_error_of_one_thread_is_told_by_all() -> None:
+def test_an_error_of_one_thread_is_raised_by_the_run() -> None:
     modules: list[Any] = layers()
     modules[1] = nn.Linear(WIDTH + 1, WIDTH)
     with pytest.raises(PipelineError, match=r"stage 1: RuntimeError: mat1 and mat2"):

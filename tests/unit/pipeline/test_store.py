@@ -49,7 +49,7 @@ def test_many_visits_in_any_order_keep_the_last_row_of_each_example(make: Any) -
     assert np.array_equal(store.all_stamps(), visits)
 
 
-def test_neither_what_was_written_nor_what_was_read_is_the_stores_own_memory(make: Any) -> None:
+def test_rows_written_and_rows_read_share_no_memory_with_the_store(make: Any) -> None:
     store, rows = make(3, (2, 3)), rows_of(1.0)
     store.write([0], rows)
     rows[:] = 9

@@ -57,7 +57,7 @@ def test_a_stamp_can_be_set(make: Any) -> None:
     assert store.stamps([0]).tolist() == [8]
 
 
-def test_visits_beyond_what_a_stamp_counts_are_an_error_and_not_zero(make: Any) -> None:
+def test_visits_beyond_the_range_of_a_stamp_are_an_error_and_not_zero(make: Any) -> None:
     store = make(5, (2, 3))
     store.write([3], rows_of(1.0), MOST_VISITS)
     with pytest.raises(OverflowError, match="row 3 was visited"):
@@ -75,7 +75,7 @@ def test_a_forgotten_row_has_no_message_but_its_count_goes_on(make: Any) -> None
     assert store.stamps([3]).tolist() == [3]
 
 
-def test_ends_that_differ_agree_once_both_have_forgotten_what_differs(make: Any) -> None:
+def test_ends_that_differ_agree_once_both_have_forgotten_the_differing_rows(make: Any) -> None:
     """One end is a visit ahead in row 1 and behind in row 3, and has a row that the other has not."""
     mine, theirs = visited(make(5, (2, 3))), visited(MessageStore(5, (2, 3)))
     mine.write([0, 1], rows_of(1.0, 2.0))
@@ -135,7 +135,7 @@ def test_the_checksum_sees_signs_that_change_in_pairs(make: Any) -> None:
     assert one.touched_checksum() != other.touched_checksum()
 
 
-def test_the_checksum_sees_only_what_was_written_since_the_last_exchange(make: Any) -> None:
+def test_the_checksum_covers_only_writes_since_the_last_exchange(make: Any) -> None:
     one, other = make(5, (2, 3)), make(5, (2, 3))
     one.write([0], rows_of(1.0))
     other.write([0], rows_of(2.0))

@@ -152,7 +152,7 @@ def test_rows_that_wait_take_no_more_memory_than_was_allowed(path: Path, gate: G
         assert np.array_equal(store.read(range(4)), rows_of(0, 1, 2, 3))
 
 
-def test_a_batch_that_is_larger_than_what_was_allowed_is_written_by_itself(path: Path) -> None:
+def test_a_batch_larger_than_the_limit_is_written_by_itself(path: Path) -> None:
     with opened(path, buffer_bytes=1) as store:
         for value in (1, 2):
             store.write([0, 1, 2], rows_of(value, value, value))
@@ -203,7 +203,7 @@ def test_an_error_of_the_thread_surfaces_at_the_next_calls_and_the_file_is_close
         assert np.array_equal(again.read([1, 3, 2]), rows_of(1, 3, 0))
 
 
-def test_a_writer_that_waits_is_told_that_the_thread_has_failed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_writer_raises_when_the_thread_has_failed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def fails(file: StoreFile, row: int, payload: Any, stamp: int) -> int:

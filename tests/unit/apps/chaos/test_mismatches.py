@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apps.chaos import mismatches
-from apps.chaos.mismatches import MUTATIONS, Outcome, drawn_sequence, outcome
+from apps.chaos.mismatches import MUTATIONS, Outcome, draw_sequence, outcome
 
 SAME = "CollectiveMismatch: the ranks differ in collective call 3: ranks 0-1: barrier()"
 
@@ -19,7 +19,7 @@ def test_all_ranks_raise_the_same_error(seed: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_mutation_is_drawn_and_changes_the_calls_of_one_rank() -> None:
-    drawn = [drawn_sequence(seed, 3) for seed in range(60)]
+    drawn = [draw_sequence(seed, 3) for seed in range(60)]
     assert {name for *_, name in drawn} == {*MUTATIONS}
     assert all(calls != changed and odd < 3 for calls, changed, odd, _ in drawn)
 

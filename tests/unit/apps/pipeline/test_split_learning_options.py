@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from apps.pipeline.split.network import Parts, flipped
+from apps.pipeline.split.network import Parts, mirror
 from apps.pipeline.split.options import METHODS, Options, parse
 from apps.pipeline.split.partition import dirichlet
 from mpicomp.codecs.rows import RowQuantizer, TopRows
@@ -107,5 +107,5 @@ def test_the_parts_of_the_network_fit_together(shape: tuple[int, int, int]) -> N
 
 def test_images_are_mirrored_left_to_right_where_told() -> None:
     images = torch.arange(8.0).reshape(2, 1, 2, 2)
-    found = flipped(images, torch.tensor([False, True]))
+    found = mirror(images, torch.tensor([False, True]))
     assert found.reshape(2, 4).tolist() == [[0, 1, 2, 3], [5, 4, 7, 6]]

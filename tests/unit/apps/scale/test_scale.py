@@ -78,7 +78,7 @@ def test_ranks_go_up_in_powers() -> None:
         (["--batch", "1.5"], "whole number"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_told(
+def test_arguments_that_cannot_be_used_are_reported(
     arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -108,7 +108,7 @@ def test_without_control_groups_nothing_is_limited(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_keeps_mpi_from_starting_is_found_before_it_is_loaded(
+def test_causes_that_keep_mpi_from_starting_are_found_before_it_is_loaded(
     environ: dict[str, str], folder: str, told: list[str]
 ) -> None:
     found = environment.obstacles(environ, Path(folder))

@@ -32,7 +32,7 @@ def report(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(gpu, "DRIVERS", [Path("/")])
     monkeypatch.setattr(gpu, "_names", lambda: names)
-    monkeypatch.setattr(gpu, "_chosen", FakeDevice)
+    monkeypatch.setattr(gpu, "_open_gpu", FakeDevice)
     monkeypatch.setattr(gpu, "version", lambda package: "9.9")
     verdict.verdict.outcome = outcome
     return {finding.name: finding for finding in gpu.findings()}
@@ -78,7 +78,7 @@ def test_missing_triton_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.present(driver=True, names=["Fake F1"]).status == "warn"
 
 
-def test_who_insists_on_what_does_not_work_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_that_is_forced_and_does_not_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = report(monkeypatch, ["Fake F1"], CRASHED, MPICOMP_GPU_MPI="on")
     assert found["arrays on GPUs"].status == "FAIL"
     assert "SIGSEGV" in found["arrays on GPUs"].text
@@ -87,6 +87,6 @@ def test_who_insists_on_what_does_not_work_cannot_run(monkeypatch: pytest.Monkey
 
 def test_a_library_that_says_nothing_and_one_that_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "claims", list)
-    assert "makes no claim" in gpu.claimed().text
+    assert "makes no claim" in gpu.report_claims().text
     monkeypatch.setattr(claims, "claims", lambda: [Claim("MPIX_Query_cuda_support()", aware=False)])
-    assert gpu.claimed().text.endswith("does not take memory of GPUs: MPIX_Query_cuda_support() no")
+    assert gpu.report_claims().text.endswith("does not take memory of GPUs: MPIX_Query_cuda_support() no")

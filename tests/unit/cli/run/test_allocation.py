@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpicomp.cli.run import allocation
-from mpicomp.cli.run.allocation import Host, expand, granted, this_machine
+from mpicomp.cli.run.allocation import Host, expand, find_allocation, this_machine
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -34,7 +34,7 @@ def test_lists_of_hosts_are_expanded_as_slurm_does(text: str, names: list[str]) 
 
 
 def test_an_allocation_of_slurm() -> None:
-    found = granted(SLURM | {"SLURM_TASKS_PER_NODE": "2,1"})
+    found = find_allocation(SLURM | {"SLURM_TASKS_PER_NODE": "2,1"})
     assert found is not None
     assert found.hosts == (Host("n1", 2, 8), Host("n2", 1, 8))
     assert found.slots == 3
@@ -43,7 +43,7 @@ def test_an_allocation_of_slurm() -> None:
 
 
 def test_slurm_without_tasks_has_a_slot_for_each_core() -> None:
-    found = granted({name: value for name, value in SLURM.items() if name != "SLURM_TASKS_PER_NODE"})
+    found = find_allocation({name: value for name, value in SLURM.items() if name != "SLURM_TASKS_PER_NODE"})
     assert found is not None
     assert found.slots == 16
 
@@ -60,14 +60,14 @@ def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_file_of_pbs_has_a_line_for_each_slot(tmp_path: Path) -> None:
     here, file = platform.node(), tmp_path / "nodes"
     file.write_text(f"{here}\n{here}\nother.site\nother.site\n")
-    found = granted({"PBS_NODEFILE": str(file), "NCPUS": "8"})
+    found = find_allocation({"PBS_NODEFILE": str(file), "NCPUS": "8"})
     assert found is not None
     assert found.hosts == (Host(here, 2, 8), Host("other.site", 2, 8))
     assert found.host_file == ""  # Open MPI reads it by itself
 
 
 def test_a_host_that_lsf_names_twice_has_the_sum_of_its_slots() -> None:
-    found = granted({"LSB_MCPU_HOSTS": "a 2 b 1 a 1"})
+    found = find_allocation({"LSB_MCPU_HOSTS": "a 2 b 1 a 1"})
     assert found is not None
     assert [(host.name, host.slots) for host in found.hosts] == [("a", 3), ("b", 1)]
 
@@ -76,7 +76,7 @@ def test_hosts_of_lsf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "cores", lambda: 4)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)  # bound: the job has cores of its own
     here = platform.node()
-    found = granted({"LSB_MCPU_HOSTS": f"{here} 2 b 2 ", "LSB_DJOB_HOSTFILE": "/job/hosts"})
+    found = find_allocation({"LSB_MCPU_HOSTS": f"{here} 2 b 2 ", "LSB_DJOB_HOSTFILE": "/job/hosts"})
     assert found is not None
     assert found.hosts == (Host(here, 2, 4), Host("b", 2, 4))
     assert found.host_file == "/job/hosts"
@@ -86,14 +86,14 @@ def test_hosts_of_lsf(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("variable", allocation.HOST_FILES)
 def test_host_files_of_launchers(tmp_path: Path, variable: str, text: str) -> None:
     (tmp_path / "hosts").write_text(text)
-    found = granted({variable: str(tmp_path / "hosts")})
+    found = find_allocation({variable: str(tmp_path / "hosts")})
     assert found is not None
     assert found.hosts == (Host("w0", 2), Host("w1", 2))  # this machine, a launcher's pod, is none of them
     assert found.host_file == str(tmp_path / "hosts")
 
 
 def test_outside_of_allocations_the_cores_are_slots() -> None:
-    assert granted({}) is None
+    assert find_allocation({}) is None
     assert this_machine().slots == allocation.cores() <= len(os.sched_getaffinity(0))
 
 
@@ -120,6 +120,6 @@ def test_threads_of_one_core_are_one_slot(tmp_path: Path, monkeypatch: pytest.Mo
         ({"PBS_NODEFILE": "/no/such"}, "PBS_NODEFILE=/no/such: No such file"),
     ],
 )
-def test_what_cannot_be_read_is_named(environ: dict[str, str], text: str) -> None:
+def test_a_variable_that_cannot_be_read_is_named(environ: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
-        granted(environ)
+        find_allocation(environ)
