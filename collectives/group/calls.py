@@ -21,6 +21,7 @@ from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
 from collectives.states import FOLLOWING, State
 from collectives.tags import OF_LONG_LIVED_USERS, OF_SINGLE_CALLS
+from collectives.transports import has_processes
 
 if TYPE_CHECKING:
     from collectives.recovery.regroup import Regroup
@@ -249,8 +250,7 @@ class Calls:
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
-        mpi_comm = self._mpi_comm
-        return isinstance(getattr(mpi_comm, "native", mpi_comm), MPI.Comm) and not is_supported(mpi_comm)
+        return has_processes(self._mpi_comm) and not is_supported(self._mpi_comm)
 
     def where_driven(self, task: Callable[[], object]) -> None:
         """Run `task` in the thread that drives the calls, and wait until it is done."""

@@ -56,6 +56,7 @@ from collectives.recovery.fault_tolerance import (
 )
 from collectives.schedules.plan import TopologyError
 from collectives.states import State
+from collectives.transports import carrier
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
@@ -429,8 +430,9 @@ class Regroup:
             return None
         report = _Report(self._begun, [], [], False, False, [], self.n_joined, [], is_closed=True)
         unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
-        unused = [getattr(one, "native", one) for one in unused]  # without checksums and emulated links
-        farewell = Farewell(comm.mpi_comm, comm.calls.next_tag(), report, comm.timeout, unused)
+        unused = [carrier(one) for one in unused]  # without checksums and emulated links
+        native = carrier(comm.mpi_comm)
+        farewell = Farewell(native, comm.calls.next_tag(), report, comm.timeout, unused, comm.checked)
         farewell.start()
         return farewell
 
