@@ -1,4 +1,4 @@
-"""States of a communicator; docs/architecture.md lists them, with what leads from one to another."""
+"""States of a communicator; docs/architecture.md has a table of them and of their order."""
 
 from __future__ import annotations
 

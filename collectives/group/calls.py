@@ -123,7 +123,7 @@ class Calls:
         self._mpi_comm, self.here, self._tag, self.history = mpi_comm, here, 0, history
 
     def enter(self, state: State, reason: str) -> None:
-        """Let no more calls begin; `reason` says why in words."""
+        """Let no more calls begin, for a reason in words."""
         assert state is self.state or state in FOLLOWING[self.state], (self.state, state)
         self.state, self.reason = state, reason
 
