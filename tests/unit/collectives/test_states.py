@@ -1,15 +1,14 @@
 """Tests of a communicator's states, and of their table in the documentation."""
 
-from pathlib import Path
-
 import pytest
 
 import collectives
 from collectives.group.calls import Calls, Users
 from collectives.states import FOLLOWING, State
 from collectives.threads.run_local import run_local
+from tests.documents import PROJECT
 
-PAGE = Path(__file__).parents[4] / "docs" / "architecture.md"
+PAGE = PROJECT / "docs" / "architecture.md"
 
 
 def documented() -> dict[State, frozenset[State]]:
