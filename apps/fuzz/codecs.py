@@ -33,7 +33,7 @@ from mpicomp.codecs import (
     TwoMeans,
     rans,
 )
-from mpicomp.codecs.base import Draw, adds_decoded, has_variable_size, redraws
+from mpicomp.codecs.base import AveragingCodec, Draw, VariableCodec
 from mpicomp.codecs.full_precision import FullPrecision, Rounded
 from mpicomp.kernels.streams import Stream
 
@@ -71,7 +71,7 @@ def _decoder(options: Sequence[Any]) -> Callable[[bytes], None]:
         values = values_memory.empty(n, np.float64 if flags & _DOUBLE else np.float32)
         values[:] = 1
         try:
-            if flags & _ADDS and adds_decoded(codec):
+            if flags & _ADDS and isinstance(codec, AveragingCodec):
                 codec.add(payload, values)
             elif flags & _ADDS and isinstance(codec, Sign | Counts):
                 held_weight = 1 + flags % 7
@@ -81,9 +81,8 @@ def _decoder(options: Sequence[Any]) -> Callable[[bytes], None]:
                 other_memory.check()
             else:
                 codec.decode(payload, values, weight=weight)
-                if redraws(codec):
+                if isinstance(codec, VariableCodec):
                     codec.decode_drawn(payload, values, draw=_DRAW)
-                if has_variable_size(codec):
                     assert codec.used(payload, n) <= payload.size
                 if isinstance(codec, Quantizer) and codec.coding == "entropy":
                     fixed = other_memory.empty(codec.fixed.nbytes(n), np.uint8)

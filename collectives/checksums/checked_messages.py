@@ -26,6 +26,7 @@ from mpi4py import MPI
 from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.checksum import digest
 from collectives.errors import DamagedMessage
+from collectives.transports import Wrapper
 
 _SEALED = np.dtype(np.uint64)
 _UNKNOWN = 0xFFFF_FFFF_FFFF_FFFF  # length of a message that this process cannot read
@@ -49,24 +50,12 @@ def validate_checksums(given: object, topology: object) -> bool:
     return given
 
 
-class CheckedComm:
-    """Communicator of mpi4py, or one that takes its place, whose messages have checksums.
-
-    Attributes
-    ----------
-    unchecked : MPI.Comm
-        The same communicator, without checksums.
-    native : MPI.Comm
-        The communicator that carries the messages.
-    """
+class CheckedComm(Wrapper):
+    """Transport whose messages have checksums."""
 
     def __init__(self, comm: Any) -> None:
-        self._comm = self.unchecked = comm
-        self.native, self.rank, self.size = getattr(comm, "native", comm), comm.rank, comm.size
+        super().__init__(comm)
         self._here = f"rank {comm.rank} of {comm.size}"
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_comm"], name)
 
     # Messages --------------------------------------------------------------------------------------------------------
 
@@ -134,6 +123,11 @@ class CheckedComm:
                     compare_seal(landing[start:end], seals[rank], self._here, rank)
 
         return CheckedCollective(request, self._comm.Iallgather(mine, seals), compare)
+
+
+def with_checksums(comm: Any, checks: bool) -> Any:
+    """Return a transport whose messages have checksums if that is wanted, and if there is another rank."""
+    return CheckedComm(comm) if checks and comm.size > 1 else comm
 
 
 class CheckedSend(Testable):

@@ -235,7 +235,7 @@ class Communicator(Group):
         try:
             super().close()
         finally:
-            if self.calls.broken:
+            if not self.calls.is_open:
                 stopping.STOP.release(self)
 
     def start_progress_thread(self) -> bool:

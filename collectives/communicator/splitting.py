@@ -19,6 +19,7 @@ from collectives.execution.handle import Call, Steps
 from collectives.process_end import forget_endings
 from collectives.progress.polling import wait
 from collectives.recovery.parts import count_ranks
+from collectives.states import State
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -66,7 +67,7 @@ def _part(comm: Group, mine: Indices, everyones: Indices) -> MPI.Comm:
 
 def abandon(part: Group, reason: str) -> None:
     """Give up a part that not all ranks have; no message is sent."""
-    part.ending.end_quietly(reason)
+    part.ending.end_quietly(State.GIVEN_UP, reason)
     if part.workers is not None:
         part.workers.dismiss()
     forget_endings([part.ending])

@@ -131,8 +131,8 @@ class CallCheck:
         self._idle.clear()
 
     def _another(self) -> RecursiveDoubling:
-        # its messages have room for their checksums
-        made = RecursiveDoubling(getattr(self._comm, "unchecked", self._comm), self._most_bytes, self._has_checksums)
+        # over the communicator without checksums, for which its messages have room
+        made = RecursiveDoubling(self._missing.comm, self._most_bytes, self._has_checksums)
         self._exchanges.append(made)  # keeps its buffers alive, since MPI may write to them after a call has failed
         return made
 

@@ -160,12 +160,11 @@ class MissingRanks:
 
     def leave_all(self) -> None:
         """Notify all other ranks that an exception ends this one; `notices_received` is True once they know."""
-        native = getattr(self.comm, "native", self.comm)
         message = np.array([_FAILING, self.calls], _HEAD).view(np.uint8)
         for rank in self._others:
             with suppress(MPI.Exception):  # a dead rank, or a revoked communicator
                 # complete once it is received: after this rank's death MPI delivers no messages of it
-                self._notices.append(native.Issend([message, message.size, MPI.BYTE], rank, TAG))
+                self._notices.append(self.comm.Issend([message, message.size, MPI.BYTE], rank, TAG))
 
     @property
     def notices_received(self) -> bool:

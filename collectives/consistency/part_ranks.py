@@ -8,12 +8,13 @@ from mpi4py import MPI
 
 from collectives.errors import DamagedMessage
 from collectives.quoting import list_ranks
+from collectives.transports import carrier, has_processes
 
 
 def ranks_in(comm: Any, part: Any) -> list[int]:
     """Return the rank in a communicator of each rank of a part, negative for a rank of others; without messages."""
-    whole, some = getattr(comm, "native", comm), getattr(part, "native", part)
-    if not isinstance(whole, MPI.Comm):  # of threads
+    whole, some = carrier(comm), carrier(part)
+    if not has_processes(whole):
         return [whole.members.index(one) if one in whole.members else MPI.UNDEFINED for one in some.members]
     groups = some.Get_group(), whole.Get_group()
     found = MPI.Group.Translate_ranks(groups[0], None, groups[1])

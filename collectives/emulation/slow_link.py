@@ -28,6 +28,7 @@ from collectives.consistency.part_ranks import ranks_in
 from collectives.cost.rate import EmulatedLink
 from collectives.emulation.link_clock import IN, OUT, LinkClock, share_clock
 from collectives.nodes.layout import NodeLabel
+from collectives.transports import Wrapper
 
 SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP over Ethernet: 14 of Ethernet, 20 of IP, 32 of TCP
 SAMPLE_BYTES = 1 << 22
@@ -202,8 +203,8 @@ class HeldReceive(Testable):
         self._request.Free()
 
 
-class SlowComm:
-    """Communicator of mpi4py, or of `collectives.threads`, whose messages between nodes a `SlowLink` holds back.
+class SlowComm(Wrapper):
+    """Transport whose messages between nodes a `SlowLink` holds back.
 
     `node_of` has the node of each rank.
 
@@ -213,17 +214,12 @@ class SlowComm:
         The link that messages are held back by.
     node : int
         Number of this rank's node.
-    native : MPI.Comm
-        The communicator that carries the messages.
     """
 
     def __init__(self, comm: Any, link: SlowLink, node_of: Sequence[int]) -> None:
-        self._comm, self._link, self.rank, self.size = comm, link, comm.rank, comm.size
-        self.native, self.node, self.emulated_link = comm, link.node, link.link
+        super().__init__(comm)
+        self._link, self.node, self.emulated_link = link, link.node, link.link
         self._node_of, self._n_nodes, self._n_here = node_of, len(set(node_of)), node_of.count(link.node)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_comm"], name)
 
     def Dup(self) -> SlowComm:
         """Return a duplicate, over the same link."""

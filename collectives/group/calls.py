@@ -19,7 +19,9 @@ from collectives.execution.observer import History, Observer
 from collectives.execution.pipelined import Cache, free_all, free_inactive
 from collectives.progress.polling import keep_alive, until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
+from collectives.states import FOLLOWING, State
 from collectives.tags import OF_LONG_LIVED_USERS, OF_SINGLE_CALLS
+from collectives.transports import has_processes
 
 if TYPE_CHECKING:
     from collectives.recovery.regroup import Regroup
@@ -109,7 +111,7 @@ class Calls:
         self.pairwise: list[Call] = []  # calls in flight that only two ranks make, outside that order
         self.dropped: Call | None = None  # the last call whose handle was dropped before the call ended
         self.driver: ProgressThread | None = None  # drives all calls; None: the caller does
-        self.broken = ""  # reason why no more calls begin; empty while they do
+        self.state, self.reason = State.OPEN, ""  # `reason` ends the sentence "cannot be used, ..."
         self.failure: BaseException | None = None  # the error for which the communicator was given up
         self.unseen_mismatch: Call | None = None  # ended in the background, perhaps unseen by its caller
         self._refused: list[Call] = []  # by that mismatch, as they were submitted before the caller saw it
@@ -119,6 +121,16 @@ class Calls:
     def renew(self, mpi_comm: MPI.Comm, here: str, history: History) -> None:
         """Make calls over this communicator from now on, with tags from the first one on."""
         self._mpi_comm, self.here, self._tag, self.history = mpi_comm, here, 0, history
+
+    def enter(self, state: State, reason: str) -> None:
+        """Let no more calls begin, for a reason in words."""
+        assert state is self.state or state in FOLLOWING[self.state], (self.state, state)
+        self.state, self.reason = state, reason
+
+    @property
+    def is_open(self) -> bool:
+        """True while calls begin."""
+        return self.state is State.OPEN
 
     @property
     def driven_by(self) -> object:
@@ -140,8 +152,8 @@ class Calls:
         """
         if self.unseen_mismatch is not None:
             self._raise_unseen_mismatch()
-        if self.broken:
-            self._raise_broken(call)
+        if self.state is not State.OPEN:
+            self._raise_ended(call)
         if self.regroup is not None:
             self.regroup.await_end()
             steps = self.regroup.renewed(call, steps)
@@ -174,7 +186,7 @@ class Calls:
         if call is not None and not call.seen:
             raise CollectiveMismatch(str(call.error)) from call.error
 
-    def _raise_broken(self, call: Call) -> NoReturn:
+    def _raise_ended(self, call: Call) -> NoReturn:
         """Raise the error of a call that begins too late: the failure if it was never raised, else closed."""
         if self.failure is not None and not self._failure_was_raised:
             call.mark_raised()
@@ -238,8 +250,7 @@ class Calls:
     @property
     def lacks_thread_support(self) -> bool:
         """True if MPI was started in such a way that no progress thread can make calls."""
-        mpi_comm = self._mpi_comm
-        return isinstance(getattr(mpi_comm, "native", mpi_comm), MPI.Comm) and not is_supported(mpi_comm)
+        return has_processes(self._mpi_comm) and not is_supported(self._mpi_comm)
 
     def where_driven(self, task: Callable[[], object]) -> None:
         """Run `task` in the thread that drives the calls, and wait until it is done."""
@@ -293,7 +304,7 @@ class Calls:
     def closed(self) -> CommunicatorClosed:
         """Return the error of a call on a communicator that has ended."""
         return CommunicatorClosed(
-            f"{self.here}: this communicator cannot be used, {self.broken or 'the program ends'}; make a new one"
+            f"{self.here}: this communicator cannot be used, {self.reason or 'the program ends'}; make a new one"
         )
 
 

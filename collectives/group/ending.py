@@ -42,6 +42,7 @@ from collectives.recovery.fault_tolerance import (
     reports_death,
     revoke,
 )
+from collectives.states import State
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
@@ -74,7 +75,6 @@ class Ending:
         self.observer: Observer | None = None
         self.dead_before: Sequence[int] = ()  # ranks of COMM_WORLD that had died when the group was made
         self.mpi_comm = missing.comm
-        self.keeps_requests = False  # MPI may use their memory until it is finalized
         # An exception of this rank alone, such as of a signal handler, has left a call: the others regroup without it.
         self.is_left = False
         self.family: WeakSet[Ending] = WeakSet((self,))
@@ -122,7 +122,8 @@ class Ending:
         calls = self._calls
         if self._missing.damage and isinstance(error, CollectiveTimeout | MPI.Exception | PeerFailure):
             error = DamagedMessage(self._missing.damage)
-        first, calls.broken = not calls.broken, calls.broken or f"an earlier call failed: {error!r}"
+        if first := calls.is_open:
+            calls.enter(State.GIVEN_UP, f"an earlier call failed: {error!r}")
         keep_alive(self, *alive)
         # A file, before the others know of the error: one of them may end the job.
         folder = calls.history.explain(error) if first else ""
@@ -134,7 +135,7 @@ class Ending:
                 folder = calls.history.explain(error, missing)
         elif isinstance(error, DamagedMessage) and first:
             # Ranks that have ended the call may wait for this one in a part of the communicator.
-            for one in (self, *(one for one in self.family if not one._calls.broken)):
+            for one in (self, *(one for one in self.family if one._calls.is_open)):
                 one._missing.announce(error)
             # Until all know: the program may end with this error, and others that outlive it would take that for a
             # death, and go on. At a load of 28 on two cores none of 16 jobs had received it within 0.75 s.
@@ -188,15 +189,14 @@ class Ending:
 
     def give_up(self, error: BaseException) -> None:
         """Reject further calls and end those in flight, here by `error`; the other ranks' waiting calls end too."""
-        if not self._calls.broken:
+        if self._calls.is_open:
             self._calls.where_driven(partial(self.abort, error))
 
-    def end_quietly(self, reason: str) -> None:
+    def end_quietly(self, state: State, reason: str) -> None:
         """Reject further calls and end those in flight, without a message to other ranks."""
         calls = self._calls
-        calls.broken = reason
+        calls.enter(state, reason)
         calls.failure = calls.closed()
-        self.keeps_requests = True
         keep_alive(self)
         for call in calls.in_flight():
             call.end_by(calls.failure)
@@ -205,19 +205,28 @@ class Ending:
         """End the calls in flight of a communicator that is closed."""
         if self._workers is not None:
             self._workers.dismiss()
-        self.end_quietly(_CLOSED)
+        self.end_quietly(State.CLOSED, _CLOSED)
 
     def leave(self) -> None:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._calls.in_flight():
             keep_alive(self)
-        if self._size > 1 and (self.is_left or not self._calls.broken):
+        if self._size > 1 and (self.is_left or self._calls.is_open):
             self._missing.leave(getattr(sys, "last_value", None), self.is_left)  # of an uncaught exception
 
     @property
     def has_failed(self) -> bool:
         """A call has failed, so that all ranks give the communicator up."""
-        return self._calls.failure is not None and self._calls.broken != _CLOSED and not self.is_left
+        return self._calls.failure is not None and not self._is_closed and not self.is_left
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._calls.state is State.CLOSED
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Calls were in flight when the communicator was closed: MPI may use their memory until it is finalized."""
+        return self._is_closed and self._calls.failure is not None
 
     @property
     def regroups(self) -> bool:
@@ -227,7 +236,7 @@ class Ending:
     @property
     def is_shared(self) -> bool:
         """The communicator is open, and other ranks use it, or may do so once they need this one."""
-        return self._calls.broken != _CLOSED and (self._size > 1 or self.newcomers is not None)
+        return not self._is_closed and (self._size > 1 or self.newcomers is not None)
 
     @property
     def all_left(self) -> bool:
@@ -252,7 +261,7 @@ class Ending:
     @property
     def another_failed(self) -> bool:
         """An uncaught exception has ended another rank of this open communicator."""
-        return self._calls.broken != _CLOSED and self._missing.another_failed
+        return not self._is_closed and self._missing.another_failed
 
     def leave_by_error(self) -> None:
         """Notify all other ranks that an uncaught exception ends this one, whose death MPI reports next."""
@@ -261,8 +270,8 @@ class Ending:
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the communicator of a ``with`` block that an exception has left; the other ranks are notified."""
-        if not self._calls.broken:
-            self._calls.broken = "it was left by an exception"
+        if self._calls.is_open:
+            self._calls.enter(State.GIVEN_UP, "it was left by an exception")
             self._missing.leave(error)
         forget_mismatch()
         keep_alive(self)
@@ -273,7 +282,7 @@ class Ending:
 
     def forked(self) -> None:
         """Reject all calls in a process that was forked from this one, and end those in flight there."""
-        self.end_quietly("this process was forked from a rank, and only the rank can communicate")
+        self.end_quietly(State.GIVEN_UP, "this process was forked from a rank, and only the rank can communicate")
         self._calls.driver = None  # it stays with the parent
 
 
@@ -284,7 +293,7 @@ def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[]
     if one dies meanwhile. `leave` frees the communicator of MPI.
     """
     calls, observer = comm.calls, comm.observer
-    if calls.broken:
+    if not calls.is_open:
         return
     if calls.driver is not None:
         calls.driver.flush()
@@ -295,7 +304,7 @@ def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[]
         closing.wait_name = None  # only the caller's own calls are observed
         closing.remake = lambda: _agree_on_closing(comm, closing, check())
         comm.run(closing, closing.remake())
-    is_over = comm.regroup is not None and comm.regroup.is_over
+    is_over = calls.state is State.CLOSING
     if observer is not None and not is_over:
         try:
             with comm.exchange():
@@ -323,7 +332,7 @@ def end_closed(comm: Group) -> None:
     if comm.calls.pairwise:  # they do not concern all ranks, and their requests stay with MPI
         comm.calls.where_driven(comm.ending.end_by_closing)
         return
-    comm.calls.broken = _CLOSED
+    comm.calls.enter(State.CLOSED, _CLOSED)
     if comm.workers is not None:
         comm.workers.close()
     comm.free_requests()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes
 from collectives.arrays.elements import Combine, add
-from collectives.checksums.checked_messages import CheckedComm
+from collectives.checksums.checked_messages import with_checksums
 from collectives.consistency.call_check import CallCheck, most_bytes
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
@@ -130,6 +131,8 @@ class Group(metaclass=Listed):
         Number of threads that work on pieces.
     verifies : bool
         The ranks compare each collective before they make it.
+    checked : callable
+        Returns a communicator of MPI with checksums, if the messages of this group have them.
     checks_messages : bool
         Messages have checksums.
     route, route_parts : str, tuple of str
@@ -140,6 +143,7 @@ class Group(metaclass=Listed):
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.checked = partial(with_checksums, checks=options.checksums)
         self.topology, self.workers = options.topology, options.workers
         self.timeout, self.arrival_timeout = options.timeout, options.arrival_timeout
         self.piece_bytes, self.verifies = options.piece_bytes, options.verify
@@ -224,10 +228,6 @@ class Group(metaclass=Listed):
         )
         self.ending.observer, self.ending.dead_before = self.observer, self._dead_before
         end_with_process(self.ending)
-
-    def checked(self, mpi_comm: MPI.Comm) -> Any:
-        """Return a communicator of MPI whose messages have checksums, if those of this communicator have them."""
-        return CheckedComm(mpi_comm) if self.options.checksums and mpi_comm.size > 1 else mpi_comm
 
     @contextmanager
     def exchange(self, *others: MPI.Comm) -> Iterator[None]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -18,6 +17,7 @@ from collectives.consistency.part_ranks import ranks_in
 from collectives.errors import DamagedMessage
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks
+from collectives.transports import carrier, has_processes
 
 # Arguments that must be equal on all ranks: their columns in the rows that ranks exchange, and the value in a message.
 _COMPARED: tuple[tuple[str, int, Callable[[int], object]], ...] = (
@@ -140,8 +140,8 @@ def _require_same(everyones: Indices) -> None:
 
 def members_of(mpi_comm: MPI.Comm) -> tuple[int, ...]:
     """Return the rank that each rank of a communicator has in the job; its own number where the job lacks it."""
-    native: Any = getattr(mpi_comm, "native", mpi_comm)
-    if not isinstance(native, MPI.Comm):  # of threads
+    native = carrier(mpi_comm)
+    if not has_processes(native):
         return tuple(native.members)
     return tuple(one if one >= 0 else rank for rank, one in enumerate(ranks_in(MPI.COMM_WORLD, native)))
 

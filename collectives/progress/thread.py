@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from collectives.progress import polling
+from collectives.transports import has_processes
 
 if TYPE_CHECKING:
     from collectives.execution.handle import Call
@@ -217,7 +218,7 @@ def shared() -> ProgressThread:
 
 def is_supported(comm: object) -> bool:
     """Return whether a thread may drive this communicator: MPI supports threads, and its ranks are processes."""
-    return isinstance(getattr(comm, "native", comm), MPI.Comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return has_processes(comm) and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def _after_fork() -> None:

@@ -117,7 +117,7 @@ def _others_of(regroup: Regrouping) -> list[Regrouping]:
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE or (driver is not None and not driver.is_current()):
         return []
     found = (one for one in tuple(_watched) if one is not regroup and one.comm.calls.driven_by == drives)
-    return [one for one in found if not one.comm.calls.broken]
+    return [one for one in found if one.comm.calls.is_open]
 
 
 class _Answer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any
@@ -43,8 +43,7 @@ class Farewell(Thread):
 
     Parameters
     ----------
-    comm : MPI.Comm or CheckedComm
-        Of the second kind if messages have checksums.
+    comm : MPI.Comm
     tag : int
         Tag that no other message of the communicator has.
     report : object
@@ -53,6 +52,8 @@ class Farewell(Thread):
         Longest wait for their reports, and at the end of the program.
     unused : sequence of MPI.Comm
         Communicators to free once all ranks have left: this one and its parts, unless requests of them are with MPI.
+    checked : callable
+        Returns the transport of a communicator, with checksums or without.
 
     Attributes
     ----------
@@ -62,11 +63,18 @@ class Farewell(Thread):
         Set from outside: the communicators are not freed.
     """
 
-    def __init__(self, comm: MPI.Comm, tag: int, report: object, timeout_s: float, unused: Sequence[MPI.Comm]) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        tag: int,
+        report: object,
+        timeout_s: float,
+        unused: Sequence[MPI.Comm],
+        checked: Callable[[MPI.Comm], Any],
+    ) -> None:
         super().__init__(name="mpicomp: farewell", daemon=True)
-        self._comm, self._tag, self._report, self._timeout_s = getattr(comm, "native", comm), tag, report, timeout_s
-        self._kind: Any = type(comm) if hasattr(comm, "unchecked") else lambda plain: plain
-        self._unused = unused
+        self._comm, self._tag, self._report, self._timeout_s = comm, tag, report, timeout_s
+        self._unused, self._checked = unused, checked
         self.is_disturbed = self.keeps = False
 
     def run(self) -> None:
@@ -109,7 +117,7 @@ class Farewell(Thread):
             new = old.Shrink()
             new.Set_errhandler(MPI.ERRORS_RETURN)
             try:
-                gather_objects(self._kind(new), self._report, self._timeout_s)
+                gather_objects(self._checked(new), self._report, self._timeout_s)
                 is_complete = True
             except (MPI.Exception, PeerFailure, DamagedMessage) as error:
                 is_complete = False

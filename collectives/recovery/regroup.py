@@ -55,6 +55,8 @@ from collectives.recovery.fault_tolerance import (
     with_survivors,
 )
 from collectives.schedules.plan import TopologyError
+from collectives.states import State
+from collectives.transports import carrier
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
@@ -129,8 +131,6 @@ class Regroup:
         Number of the thread that regroups, or has regrouped last.
     has_met : bool
         Set when the survivors regroup, where one of them has come by `meet`.
-    is_over : bool
-        Others had left close() when a rank died in it: no group was made, and the communicator is closed.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Regroup:
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
         self._damages: list[str] = []  # texts of damaged messages that this rank has received while it regroups
-        self.is_active = self.is_over = False
+        self.is_active = False
         self.thread = 0
 
     # The commit rule -------------------------------------------------------------------------------------------------
@@ -259,9 +259,9 @@ class Regroup:
             all.
         """
         comm = self.comm
-        if self.is_over:
+        if comm.calls.state is State.CLOSING:
             return reports_death(error, comm.mpi_comm)  # of a call that has ended, and waits a last time
-        if self.is_active or comm.calls.broken or not self._is_death(error):
+        if self.is_active or not comm.calls.is_open or not self._is_death(error):
             return False
         if damage := comm.missing.damage_elsewhere():
             raise DamagedMessage(damage)
@@ -304,7 +304,7 @@ class Regroup:
     @property
     def is_awaited(self) -> bool:
         """True if another rank regroups, and this one does not."""
-        return not (self.is_active or self.comm.calls.broken) and is_revoked(self.comm.mpi_comm)
+        return not self.is_active and self.comm.calls.is_open and is_revoked(self.comm.mpi_comm)
 
     def answer(self) -> None:
         """Regroup if another rank does, in the thread that drives the calls."""
@@ -336,7 +336,7 @@ class Regroup:
         saved: list[SavedUser] | None = None
         again: list[Call] = []
         ages: list[Mapping[int, int | None]] = []
-        unrepeated, self._damages, damage = self._unrepeated, [], ""
+        unrepeated, self._damages, damage, is_closing = self._unrepeated, [], "", False
         while True:
             for one in (old, *(part.mpi_comm for part in comm.parts)):
                 revoke(one)
@@ -354,8 +354,8 @@ class Regroup:
                     saved = self._saved(users)
                 survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
                 self.members = tuple(before[rank] for rank in survivors)
-                self.is_over = any(one.is_closed for one in reports)
-                if not (self.is_over or damage):
+                is_closing = any(one.is_closed for one in reports)  # others have left close() already
+                if not (is_closing or damage):
                     comm.renew(new, survivors, layouts)
                     ages = self._renew_users(saved, reports, layouts[0].rank, survivors)
                 is_renewed = True
@@ -374,10 +374,10 @@ class Regroup:
         if damage:
             raise comm.ending.abort(DamagedMessage(f"while the survivors regrouped: {damage}"))
         lost = self._lost(before)
-        if self.is_over:
+        if is_closing:
             _log.warning("%s: %s while the ranks closed the communicator", here, lost)
             calls = comm.calls
-            calls.broken = f"{lost} while the ranks closed it"
+            calls.enter(State.CLOSING, f"{lost} while the ranks closed it")
             calls.failure = calls.closed()
             for call in again:
                 call.steps = _raise(calls.failure)
@@ -430,8 +430,9 @@ class Regroup:
             return None
         report = _Report(self._begun, [], [], False, False, [], self.n_joined, [], is_closed=True)
         unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
-        unused = [getattr(one, "native", one) for one in unused]  # without checksums and emulated links
-        farewell = Farewell(comm.mpi_comm, comm.calls.next_tag(), report, comm.timeout, unused)
+        unused = [carrier(one) for one in unused]  # without checksums and emulated links
+        native = carrier(comm.mpi_comm)
+        farewell = Farewell(native, comm.calls.next_tag(), report, comm.timeout, unused, comm.checked)
         farewell.start()
         return farewell
 

@@ -60,8 +60,8 @@ class Aggregator(metaclass=Listed):
         The parameters.
     feedback : Feedback
         State that is carried from step to step.
-    codec, reducer : object
-        Encode values as bytes, and exchange these between ranks.
+    reducer : Reducer
+        Exchanges payloads between ranks.
     driver : Driver
         Makes steps with these parts.
     step : int
@@ -113,10 +113,10 @@ class Aggregator(metaclass=Listed):
         self._tag = comm.fixed_tag()
         parts, self.driver = algorithm.assemble(comm, spec)
         self.feedback: Any = parts.feedback
-        self.codec, self.reducer = parts.codec, parts.reducer
+        self.reducer = parts.reducer
         lengths = spec.tensor_lengths
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
-        if matrix_rows := getattr(self.feedback, "matrix_rows", None):  # equal lengths may be different matrices
+        if matrix_rows := self.feedback.matrix_rows:  # equal lengths may be different matrices
             tensors += f", rows of {tensors_listed(matrix_rows)},"
         self._copies = make_copies(comm, algorithm, self.driver, self.feedback)
         if self._copies is not None:
@@ -553,8 +553,7 @@ class Aggregator(metaclass=Listed):
         comm = self.comm
         with comm.tags_from(self._first_tag):
             self._assemble()
-        stand_in = getattr(self.feedback, "stand_in", None)
-        state, ages = state_of_survivor(comm, saved, survivors, self.state_kinds, stand_in)
+        state, ages = state_of_survivor(comm, saved, survivors, self.state_kinds, self.feedback.stand_in)
         taken = self._checked_state(state)
         self.feedback.load(taken)
         self.step, self._can_undo = taken["step"], False

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from collectives import Topology
-from collectives.annotations import Testable
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback.base import Feedback, State, StateKind
+from mpicomp.feedback.rounds import Round
 
-__all__ = ["Driver", "Feedback", "MessageModel", "Parts", "Reducer", "State", "StateKind", "Synchronize", "VectorSpec"]
+__all__ = [
+    "Driver", "Feedback", "MessageModel", "Parts", "Reducer", "Round", "State", "StateKind", "Synchronize",
+    "VectorSpec",
+]  # fmt: skip
 
 Synchronize = Literal["updates", "gradients"]
-Work = Callable[[int], Testable | None]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Reducer(Protocol):
         There is so little to decode that nothing is gained by doing it while messages travel.
     at_once : bool
         The reports and payloads of all ranks travel in the single exchange of `side_channel`.
+    array_steps : callable or None
+        As in `Driver`; the exact mean has them.
 
     Examples
     --------
@@ -78,11 +82,16 @@ class Reducer(Protocol):
     brief: bool = False
     at_once: bool = False
 
+    @property
+    def array_steps(self) -> Callable[..., Iterator[bool]] | None:
+        """See the attributes."""
+        return None
+
     def prepare_step(self, step: int) -> None:
         """Do ahead the work of a step that needs no vector. Not always called, so `run` must not depend on it."""
         return
 
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         """Have each piece encoded, call `encoded` after the last one, and have each complete piece decoded."""
         ...
 
@@ -169,8 +178,6 @@ class Parts(NamedTuple):
     ----------
     feedback : Feedback
         State of a rank, and its encoding and decoding of pieces.
-    codec : object
-        Encodes values as bytes, and decodes these.
     reducer : Reducer
         Moves the bytes between ranks.
     dense : DenseMean or None
@@ -183,11 +190,10 @@ class Parts(NamedTuple):
     >>> from mpicomp.aggregator.algorithm import VectorSpec
     >>> with mpicomp.Communicator() as comm:
     ...     parts = mpicomp.QSGD(levels=7).parts(comm, VectorSpec(4, "float32"))
-    >>> parts.codec, parts.dense
-    (Quantizer(bucket=512, levels=7, norm='linf', coding='fixed', correlated=False), None)
+    >>> list(parts.feedback.residuals), type(parts.reducer).__name__, parts.dense
+    (['residual'], 'AllGatherReducer', None)
     """
 
     feedback: Feedback
-    codec: Any
     reducer: Reducer
     dense: DenseMean | None = None

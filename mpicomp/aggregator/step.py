@@ -13,6 +13,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Parts, Reducer
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.feedback.base import Problem
+from mpicomp.feedback.rounds import Round
 
 
 class StepDriver(Driver):
@@ -39,7 +40,8 @@ class StepDriver(Driver):
         if is_dense is None if dense is not None else is_dense is not None and is_dense(0):
             raise TypeError("steps in full precision need both: is_dense of the options, and dense of the parts")
         self._is_dense = is_dense if dense is not None else None
-        self.array_steps = getattr(reducer, "array_steps", None)  # the exact mean has them
+        self._rounds = feedback.rounds()
+        self.array_steps = reducer.array_steps
         is_overridden = type(self).prepare is not StepDriver.prepare
         self.prepares = is_overridden or type(reducer).prepare_step is not Reducer.prepare_step
         if self._is_dense is None:
@@ -94,7 +96,7 @@ class StepDriver(Driver):
     def in_full_precision(self, call: VectorCall) -> Iterator[bool]:
         """Return the steps of a call that `is_dense`. Hook of methods."""
         assert self.dense is not None
-        return self.dense.run(call, _nothing, _nothing, _nothing)
+        return self.dense.run(call, _NOTHING, _nothing)
 
     def compressed(self, call: VectorCall) -> Iterator[bool]:
         """Return the steps of a call whose vector is encoded."""
@@ -113,7 +115,10 @@ class StepDriver(Driver):
         if feedback.decodes_with_reports:
             yield from self._decode_with_reports(call)
         else:
-            yield from self.reducer.run(call, feedback.encode, feedback.decode, self.report)
+            encoded = self.report
+            for work in self._rounds:
+                yield from self.reducer.run(call, work, encoded)
+                encoded = _nothing
             if feedback.reports_when is not None:
                 yield from self.collect(call)
         if (written := self.settle(call)) is not None:
@@ -168,7 +173,7 @@ class StepDriver(Driver):
         feedback, traffic = self.feedback, call.traffic
         waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
         if self.reducer.brief:
-            yield from self.reducer.run(call, feedback.encode, waiting.append, self.report)
+            yield from self.reducer.run(call, self._rounds[0]._replace(decode=waiting.append), self.report)
             yield from self.collect(call)
         else:
             yield from self._decode_early(call, waiting)
@@ -191,7 +196,7 @@ class StepDriver(Driver):
             waiting.append(piece)
             return None
 
-        for moved in self.reducer.run(call, feedback.encode, decode, self.report):
+        for moved in self.reducer.run(call, self._rounds[0]._replace(decode=decode), self.report):
             if not has_reports and channel.started and channel.arrived():
                 describe = call.describe
                 yield from channel.collect(call, call.traffic)  # all of it has arrived
@@ -207,6 +212,9 @@ class StepDriver(Driver):
 
 def _nothing(*piece: int) -> None:
     """Stand for the encoding and decoding of a step whose vector travels as it is."""
+
+
+_NOTHING = Round(_nothing, _nothing)
 
 
 def error_of(call: VectorCall, problem: Problem) -> NonFiniteGradient:

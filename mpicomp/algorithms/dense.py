@@ -21,7 +21,7 @@ from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.registration import method
-from mpicomp.codecs.full_precision import FullPrecision, Rounded
+from mpicomp.codecs.full_precision import Rounded
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import NoFeedback
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, summed_model
@@ -98,7 +98,7 @@ class Dense(Algorithm):
         """No feedback x full precision x exact mean; with `wire` no feedback x rounding x two passes."""
         if self.wire is None:
             mean = FullPrecisionMean(comm, spec)
-            return Parts(NoFeedback(), FullPrecision(spec.dtype), mean, mean)
+            return Parts(NoFeedback(), mean, mean)
         codec = Rounded(self.wire)
         parts = two_pass(comm, spec, codec, codec, None, None)
         parts.feedback.residuals.clear()  # rounding errors are lost, so states have no residuals

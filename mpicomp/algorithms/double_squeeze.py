@@ -19,7 +19,7 @@ from collectives.annotations import override
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.registration import Grade, Learned, method
-from mpicomp.codecs.base import Codec, encodes_on_devices
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import choice, integer
 from mpicomp.codecs.registry import compressor
@@ -44,7 +44,7 @@ class _TwoPassMethod(Algorithm):
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        return encodes_on_devices(compressor(self.compressor))
+        return compressor(self.compressor).encodes_on_devices
 
     def _second(self, dtype: str) -> Codec:
         """Return the codec of the second pass."""

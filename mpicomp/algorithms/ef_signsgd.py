@@ -80,8 +80,7 @@ class EFSignSGD(Algorithm):
         """Error feedback with a shared scale x signs x vote counting."""
         reducer = VoteCount(self, comm, spec)
         groups = ScaleGroups.of(spec.tensor_lengths, spec.n, self.bucket)
-        feedback = SharedScale(reducer.layout, groups)
-        return Parts(feedback, Counts(), reducer)
+        return Parts(SharedScale(reducer.layout, groups), reducer)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

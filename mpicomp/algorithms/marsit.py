@@ -35,7 +35,6 @@ from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.step import StepDriver
 from mpicomp.codecs.options import choice, flag, integer, number
 from mpicomp.codecs.shared_selection import SharedSelection
-from mpicomp.codecs.sign import Sign
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.feedback.sign_residual import SignResidual
 from mpicomp.feedback.step_size import GAMMA, SignRule
@@ -185,7 +184,7 @@ class Marsit(Algorithm):
         votes = reducer.pieces, reducer.bits, reducer.second
         feedback = SignResidual(device, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
         dense = None if self.full_precision_every is None else FullPrecisionMean(comm, spec)
-        return Parts(feedback, Sign(), reducer, dense)
+        return Parts(feedback, reducer, dense)
 
     @override
     def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:

@@ -12,7 +12,7 @@ sums in full precision, so the traffic does not grow with the ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -20,15 +20,15 @@ from typing import ClassVar
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.execution.workers import PieceWork, in_parts
+from collectives.execution.workers import in_parts
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer, Work
+from mpicomp.aggregator.parts import Reducer, Round
 from mpicomp.aggregator.registration import Grade, Learned, method
-from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.codecs.options import integer
 from mpicomp.feedback import nonfinite
 from mpicomp.feedback.low_rank import LowRank, cut_into_blocks
+from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
@@ -108,7 +108,7 @@ class PowerSGD(Algorithm):
         stream = Stream(self.seed, spec.vector_id, "factors")
         feedback = LowRank(spec.n, spec.dtype, blocks, stream, nonfinite.largest(spec.dtype))
         dense = FullPrecisionMean(comm, spec) if self.start_step else None
-        return Parts(feedback, FullPrecision(spec.compute.name), _FactorMeans(feedback), dense)
+        return Parts(feedback, _FactorMeans(), dense)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
@@ -120,25 +120,22 @@ class PowerSGD(Algorithm):
 
 
 class _FactorMeans(Reducer):
-    """Reducer that averages the numbers of a `LowRank`, first the left factors and then the right ones."""
-
-    def __init__(self, feedback: LowRank) -> None:
-        self._feedback = feedback
+    """Reducer that averages the numbers of each round."""
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        feedback, pieces = self._feedback, range(len(self._feedback.shares))
-        dtype, traffic = feedback.left.dtype.name, call.traffic
-        yield from _work_on(call, "seconds_encoding", encode, pieces)
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
+        assert work.numbers is not None
+        assert work.pieces is not None
+        to_encode, to_decode = work.pieces
+        yield from _work_on(call, "seconds_encoding", work.encode, to_encode)
         encoded()
-        yield from call.group.dense_steps(call, feedback.left, dtype, True, feedback.left, traffic)
-        yield from _work_on(call, "seconds_encoding", feedback.encode_back, feedback.matrices)
-        yield from call.group.dense_steps(call, feedback.right, dtype, True, feedback.right, traffic)
-        yield from _work_on(call, "seconds_decoding", decode, pieces)
+        values, mean = work.numbers()
+        yield from call.group.dense_steps(call, values, values.dtype.name, True, mean, call.traffic)
+        yield from _work_on(call, "seconds_decoding", work.decode, to_decode)
 
 
-def _work_on(call: VectorCall, phase: str, work: PieceWork, parts: Iterable[object]) -> Iterator[bool]:
+def _work_on(call: VectorCall, phase: str, work: Work, pieces: int) -> Iterator[bool]:
     workers = call.group.workers if call.spec.n > BRIEF_ELEMENTS else None
     start = call.traffic.clock()
-    yield from in_parts(call, call.traffic, phase, work, parts, workers)
+    yield from in_parts(call, call.traffic, phase, work, range(pieces), workers)
     call.traffic.seconds_total += call.traffic.clock() - start

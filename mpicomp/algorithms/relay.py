@@ -159,9 +159,7 @@ class Relay(Algorithm):
         program = comm.program(topology, len(buckets.starts), 1, longest)
         sums = RelayedSums(named(spec.device), codec, buckets, program, spec.n, spec.dtype, keeps)
         program = replace(program, pieces=tuple(sums.pieces))
-        used = None if self.coding == "fixed" else sums.used
-        brief = spec.n <= BRIEF_ELEMENTS
-        return Parts(sums, codec, Cascade(comm, program, sums.held.host, sums.landing.host, sums.merge, brief, used))
+        return Parts(sums, Cascade(comm, program, sums.held, sums.landing, spec.n <= BRIEF_ELEMENTS))
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

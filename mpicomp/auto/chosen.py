@@ -86,7 +86,7 @@ class Chosen(Driver):
     ) -> None:
         self.ranks, self._logs = comm.size, comm.rank == 0
         self._pending, self._compressing, self._mean = pending, compressing, mean
-        dense = self._dense = StepDriver(comm, Parts(NoFeedback(), None, mean, mean), lambda step: True)
+        dense = self._dense = StepDriver(comm, Parts(NoFeedback(), mean, mean), lambda step: True)
         self._schedule = schedule if comm.size > 1 else replace(schedule, retry_every=None)
         self._spec, self._name = spec, name
         self._channel = SideChannel(comm, COUNT)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from collectives.annotations import Array, override
 from collectives.annotations import Bytes as Bytes
+from mpicomp import kernels
 from mpicomp.kernels.streams import Stream, shared_source, source
 
 Finite: TypeAlias = Any
@@ -92,6 +93,16 @@ class Codec(Protocol):
     def alignment(self) -> int:
         """Number of elements that chunk boundaries are multiples of."""
         ...
+
+    @property
+    def encodes_on_devices(self) -> bool:
+        """True if values and payload may lie on a device."""
+        return False
+
+    @property
+    def out_of_range(self) -> str:
+        """End of a sentence that names values with OverflowError and their cure; "" without such a sentence."""
+        return ""
 
     def nbytes(self, n: int, weight: int = 1) -> int:
         """Return the bytes of the payload of `n` elements that `weight` ranks contributed to.
@@ -193,82 +204,73 @@ class Mergeable(Codec, Protocol):
         ...
 
 
-class VariableCodec(Codec, Protocol):
-    """A codec whose payloads differ in length."""
+# Optional capabilities, which a codec declares by its bases -----------------------------------------------------------
+
+
+class VariableCodec(Codec):
+    """Base of codecs whose payloads differ in length."""
 
     __slots__ = ()
 
+    @property
+    def varies(self) -> bool:
+        """True if payloads of equally many elements differ in length."""
+        return True
+
+    @abstractmethod
     def used(self, payload: Bytes, n: int) -> int:
         """Return the leading bytes of a payload of `n` elements that decoding needs, at most the payload's own size."""
-        ...
+
+    def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
+        """Decode a payload that was encoded with `draw`; the host need not read its length if that follows from it."""
+        self.decode(payload, values, weight=1)
 
 
-class ResidualCodec(Codec, Protocol):
-    """A codec that applies error feedback while it encodes."""
+class FeedbackCodec(Codec):
+    """Base of codecs that do a part of error feedback while they encode: fewer passes, to the same bits.
 
-    __slots__ = ()
-
-    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
-        """Encode p = values + residual, and overwrite `left` with p minus the values that `decode` will write."""
-        ...
-
-
-class DecayingCodec(ResidualCodec, Protocol):
-    """A codec that also lets the residual decay while it encodes."""
-
-    __slots__ = ()
-
-    decays_residual: ClassVar[bool]
-
-    @override
-    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
-        """Encode p = values + decay residual; otherwise as `ResidualCodec.encode_keeping`."""
-        ...
-
-
-class EchoCodec(Codec, Protocol):
-    """A codec that computes the decoded values while it encodes."""
+    Attributes
+    ----------
+    fuses : "sent", "residual" or "decayed residual"
+        The codec has `encode_telling`; or `encode_keeping`, which then may take a decay.
+    """
 
     __slots__ = ()
+
+    fuses: ClassVar[Literal["sent", "residual", "decayed residual"]]
 
     def encode_telling(self, values: Array, payload: Bytes, sent: Array, *, draw: Draw) -> Finite:
         """Encode, and overwrite `sent` with the values that `decode` will write."""
-        ...
+        raise NotImplementedError
+
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
+        """Encode p = values + decay residual; overwrite `left` with p minus the values that `decode` will write."""
+        raise NotImplementedError
 
 
-class RedrawingCodec(Codec, Protocol):
-    """A codec that decodes without reading the payload's header, if the caller gives the encoder's draw."""
-
-    __slots__ = ()
-
-    def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
-        """Decode a payload that was encoded with `draw`: the host need not wait for its bytes."""
-        ...
-
-
-class SummingCodec(Codec, Protocol):
-    """A codec that decodes and adds in one pass."""
+class AveragingCodec(Codec):
+    """Base of codecs that decode and add in one pass."""
 
     __slots__ = ()
 
+    @abstractmethod
     def add(self, payload: Bytes, sums: Array) -> None:
         """Add the values that `decode` would write. Raises ValueError for a payload of the wrong size."""
-        ...
-
-
-class AveragingCodec(Codec, Protocol):
-    """A codec that decodes the payloads of all ranks and averages their values in one pass, on a device."""
-
-    __slots__ = ()
 
     def mean(self, payloads: Array, mean: Array) -> Finite:
         """Overwrite `mean` with the payloads' mean, added up in rank order; return whether it is finite."""
         # payloads: uint8[ranks, nbytes] on the device of the mean; only rows need be contiguous, from multiples of 8
         # bytes; mean: float32[n] or float64[n]
-        ...
+        self.decode(payloads[0], mean, weight=1)
+        for payload in payloads[1:]:
+            self.add(payload, mean)
+        on = kernels.beside(mean)
+        if len(payloads) > 1:
+            on.arrays.divide(mean, len(payloads))
+        return on.sign.all_finite(mean)
 
 
-class SpreadingCodec(SummingCodec):
+class SpreadingCodec(AveragingCodec):
     """Base of codecs that decode, and decode and add, by one method."""
 
     __slots__ = ()
@@ -286,59 +288,14 @@ class SpreadingCodec(SummingCodec):
         """Write the decoded values to `out`, or with `adding` add them."""
 
 
-def has_variable_size(codec: Codec) -> TypeGuard[VariableCodec]:
-    """Return whether the codec has `used`."""
-    return hasattr(codec, "used")
-
-
-def keeps_residual(codec: Codec) -> TypeGuard[ResidualCodec]:
-    """Return whether the codec has `encode_keeping`."""
-    return hasattr(codec, "encode_keeping")
-
-
-def decays_residual(codec: Codec) -> TypeGuard[DecayingCodec]:
-    """Return whether the codec has `encode_keeping` with a decay."""
-    return bool(getattr(codec, "decays_residual", False))
-
-
-def echoes(codec: Codec) -> TypeGuard[EchoCodec]:
-    """Return whether the codec has `encode_telling`."""
-    return hasattr(codec, "encode_telling")
-
-
-def redraws(codec: Codec) -> TypeGuard[RedrawingCodec]:
-    """Return whether the codec has `decode_drawn`."""
-    return hasattr(codec, "decode_drawn")
-
-
-def adds_decoded(codec: Codec) -> TypeGuard[SummingCodec]:
-    """Return whether the codec has `add`."""
-    return hasattr(codec, "add")
-
-
-def averages(codec: Codec) -> TypeGuard[AveragingCodec]:
-    """Return whether the codec has `mean`."""
-    return hasattr(codec, "mean")
-
-
 def sent_bytes(codec: Codec, payload: Bytes, n: int) -> int:
     """Return the bytes of a payload of `n` elements that must be sent."""
-    return codec.used(payload, n) if has_variable_size(codec) else payload.size
+    return codec.used(payload, n) if isinstance(codec, VariableCodec) else payload.size
 
 
 def varies(codec: Codec) -> bool:
     """Return whether payloads of equally many elements differ in length."""
-    return has_variable_size(codec) and getattr(codec, "coding", None) != "fixed"
-
-
-def encodes_on_devices(codec: Codec) -> bool:
-    """Return whether values and payload may lie on a device."""
-    return bool(getattr(codec, "encodes_on_devices", False))
-
-
-def out_of_range(codec: Codec) -> str:
-    """Return the end of a sentence that names values with OverflowError and their cure; "" without such a sentence."""
-    return str(getattr(codec, "out_of_range", ""))
+    return isinstance(codec, VariableCodec) and codec.varies
 
 
 def require_finite(finite: Finite) -> Finite:

@@ -13,7 +13,7 @@ import numpy as np
 from collectives.annotations import Array, Bytes, override
 from collectives.arrays.elements import SIXTEEN_BIT
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Draw, Finite, SummingCodec, check_size, require_finite
+from mpicomp.codecs.base import AveragingCodec, Codec, Draw, Finite, check_size, require_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class FullPrecision(Codec):
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded(SummingCodec):
+class Rounded(AveragingCodec):
     """Rounds values to nearest, ties to even."""
 
     # float64 values are rounded to float32 first. float16 is exact to 2^-11 of a value from 6.1e-5 to 65504, and to
@@ -71,8 +71,9 @@ class Rounded(SummingCodec):
     encodes_on_devices: ClassVar[bool] = True
 
     @property
+    @override
     def out_of_range(self) -> str:
-        """End of the error message for OverflowError; empty for bfloat16, which holds nearly all of float32."""
+        # bfloat16 holds nearly all of float32
         cure = "pass wire='bfloat16', or scale the gradients down, as torch.amp.GradScaler does"
         return f"beyond the range of float16, which ends at 65504; {cure}" if self.dtype == "float16" else ""
 

@@ -26,16 +26,7 @@ from collectives.annotations import AnyArray, Array, Bytes, FloatArray, override
 from collectives.arrays.elements import aligned_empty
 from mpicomp import kernels
 from mpicomp.codecs import entropy_levels
-from mpicomp.codecs.base import (
-    AveragingCodec,
-    Draw,
-    Finite,
-    ResidualCodec,
-    SummingCodec,
-    VariableCodec,
-    check_size,
-    require_finite,
-)
+from mpicomp.codecs.base import AveragingCodec, Draw, FeedbackCodec, Finite, VariableCodec, check_size, require_finite
 from mpicomp.codecs.options import choice, integer, require, whole
 
 MAGNITUDES = {
@@ -131,7 +122,7 @@ def _require_finite_sum(finite: Finite, *terms: Array) -> Finite:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
+class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
     """Nearest of a few levels, times a scale for each bucket.
 
     Parameters
@@ -167,6 +158,8 @@ class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
     bucket: int = 128
     coding: Literal["fixed", "entropy"] = "fixed"
 
+    fuses = "residual"
+
     def __post_init__(self) -> None:
         integer(self, "levels")
         choice(self, "levels", tuple(MAGNITUDES))
@@ -183,8 +176,8 @@ class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
         return self.bucket
 
     @property
+    @override
     def encodes_on_devices(self) -> bool:
-        """True if values and payload may lie on a device."""
         return self.coding == "fixed"
 
     @property
@@ -221,6 +214,11 @@ class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
         if self.coding == "fixed":
             return self.nbytes(n)
         return entropy_levels.expected_bytes(entropy_levels.CODINGS[self.levels], n, -(-n // self.bucket))
+
+    @property
+    @override
+    def varies(self) -> bool:
+        return self.coding != "fixed"
 
     @override
     def used(self, payload: Bytes, n: int) -> int:
@@ -365,7 +363,7 @@ class Levels(ResidualCodec, SummingCodec, VariableCodec, AveragingCodec):
         return _require_finite_sum(self.relay(self._buckets_of(values), left, payload, (values, None)), values)
 
     @override
-    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
         check_size(self, payload, len(left), 1)
         buckets, on = self._buckets_of(left), kernels.beside(left).arrays
         if left.itemsize == 4:

@@ -26,16 +26,7 @@ import numpy as np
 from collectives.annotations import Array, Bytes, Words, override
 from mpicomp import kernels
 from mpicomp.codecs import rans
-from mpicomp.codecs.base import (
-    AveragingCodec,
-    Draw,
-    EchoCodec,
-    Finite,
-    SpreadingCodec,
-    VariableCodec,
-    check_size,
-    require_finite,
-)
+from mpicomp.codecs.base import Draw, FeedbackCodec, Finite, SpreadingCodec, VariableCodec, check_size, require_finite
 from mpicomp.codecs.bucketed import Bucketed, all_finite, confirm_finite, count, kind_of, norms, to_float32
 from mpicomp.codecs.options import choice, flag, integer
 from mpicomp.kernels.cpu.quantizer import POWERS
@@ -44,7 +35,7 @@ MOST_LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCodec):
+class Quantizer(Bucketed, FeedbackCodec, SpreadingCodec, VariableCodec):
     """Randomized quantization of float32 or float64 values.
 
     Parameters
@@ -91,6 +82,8 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
     coding: Literal["fixed", "entropy"] = "fixed"
     correlated: bool = False
 
+    fuses = "sent"
+
     def __post_init__(self) -> None:
         Bucketed.__post_init__(self)
         flag(self, "correlated")
@@ -108,6 +101,11 @@ class Quantizer(Bucketed, EchoCodec, SpreadingCodec, VariableCodec, AveragingCod
         if self.coding == "fixed":
             return Bucketed.nbytes(self, n, weight)
         return -(-(self._length(n).stop + rans.most_bytes(n, self._symbols)) // 8) * 8 if n else 0
+
+    @property
+    @override
+    def varies(self) -> bool:
+        return self.coding != "fixed"
 
     @override
     def used(self, payload: Bytes, n: int) -> int:

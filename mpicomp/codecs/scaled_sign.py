@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
-from mpicomp.codecs.base import AveragingCodec, Draw, Finite, ResidualCodec, SpreadingCodec, require_finite
+from mpicomp.codecs.base import Draw, FeedbackCodec, Finite, SpreadingCodec, require_finite
 from mpicomp.codecs.bucketed import Bucketed, count, kind_of, lengths, norms, to_float32
 from mpicomp.codecs.options import choice
 
@@ -27,8 +27,10 @@ _ZEROS = {4: (np.float32(0), np.float32(0)), 8: (np.float64(0), np.float64(0))} 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides(Bucketed, ResidualCodec, SpreadingCodec, AveragingCodec):
+class _Sides(Bucketed, FeedbackCodec, SpreadingCodec):
     """Base of codecs that send, for each bucket, the value of its upper and of its lower side."""
+
+    fuses = "residual"
 
     @abstractmethod
     def _numbers(self, values: Array) -> tuple[Array, ...]:
@@ -46,7 +48,7 @@ class _Sides(Bucketed, ResidualCodec, SpreadingCodec, AveragingCodec):
         return require_finite(kernels.beside(values).sign.pack(values, planes[0], False, *_ZEROS[values.itemsize]))
 
     @override
-    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
         numbers, planes = self._write(payload, len(left))
         return require_finite(self._keep(values, residual, left, planes[0], numbers))
 

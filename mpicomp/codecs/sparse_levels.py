@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import DecayingCodec, Draw, Finite, SpreadingCodec, check_size, require_finite
+from mpicomp.codecs.base import Draw, FeedbackCodec, Finite, SpreadingCodec, check_size, require_finite
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.top_k import Selector, index_bits, kept, pack_indices, unpack_indices
 from mpicomp.kernels.cpu.planes import powers_of_two
@@ -45,7 +45,7 @@ def _layout(n: int, lengths: tuple[int, ...], chunk: int, keep: int, bits: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class SparseLevels(DecayingCodec, SpreadingCodec):
+class SparseLevels(FeedbackCodec, SpreadingCodec):
     """Sends the largest magnitudes of each chunk in four levels; all other elements decode to 0. For the host.
 
     Parameters
@@ -84,7 +84,7 @@ class SparseLevels(DecayingCodec, SpreadingCodec):
     lengths: tuple[int, ...] | None = None
     gain: float = 1.0
 
-    decays_residual: ClassVar[bool] = True
+    fuses = "decayed residual"
 
     def __post_init__(self) -> None:
         options.integer(self, "rate", 1, options.MOST_ELEMENTS)

@@ -25,12 +25,9 @@ from collectives.annotations import AnyArray, Array, Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import (
-    AveragingCodec,
     Draw,
-    EchoCodec,
+    FeedbackCodec,
     Finite,
-    RedrawingCodec,
-    ResidualCodec,
     SpreadingCodec,
     VariableCodec,
     check_size,
@@ -132,7 +129,7 @@ def unpack_indices(planes: Array, indices: Array) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
+class TopK(FeedbackCodec, SpreadingCodec):
     """Sends the largest magnitudes of each chunk; all other elements decode to 0. For float32 and float64 values.
 
     Parameters
@@ -169,6 +166,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
     double: bool = False
 
     encodes_on_devices: ClassVar[bool] = True
+    fuses = "residual"
 
     def __post_init__(self) -> None:
         options.integer(self, "rate", 1, options.MOST_ELEMENTS)
@@ -205,7 +203,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
         return self._encode(values, None, payload, None)[1]
 
     @override
-    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array) -> Finite:
+    def encode_keeping(self, values: Array, residual: Array, payload: Bytes, left: Array, decay: float = 1.0) -> Finite:
         if self._encodes_at_once(values):
             return self._encode_at_once(values, residual, payload, left)
         indices, finite = self._encode(values, residual, payload, left)
@@ -265,10 +263,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
     def mean(self, payloads: Array, mean: Array) -> Finite:
         on, n = kernels.beside(mean), len(mean)
         if self.keep > _KEPT_AT_ONCE or self.elements > _AVERAGED_AT_ONCE or self.double != (mean.itemsize == 8):
-            for rank, payload in enumerate(payloads):
-                self._spread(payload, mean, 1, adding=rank > 0)
-            on.arrays.divide(mean, len(payloads))
-            return on.sign.all_finite(mean)
+            return SpreadingCodec.mean(self, payloads, mean)
         check_size(self, payloads[0], n, 1)
         end, start, bits, words = self._layout(n)
         chosen = on.arrays.view(payloads[:, :end], "float64" if self.double else "float32")
@@ -284,7 +279,7 @@ class TopK(ResidualCodec, SpreadingCodec, AveragingCodec):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
+class RandomSparsification(FeedbackCodec, VariableCodec):
     """Sends each value z as z / p with probability p, else 0: unbiased. For float32 and float64 values.
 
     The number of values differs from payload to payload, so `nbytes` has room for eight standard deviations above n p.
@@ -320,6 +315,7 @@ class RandomSparsification(EchoCodec, RedrawingCodec, VariableCodec):
         options.number(self, "p", "above 0 and at most 1", lambda p: 0 < p <= 1)
 
     encodes_on_devices: ClassVar[bool] = True
+    fuses = "sent"
     alignment: ClassVar[int] = GROUP  # elements that share a counter of random words
 
     @override

@@ -78,7 +78,7 @@ class CascadingSSDM(Algorithm):
         program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
         sums = PartialSums(named(spec.device), codec, stream, comm.rank, program, spec.dtype, self.normalise)
-        return Parts(sums, codec, Cascade(comm, program, sums.held.host, sums.landing.host, sums.merge))
+        return Parts(sums, Cascade(comm, program, sums.held, sums.landing))
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

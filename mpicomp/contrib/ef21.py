@@ -30,10 +30,10 @@ from collectives.schedules.star import Direct
 from mpicomp import kernels
 from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Work
+from mpicomp.aggregator.parts import Round
 from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.aggregator.step import StepDriver
-from mpicomp.codecs.base import Codec, encodes_on_devices
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.options import flag, integer, number, require
 from mpicomp.codecs.quantizer import Quantizer, Ternary
 from mpicomp.codecs.registry import compressor
@@ -131,7 +131,7 @@ class EF21(Algorithm):
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        return encodes_on_devices(compressor(self.compressor))
+        return compressor(self.compressor).encodes_on_devices
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Changes of estimates x compressor x all-gather or two passes, and a mean in full precision."""
@@ -281,7 +281,7 @@ class _FullMean(FullPrecisionMean):
         self._estimates: _Estimates = estimates
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         yield from self.mean.steps(call, *self._estimates.restart(call))
         for written in self._estimates.spread():
             yield from done(call, written)

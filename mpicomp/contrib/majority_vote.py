@@ -74,9 +74,7 @@ class MajorityVote(Algorithm):
         """No feedback x signs x vote counting; the majority's signs travel in the gather phase."""
         reducer = VoteCount(self, comm, spec)
         votes = MajorityVotes(reducer.layout, Stream(self.seed, spec.vector_id, "tie"))
-        if comm.size > 1:
-            reducer.payload.decide = votes.decide
-        return Parts(votes, Counts(), reducer)
+        return Parts(votes, reducer)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -111,7 +111,7 @@ class SSDM(Algorithm):
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
         has_norm = self.scale == "norm"
         votes = StochasticVotes(reducer.layout, groups, comm.rank, self.momentum, stream, has_norm, self.correlated)
-        return Parts(votes, Elias() if elias else Counts(), reducer)
+        return Parts(votes, reducer)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -106,6 +106,7 @@ class _Scaled:
     def __init__(self, codec: Quantizer, scales: Array) -> None:
         self.codec, self.scales = codec, scales
         self.alignment, self.nbytes, self.decode = codec.alignment, codec.nbytes, codec.decode
+        self.encodes_on_devices, self.out_of_range = codec.encodes_on_devices, codec.out_of_range
 
     def encode(self, values: Array, payload: Array, *, draw: Draw) -> bool:
         first = draw.offset // self.codec.bucket

@@ -18,6 +18,7 @@ from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.packed_signs import PackedSigns
+from mpicomp.feedback.rounds import Round
 
 State = dict[str, AnyArray]
 StateKind = Literal["mean", "owner", "owned", "shared", "shard"]
@@ -186,6 +187,10 @@ class Feedback(ABC):
         `decode` needs the reports of all ranks.
     state_nan : str
         Key of the entry that may hold NaN.
+    matrix_rows : sequence of int or None
+        Rows of the vector's matrices, which ranks compare, as equal lengths may be different matrices.
+    stand_in : callable or None
+        ``stand_in(state, elements)`` makes the state of an owner that has died, from a survivor's; None: no owners.
 
     Examples
     --------
@@ -205,6 +210,8 @@ class Feedback(ABC):
     reports_when: Literal["beside", "after"] | None = None
     decodes_with_reports: ClassVar[bool] = False
     state_nan: ClassVar[str] = ""
+    matrix_rows: Sequence[int] | None = None
+    stand_in: Callable[[State, range], State] | None = None
 
     def __init__(self, device: Device, residuals: Mapping[str, Residual]) -> None:
         self.device, self.on_host = device, device.name == "cpu"
@@ -214,6 +221,10 @@ class Feedback(ABC):
         self._begun = self._committed = False
 
     # One step --------------------------------------------------------------------------------------------------------
+
+    def rounds(self) -> tuple[Round, ...]:
+        """Return the exchanges of a step in their order; one where it `decodes_with_reports`."""
+        return (Round(self.encode, self.decode),)
 
     def reads_pieces(self, step: int) -> bool:
         """Return True if a step reads each piece of the vector once, and in no order, by ``call.read``."""

@@ -14,12 +14,13 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, Doubles, Testable, override
 from collectives.arrays import Device, after_copy
-from mpicomp.codecs.base import Codec, Finite, averages, out_of_range, redraws
+from mpicomp.codecs.base import AveragingCodec, Codec, Finite, VariableCodec
 from mpicomp.codecs.bucketed import count
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.payloads import Decode, Payloads, Results
+from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.saved_state import OWNED, check_owned
 
 SHARE_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
@@ -174,7 +175,7 @@ class Codes(Feedback):
         if self._results.finite and not reported.any():
             return None
         bad, overflowed = bad_ranks(reported == _BAD), bad_ranks(reported == _OVERFLOWED)
-        reason = out_of_range(self._mine.codec)
+        reason = self._mine.codec.out_of_range
         if reason and overflowed and not bad:
             return Problem(overflowed, out_of_range=reason)
         return Problem(bad)
@@ -217,7 +218,7 @@ class GatheredCodes(Codes):
     @override
     def _mean_of(self, piece: int) -> Decode:
         payloads, codec, of_rank = self._payloads, self._payloads.codec, len(self._cuts)
-        if averages(codec) and not self.on_host:
+        if isinstance(codec, AveragingCodec) and not self.on_host:
             rows = payloads.rows(piece, of_rank)
             return lambda mean, _: codec.mean(rows, mean)
         return partial(take_mean, codec, payloads.there[piece::of_rank])
@@ -264,6 +265,10 @@ class OwnedCodes(Codes):
         self._codec, self._ranks, self._own = codec, ranks, own
 
     @override
+    def rounds(self) -> tuple[Round, ...]:
+        return (Round(self.encode, self.decode, complete=self.encode_mean),)
+
+    @override
     def encode(self, piece: int) -> Testable | None:
         cut = self._cuts[piece]
         self._encode(piece, cut)
@@ -286,10 +291,10 @@ class OwnedCodes(Codes):
     def _mean_of(self, piece: int) -> Decode:
         codec, payload = self._means.codec, self._means.there[piece]
         decode: Callable[[Array], Finite] = partial(codec.decode, payload, weight=self._ranks)
-        if redraws(codec):
-            decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(self._cuts[piece]))
-        elif averages(codec) and not self.on_host:
+        if isinstance(codec, AveragingCodec) and not self.on_host:
             decode = partial(codec.mean, payload.view(1, -1))  # which also looks for values that are not finite
+        elif isinstance(codec, VariableCodec) and codec.varies:
+            decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(self._cuts[piece]))
         return lambda out, _: decode(out)
 
     # State -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from collectives.annotations import Doubles, FloatArray, override
 from collectives.arrays import HOST_DEVICE
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StepInput, bad_ranks, compute_type, narrow_into
+from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.scale_groups import padded_lengths, why
 from mpicomp.kernels.streams import Stream, bernoulli_table, source
 
@@ -140,6 +141,14 @@ class LowRank(Feedback):
         return numbers
 
     @override
+    def rounds(self) -> tuple[Round, ...]:
+        shares, matrices = len(self.shares), len(self.matrices)
+        return (
+            Round(self.encode, self.decode, numbers=lambda: (self.left, self.left), pieces=(shares, 0)),
+            Round(self.encode_back, self.decode, numbers=lambda: (self.right, self.right), pieces=(matrices, shares)),
+        )
+
+    @override
     def begin(self, call: StepInput) -> None:
         super().begin(call)
         self._call, self._values = call, call.values
@@ -162,8 +171,9 @@ class LowRank(Feedback):
         if not np.isfinite(self._sums).all():
             row[0] = why(self.all_finite(self._values))
 
-    def encode_back(self, block: Block) -> None:
+    def encode_back(self, matrix: int) -> None:
         """Make the mean p of a matrix orthonormal, and compute this rank's q. Columns of P without a rest become 0."""
+        block = self.matrices[matrix]
         p, q = block.factor(self.left[block.left]), block.factor(self.right[block.right])
         self.kernels.low_rank.orthonormalize(p, self._epsilon)
         sums = self._residual.following[block.elements(0, block.rows)]

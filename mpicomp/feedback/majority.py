@@ -6,13 +6,14 @@ import threading
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Words, override
+from collectives.annotations import Array, Doubles, override
 from collectives.arrays.elements import narrow
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
 from mpicomp.feedback.base import Problem, StepInput, bad_ranks, compute_type, words_of
 from mpicomp.feedback.finite_flag import FiniteFlag
+from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.votes import VoteLayout, Votes
 from mpicomp.kernels.streams import GROUP, Stream, source
 
@@ -44,7 +45,7 @@ class MajorityVotes(Votes):
     def __init__(self, layout: VoteLayout, stream: Stream) -> None:
         super().__init__(layout, {}, [1] * len(layout.pieces))
         self._majority, self._random = kernels.of("cpu").vote_counts.majority, Sign().bind("cpu", stream)
-        dtype, ranks = layout.dtype, layout.ranks
+        self._counts, dtype, ranks = layout.counts, layout.dtype, layout.ranks
         kind = compute_type(dtype)
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         longest = max(map(len, layout.pieces), default=0)
@@ -60,6 +61,10 @@ class MajorityVotes(Votes):
         ]
         self._step = 0
         self.end()
+
+    @override
+    def rounds(self) -> tuple[Round, ...]:
+        return (Round(self.encode, self.decode, complete=self.decide if self._ranks > 1 else None),)
 
     @override
     def begin(self, call: StepInput) -> None:
@@ -82,12 +87,9 @@ class MajorityVotes(Votes):
     def adopt(self, reports: Doubles) -> Problem | None:
         return Problem(bad_ranks(reports[:, 0] != 0)) if reports.any() else None
 
-    def decide(self, first: int, counts: Words, words: int) -> None:
-        """Replace complete counts, from element `first` on, by the majority's signs.
-
-        The coins depend on no rank, so any rank may decide.
-        """
-        coins = None
+    def decide(self, piece: int) -> None:
+        """Replace complete counts by the majority's signs. The coins depend on no rank, so any rank may decide."""
+        first, counts, words, coins = self._pieces[piece].start, self._counts[piece], self._words[piece], None
         if self._coins is not None:
             coins = self._coins.words[: 8 * -(-64 * words // GROUP)]
             self._random.draw(first, self._step, COMMON, (1, 1), coins)

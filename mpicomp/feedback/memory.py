@@ -25,6 +25,7 @@ from mpicomp.feedback import nonfinite
 from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, words_of
 from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.rounds import Round
 
 FLAG_BYTES = 16  # of a flag: kernels have forms of their own for addresses that are no multiples of 16
 _GOOD, _OVERFLOWED, _BAD = range(3)  # a rank's report about its numbers
@@ -197,6 +198,7 @@ class Memory(Feedback):
         )
         self.means: AnyArray = self._arrived.here.view(words)
         self.stored_means = self.means.view(stored)
+        self._travelling = self.values, self.stored_means
         at = slice(first, first + 1)
         self.finite = FiniteFlag(device, None if self._flags is None else (self._flags.there[at], self._flags.here[at]))
         if not self.on_host:
@@ -207,6 +209,12 @@ class Memory(Feedback):
     def _crossing(self, n: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for what travels: on the host it begins at a page."""
         return aligned_empty(n, dtype) if self.on_host else self.device.zeros(n, dtype.name)
+
+    @override
+    def rounds(self) -> tuple[Round, ...]:
+        parts = self.regions
+        meanwhile = ("seconds_decoding", self.clear, parts), ("seconds_encoding", self.renew, parts)
+        return (Round(self.encode, self.decode, numbers=lambda: self._travelling, meanwhile=meanwhile),)
 
     # Before values travel --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from mpicomp.feedback.base import Feedback, Problem, StepInput, bad_ranks
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.nonfinite import largest
 from mpicomp.feedback.payloads import Payloads
+from mpicomp.feedback.rounds import Round
 from mpicomp.kernels.streams import Stream
 
 
@@ -76,6 +77,10 @@ class PartialSums(Feedback):
         self.landing = Payloads(device, codec, buffers, flags=False)
         self._nothing = self._values = self._out = device.zeros(0, "float32")
         self._step = 0
+
+    @override
+    def rounds(self) -> tuple[Round, ...]:
+        return (Round(self.encode, self.decode, self.merge),)
 
     @override
     def begin(self, call: StepInput) -> None:

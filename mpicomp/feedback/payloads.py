@@ -13,7 +13,7 @@ from collectives.annotations import Array, Bytes, Testable
 from collectives.arrays import Device, after_copy
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Finite
+from mpicomp.codecs.base import Codec, Finite, VariableCodec, varies
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.feedback.base import compute_type, narrow_into, words_of
 from mpicomp.feedback.finite_flag import FiniteFlag
@@ -55,8 +55,10 @@ class Payloads:
         Elements of each piece.
     flags : bool
         A device's flags of finite payloads cross with them.
-    nbytes : callable, optional
-        Returns the bytes of a length in place of the codec.
+    sizes : sequence of int, optional
+        Bytes of each payload; None: as many as the codec needs for its length.
+    used : callable, optional
+        ``used(payload, length)`` returns the bytes that are sent; None: those that the codec needs.
 
     Attributes
     ----------
@@ -68,6 +70,8 @@ class Payloads:
         Whether all that a payload was made of is finite; zeros are sent for the rest. Empty on the host.
     host : list of uint8 arrays
         Payloads where they are sent from and received: on the host the same arrays.
+    varies : bool
+        Payloads of one length may be sent without their unused ends.
     """
 
     def __init__(
@@ -76,10 +80,13 @@ class Payloads:
         codec: Codec,
         lengths: Sequence[int],
         flags: bool = True,
-        nbytes: Callable[[int], int] | None = None,
+        sizes: Sequence[int] | None = None,
+        used: Callable[[Bytes, int], int] | None = None,
     ) -> None:
         self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
-        sizes = list(map(nbytes or self.codec.nbytes, lengths))
+        self._used = codec.used if used is None and isinstance(codec, VariableCodec) else used
+        self.varies = varies(codec) if used is None else True
+        sizes = list(map(self.codec.nbytes, lengths)) if sizes is None else sizes
         self.there: list[Array]
         self.finite: list[FiniteFlag] = []
         if self._on_host:
@@ -97,6 +104,11 @@ class Payloads:
         self._recoder: Array = None if self.codec is codec else codec
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
+
+    def sent(self, piece: int) -> int:
+        """Return the bytes of a payload that are sent, from `host`."""
+        payload = self.host[piece]
+        return payload.size if self._used is None else self._used(payload, self._lengths[piece])
 
     def rows(self, piece: int, of_rank: int) -> Array:
         """Return the payloads of a piece of all ranks on a device as rows: uint8[ranks, nbytes].

@@ -17,6 +17,7 @@ from mpicomp.codecs.levels import STREAMING_ELEMENTS, Buckets, Levels
 from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, compute_type, zeros
 from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.payloads import Payloads, Results
+from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.scale_groups import ScaleGroups
 
 MOST_LANDING = 4  # messages that may land at once
@@ -105,11 +106,19 @@ class RelayedSums(Feedback):
         self.pieces = [range(start, stop) for start, stop in zip(starts, [*starts[1:], n], strict=False)]
         sizes = [part.nbytes for part in self._buckets]
         landing = min(MOST_LANDING, len(program.recvs)) if any(self._merges) else 0
-        self.held = Payloads(device, codec, sizes, flags=False, nbytes=int)
-        self.landing = Payloads(device, codec, [max(sizes, default=0)] * landing, flags=False, nbytes=int)
+        lengths, used = [len(part.starts) for part in self._buckets], None
+        if codec.coding == "entropy":
+            used = entropy_levels.used
+        self.held = Payloads(device, codec, lengths, flags=False, sizes=sizes, used=used)
+        longest = [max(sizes, default=0)] * landing
+        self.landing = Payloads(device, codec, longest, flags=False, sizes=longest)
         self._results = Results(device, dtype, max(map(len, self.pieces), default=0))
         self._streaming = self.on_host and n >= STREAMING_ELEMENTS
         self._values: Array = np.empty(0, np.float32)
+
+    @override
+    def rounds(self) -> tuple[Round, ...]:
+        return (Round(self.encode, self.decode, self.merge),)
 
     @override
     def begin(self, call: StepInput) -> None:
@@ -138,10 +147,6 @@ class RelayedSums(Feedback):
         self.landing.deliver(buffer)
         self._relay(piece, held if last else None, message.ordinal == 0, self.landing.there[buffer][: len(held)])
         return self.held.fetch(piece) if last else self.device.done()
-
-    def used(self, piece: int) -> int:
-        """Return the bytes of a piece's code that are sent."""
-        return entropy_levels.used(self.held.host[piece], len(self._buckets[piece].starts))
 
     def _relay(self, piece: int, payload: Array | None, is_first: bool, incoming: Array | None = None) -> None:
         cut = self.pieces[piece]

@@ -47,7 +47,7 @@ class ShardFeedback:
         self._inner, self.own, self._driver = inner, own, driver
         self._parts_of = partial(tensor_parts, spec)
         shapes = spec.tensor_shapes or ()
-        self.matrix_rows = [shape[0] for shape in shapes if shape] if hasattr(inner, "matrix_rows") else None
+        self.matrix_rows = [shape[0] for shape in shapes if shape] if inner.matrix_rows is not None else None
         self._bounds = np.array([own.start, own.stop], np.int64)
 
     def __getattr__(self, name: str) -> Any:

@@ -22,13 +22,14 @@ from collectives.progress.polling import done
 from collectives.schedules.broadcast import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, VectorSpec, Work
+from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, Round, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
-from mpicomp.codecs.base import Codec, sent_bytes, varies
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.feedback.codes import GatheredCodes, SharedScales
 from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder
 from mpicomp.feedback.payloads import Payloads, Results
+from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
 from mpicomp.reducers.two_pass import owned_codes
@@ -74,8 +75,8 @@ def all_gather(
     >>> from mpicomp.reducers.all_gather import all_gather
     >>> with mpicomp.Communicator() as comm:
     ...     parts = all_gather(comm, VectorSpec(100, "float32"), OneBit(), ErrorFeedback())
-    >>> parts.codec, list(parts.feedback.residuals)
-    (OneBit(bucket=4096, scale='l2'), ['residual'])
+    >>> list(parts.feedback.residuals)
+    ['residual']
     """
     stream = Stream(seed, spec.vector_id, "code")
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:
@@ -92,8 +93,7 @@ def all_gather(
     if scales is not None:
         codes.share_scales(scales)
     n_reports = codes.n_reports if codes.reports_when == "beside" else None
-    reducer = AllGatherReducer(comm, program, codec, payloads, len(cuts), n_reports)
-    return Parts(codes, codec, reducer)
+    return Parts(codes, AllGatherReducer(comm, program, payloads, len(cuts), n_reports))
 
 
 def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
@@ -153,7 +153,6 @@ class AllGatherReducer(Reducer):
     comm : Communicator
     program : Program
         Program of `gather_program`: pieces of all ranks, rank by rank.
-    codec : Codec
     payloads : Payloads
         Payloads of the program's pieces.
     n_cuts : int
@@ -166,29 +165,23 @@ class AllGatherReducer(Reducer):
     encode: Work
 
     def __init__(
-        self,
-        comm: Communicator,
-        program: Program,
-        codec: Codec,
-        payloads: Payloads,
-        n_cuts: int,
-        n_reports: int | None,
+        self, comm: Communicator, program: Program, payloads: Payloads, n_cuts: int, n_reports: int | None
     ) -> None:
-        self.program, self._codec, self._payloads = program, codec, payloads
+        self.program, self._payloads = program, payloads
         self._rank, self._size, self._n_cuts = comm.rank, comm.size, n_cuts
-        self._tag, self._fixed = comm.fixed_tag(), not varies(codec)
-        self._requests = comm.persistent(self) if self._fixed else None
+        self._tag, self._varies = comm.fixed_tag(), payloads.varies
+        self._requests = None if self._varies else comm.persistent(self)
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in payloads.host]
         self.brief = not program.pieces or program.pieces[n_cuts - 1].stop <= BRIEF_ELEMENTS
         self._missing, self._counting = [0] * n_cuts, threading.Lock()
-        self.at_once = self._fixed and n_cuts == 1 and self.brief and comm.gathers(payloads.host[0].nbytes)
+        self.at_once = not self._varies and n_cuts == 1 and self.brief and comm.gathers(payloads.host[0].nbytes)
         self.at_once = self.at_once and n_reports is not None
         if n_reports is not None and self.at_once:
             self.side_channel = SideChannel(comm, n_reports, payloads.host[0].nbytes)
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        self.encode, self._decode = encode, decode
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
+        self.encode, self._decode = work.encode, work.decode
         self._missing = [self._size] * self._n_cuts
         try:
             if self.at_once:
@@ -203,10 +196,9 @@ class AllGatherReducer(Reducer):
 
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the payload to send; without its unused end if its length varies."""
-        if self._fixed:
-            return self._messages[piece]
-        payload = self._payloads.host[piece]
-        return [payload, sent_bytes(self._codec, payload, len(self.program.pieces[piece])), MPI.BYTE]
+        if self._varies:
+            return [self._payloads.host[piece], self._payloads.sent(piece), MPI.BYTE]
+        return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:
         """Return the memory for the payload of another rank."""

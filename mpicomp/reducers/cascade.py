@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Bytes, Testable, override
+from collectives.annotations import Testable, override
 from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer, Work
+from mpicomp.aggregator.parts import Reducer, Round
+from mpicomp.feedback.payloads import Payloads
+from mpicomp.feedback.rounds import Work
 
 
 class Cascade(Reducer):
@@ -24,50 +26,41 @@ class Cascade(Reducer):
     ----------
     comm : Communicator
     program : Program
-    held, landing : sequence of uint8 arrays
+    held, landing : Payloads
         Codes of this rank's pieces, and memory for those of other ranks, of any piece.
-    merge : callable
-        Adds a code that has landed to the sum of its piece.
     brief : bool
         As in `Reducer`.
-    used : callable, optional
-        Returns the bytes of a piece's code that are sent; None: all of them.
     """
 
-    brief = False
     encode: Work
     finish: Work
+    merge: Callable[[Message, int], Testable | None]
+    """Adds a code that has landed to the sum of its piece."""
 
     def __init__(
-        self,
-        comm: Communicator,
-        program: Program,
-        held: Sequence[Bytes],
-        landing: Sequence[Bytes],
-        merge: Callable[[Message, int], Testable | None],
-        brief: bool = False,
-        used: Callable[[int], int] | None = None,
+        self, comm: Communicator, program: Program, held: Payloads, landing: Payloads, brief: bool = False
     ) -> None:
-        self.program, self._landing, self._merge, self._tag = program, landing, merge, comm.fixed_tag()
-        self.brief, self._used = brief or self.brief, used
+        self.program, self._held, self._landing, self._tag = program, held, landing.host, comm.fixed_tag()
+        self.brief, self.receive_buffers = brief or self.brief, len(self._landing)
         # persistent requests have a fixed length
-        self.receive_buffers, self._requests = len(landing), comm.persistent(self) if used is None else None
-        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in held]
+        self._requests = None if held.varies else comm.persistent(self)
+        self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in held.host]
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        self.encode, self.finish = encode, decode
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
+        assert work.merge is not None
+        self.encode, self.finish, self.merge = work.encode, work.decode, work.merge
         try:
             yield from execute(call, self.program, self, self._tag, call.traffic, encoded, self._requests)
         finally:
             # they are of this run alone
-            del self.encode, self.finish
+            del self.encode, self.finish, self.merge
 
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the code of a piece."""
-        if self._used is None:
-            return self._messages[piece]
-        return [self._messages[piece][0], self._used(piece), MPI.BYTE]
+        if self._held.varies:
+            return [self._held.host[piece], self._held.sent(piece), MPI.BYTE]
+        return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:
         """Return the memory for the code of the complete sum."""
@@ -80,7 +73,3 @@ class Cascade(Reducer):
 
     def prepare(self, message: Message, buffer: int) -> None:
         """Do nothing: signs cannot be drawn ahead, as their probabilities depend on the data."""
-
-    def merge(self, message: Message, buffer: int) -> Testable | None:
-        """Add a code that has landed to the sum of its piece."""
-        return self._merge(message, buffer)

@@ -9,8 +9,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
-from mpicomp.codecs.base import Codec, encodes_on_devices
-from mpicomp.codecs.full_precision import FullPrecision
+from mpicomp.codecs.base import Codec
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
 from mpicomp.codecs.top_k import index_bits
 from mpicomp.feedback.codes import SharedScales
@@ -60,7 +59,7 @@ class GatheringMethod(Algorithm):
 
     @override
     def encodes_on_devices(self, dtype: str) -> bool:
-        return encodes_on_devices(self.codec_for(dtype, ()))
+        return self.codec_for(dtype, ()).encodes_on_devices
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error rule x codec x all-gather."""
@@ -139,9 +138,9 @@ class SharedIndices(Algorithm):
         layout = lay_out(lengths, rates, *self.chunks)
         about = layout, self.beta, spec.dtype, self.local_momentum
         memory = Memory(named(spec.device), spec.n, spec.compute, spec.stored, *about)
-        reducer = SharedIndexMean(comm, spec, memory, self.chooser(comm, spec, memory))
+        reducer = SharedIndexMean(comm, spec, self.chooser(comm, spec, memory))
         dense = FullPrecisionMean(comm, spec) if self.warmup_steps else None
-        return Parts(memory, FullPrecision(spec.compute.name), reducer, dense)
+        return Parts(memory, reducer, dense)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

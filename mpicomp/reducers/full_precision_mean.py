@@ -18,7 +18,7 @@ from collectives.progress.polling import done
 from mpicomp import kernels
 from mpicomp.aggregator.algorithm import MessageModel
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer, Work
+from mpicomp.aggregator.parts import Reducer, Round
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
@@ -117,7 +117,7 @@ class FullPrecisionMean(Reducer):
         self._flag, self.mean, self._device = SideChannel(comm, 1), mean_where(spec), named(spec.device)
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         mean, self.skipped = self.mean, False
         # check a widened copy now, since the sums overwrite it
         widened_bad = None if call.wide is None else not (yield from mean.all_finite(call, call.wide))

@@ -18,17 +18,17 @@ from contextlib import closing
 
 from collectives import Communicator
 from collectives.annotations import FloatArray, override
+from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.execution.pipelined import execute
 from collectives.execution.staged import until_queued
-from collectives.execution.workers import PieceWork, in_parts
+from collectives.execution.workers import in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Reducer, VectorSpec, Work
+from mpicomp.aggregator.parts import MessageModel, Reducer, Round, VectorSpec
 from mpicomp.codecs.top_k import kept
-from mpicomp.feedback.memory import Memory
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 
 
@@ -56,52 +56,49 @@ class SharedIndexMean(Reducer):
     ----------
     comm : Communicator
     spec : VectorSpec
-    memory : Memory
     chooser : Chooser
     """
 
     brief = True  # the result is written once all means are there
 
-    def __init__(self, comm: Communicator, spec: VectorSpec, memory: Memory, chooser: Chooser) -> None:
-        self._comm, self._memory, self._chooser = comm, memory, chooser
+    def __init__(self, comm: Communicator, spec: VectorSpec, chooser: Chooser) -> None:
+        self._comm, self._device, self._chooser = comm, named(spec.device), chooser
         self._is_short = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        memory, traffic, dtype = self._memory, call.traffic, call.spec.dtype
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
+        assert work.numbers is not None
+        traffic, dtype, (values, mean) = call.traffic, call.spec.dtype, work.numbers()
         try:
             yield from self._chooser.choose(call)
         finally:
             self._chooser.end()
         start = traffic.clock()
-        yield from done(call, encode(0))
+        yield from done(call, work.encode(0))
         encoded()
         traffic.seconds_encoding += traffic.clock() - start
         traffic.seconds_total += traffic.clock() - start
         # closing stops the workers' writes if this step fails
-        with closing(self._meanwhile(call)) as work:
+        with closing(self._meanwhile(call, work)) as meanwhile:
             if self._is_short:
-                yield from call.group.dense_steps(call, memory.values, dtype, True, memory.stored_means, traffic)
+                yield from call.group.dense_steps(call, values, dtype, True, mean, traffic)
                 start = traffic.clock()
-                yield from work
+                yield from meanwhile
                 traffic.seconds_total += traffic.clock() - start
             else:
                 if self._mean is None:
-                    self._mean = MeanMeanwhile(self._comm, memory.values, dtype, memory.stored_means)
-                yield from self._mean.steps(call, work)
+                    self._mean = MeanMeanwhile(self._comm, values, dtype, mean)
+                yield from self._mean.steps(call, meanwhile)
         # a caller that receives an error may free the result at once
-        yield from done(call, memory.device.done())
-        yield from until_queued(call, decode(0))
+        yield from done(call, self._device.done())
+        yield from until_queued(call, work.decode(0))
 
-    def _meanwhile(self, call: VectorCall) -> Generator[bool, None, None]:
-        """Fill the result with zeros and compute the next residual, while the values travel."""
-        yield from self._in_shares(call, "seconds_decoding", self._memory.clear)
-        yield from self._in_shares(call, "seconds_encoding", self._memory.renew)
-
-    def _in_shares(self, call: VectorCall, phase: str, work: PieceWork) -> Iterator[bool]:
+    def _meanwhile(self, call: VectorCall, work: Round) -> Generator[bool, None, None]:
+        """Do the work that needs no means, while the values travel."""
         workers = None if call.spec.n <= BRIEF_ELEMENTS else call.group.workers
-        return in_parts(call, call.traffic, phase, work, self._memory.regions, workers, not self._is_short)
+        for phase, share_work, shares in work.meanwhile:
+            yield from in_parts(call, call.traffic, phase, share_work, shares, workers, not self._is_short)
 
 
 class MeanMeanwhile:

@@ -22,10 +22,11 @@ from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program, pieces
 from collectives.schedules.broadcast import AllGather
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Work
+from mpicomp.aggregator.parts import MessageModel, Round
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
 from mpicomp.feedback.mirror import Packed
+from mpicomp.feedback.rounds import Work
 from mpicomp.reducers.all_gather import gather_at_once
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, OneBitReducer
 
@@ -90,9 +91,9 @@ class SelectionPayload(Payload):
         zeros[:] = 0
         return zeros
 
-    def begin(self, step: int, encode: Work, decode: Work) -> None:
+    def begin(self, step: int, work: Round) -> None:
         """Start another step, with its winners."""
-        self._step, self._encode_signs, self._decode_signs = step, encode, decode
+        self._step, self._encode_signs, self._decode_signs = step, work.encode, work.decode
         self._missing = [self._size] * len(self._cuts)
 
     def end(self) -> None:
@@ -198,9 +199,9 @@ class SelectionGather(OneBitReducer):
             self._payload.draw(step)
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         payload = self._payload
-        payload.begin(call.step, encode, decode)
+        payload.begin(call.step, work)
         try:
             if self.at_once:
                 codes = [words.view(np.uint8) for words in payload.words[0]] if self.pieces else []

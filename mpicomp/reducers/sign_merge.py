@@ -29,9 +29,10 @@ from collectives.execution.program import Message, Program
 from collectives.execution.staged import until_queued, use_in_background
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Reducer, Work
+from mpicomp.aggregator.parts import MessageModel, Reducer, Round
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
+from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import GROUP, Stream, source
 
 MOST_BUFFERS = 4
@@ -109,11 +110,11 @@ class SignMerge(OneBitReducer):
         self._requests = comm.persistent(self) if device is HOST_DEVICE else None
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         payload = self.payload
         if self._device is not HOST_DEVICE:  # other calls may have made another device current
             use_in_background(call, self._device)
-        payload.begin(call.step, encode, decode)
+        payload.begin(call.step, work)
         try:
             yield from execute(call, self.program, payload, self._tag, call.traffic, encoded, self._requests)
         finally:
@@ -194,9 +195,9 @@ class SignPayload:
         nbytes: int = self.bits.nbytes + self._incoming.nbytes + self._words.nbytes
         return nbytes
 
-    def begin(self, step: int, encode: Work, decode: Work) -> None:
+    def begin(self, step: int, work: Round) -> None:
         """Start another step, with its random words."""
-        self.encode, self.finish = encode, decode
+        self.encode, self.finish = work.encode, work.decode
         self.step = step
         self._drawn = [-1] * self.receive_buffers
 
@@ -290,12 +291,12 @@ class SignGather(OneBitReducer):
             self._drawn = step
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         traffic = call.traffic
         clock = traffic.clock
         start = clock()
         for piece in range(len(self.pieces)):
-            if (on_device := encode(piece)) is not None:
+            if (on_device := work.encode(piece)) is not None:
                 yield from until(on_device, call)
         encoded()
         sent = clock()
@@ -312,7 +313,7 @@ class SignGather(OneBitReducer):
                 self._sign.merge(words, incoming, self.bits)
         merged = clock()
         for piece in range(len(self.pieces)):
-            if (on_device := decode(piece)) is not None:
+            if (on_device := work.decode(piece)) is not None:
                 yield from until_queued(call, on_device)  # there is one piece at most
         end = clock()
         traffic.seconds_encoding += sent - start

@@ -25,11 +25,12 @@ from collectives.execution.program import Message, Program
 from collectives.schedules.plan import Topology, server_of
 from collectives.schedules.star import Direct
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Parts, Reducer, VectorSpec, Work
-from mpicomp.codecs.base import Codec, sent_bytes
+from mpicomp.aggregator.parts import Parts, Reducer, Round, VectorSpec
+from mpicomp.codecs.base import Codec
 from mpicomp.feedback.codes import OwnedCodes, SharedScales
 from mpicomp.feedback.error_feedback import ErrorRule, FeedbackEncoder
 from mpicomp.feedback.payloads import Payloads, Results, buffers
+from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
 
@@ -86,15 +87,14 @@ def owned_codes(
     encoders = dict(zip(keys, (worker, owner), strict=False))
     lengths = [len(cut) for cut in program.pieces]
     mine, means = Payloads(device, codec, lengths), Payloads(device, second, lengths)
-    reducer = TwoPassReducer(comm, program, codec, second, mine, means)
+    reducer = TwoPassReducer(comm, program, mine, means)
     own = reducer.own if owners_rule is not None else None
     results = Results(device, spec.dtype, program.longest_piece)
     about = owner, means, reducer.sent, codec, comm.size, own
     codes = feedback(device, encoders, program.pieces, mine, results, *about)
     if scales is not None:
         codes.share_scales(scales)
-    reducer.complete = codes.encode_mean
-    return Parts(codes, codec, reducer)
+    return Parts(codes, reducer)
 
 
 class TwoPassReducer(Reducer):
@@ -106,8 +106,6 @@ class TwoPassReducer(Reducer):
     ----------
     comm : Communicator
     program : Program
-    codec, second : Codec
-        Codecs of the first and of the second pass.
     mine, means : Payloads
         Payloads of the program's pieces: this rank's codes, and the owners' codes.
 
@@ -117,18 +115,14 @@ class TwoPassReducer(Reducer):
         Elements that this rank owns.
     sent : dict of int to list of uint8 arrays
         Payloads of all ranks, by owned pieces.
-    complete : callable
-        Encodes the mean of an owned piece once all of its payloads are there.
     """
 
     encode: Work
     finish: Work
-    complete: Callable[[int], None]
+    _complete: Callable[[int], None]
 
-    def __init__(
-        self, comm: Communicator, program: Program, codec: Codec, second: Codec, mine: Payloads, means: Payloads
-    ) -> None:
-        self.program, self._codec, self._second, self._mine, self._means = program, codec, second, mine, means
+    def __init__(self, comm: Communicator, program: Program, mine: Payloads, means: Payloads) -> None:
+        self.program, self._mine, self._means = program, mine, means
         self._tag, self._size = comm.fixed_tag(), comm.size
         cuts = program.pieces
         self.brief = not cuts or cuts[-1].stop <= BRIEF_ELEMENTS
@@ -136,7 +130,8 @@ class TwoPassReducer(Reducer):
         owned = [piece for piece, merges in enumerate(merging) if merges or self._size == 1]
         self.own = range(cuts[owned[0]].start, cuts[owned[-1]].stop) if owned else range(0)
         self.receive_buffers = min(MOST_BUFFERS, self._size - 1) if any(merging) else 0
-        self._buffers = buffers([codec.nbytes(program.longest_piece)] * self.receive_buffers)
+        longest = max((payload.size for payload in mine.host), default=0)
+        self._buffers = buffers([longest] * self.receive_buffers)
         own, ranks = mine.host, range(self._size)
         self.sent: dict[int, list[Bytes]] = {
             piece: [own[piece] if rank == comm.rank else np.empty_like(own[piece]) for rank in ranks] for piece in owned
@@ -144,20 +139,20 @@ class TwoPassReducer(Reducer):
         self._missing, self._counting = [0] * len(cuts), threading.Lock()
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
-        self.encode, self.finish = encode, decode
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
+        assert work.complete is not None
+        self.encode, self.finish, self._complete = work.encode, work.decode, work.complete
         self._missing = [self._size - 1] * len(self._missing)
         try:
             yield from execute(call, self.program, self, self._tag, call.traffic, encoded)
         finally:
             # they would keep the feedback alive in a cycle
-            del self.encode, self.finish
+            del self.encode, self.finish, self._complete
 
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return this rank's code of a piece, or the owner's code of the mean."""
-        codec, payloads = (self._second, self._means) if weight > 1 else (self._codec, self._mine)
-        payload = payloads.host[piece]
-        return [payload, sent_bytes(codec, payload, len(self.program.pieces[piece])), MPI.BYTE]
+        payloads = self._means if weight > 1 else self._mine
+        return [payloads.host[piece], payloads.sent(piece), MPI.BYTE]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:
         """Return the memory for the owner's code of the mean."""
@@ -181,4 +176,4 @@ class TwoPassReducer(Reducer):
             self._missing[piece] -= 1
             complete = not self._missing[piece]
         if complete:
-            self.complete(piece)
+            self._complete(piece)

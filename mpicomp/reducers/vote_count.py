@@ -22,15 +22,15 @@ from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import Reducer, Work
+from mpicomp.aggregator.parts import Reducer, Round
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
 from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
 from mpicomp.feedback.payloads import buffers
+from mpicomp.feedback.rounds import Work
 from mpicomp.feedback.votes import VoteLayout
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, MEMORY_MATTERS, buffer_count
 
 _ELIAS = Elias()
-Decide = Callable[[int, Words, int], None]
 
 
 def counts_model(n: int, ranks: int, piece_bytes: int, nbytes: Callable[[int, int], int]) -> MessageModel:
@@ -75,9 +75,9 @@ class VoteCount(Reducer):
         self._requests = comm.persistent(self) if payload is None else None
 
     @override
-    def run(self, call: VectorCall, encode: Work, decode: Work, encoded: Callable[[], None]) -> Iterator[bool]:
+    def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         payload = self.payload
-        payload.begin(call.traffic, encode, decode)
+        payload.begin(call.traffic, work)
         try:
             yield from execute(call, self.program, payload, self._tag, call.traffic, encoded, self._requests)
         finally:
@@ -95,16 +95,15 @@ class VoteCountPayload:
         Counts by pieces: at first this rank's signs, in the first plane, and finally the complete counts.
     words : list of int
         Number of words of a plane, by pieces.
-    decide : callable or None
-        ``decide(first, counts, words)`` replaces complete counts, from element `first` on, by one bit each in the first
-        plane. These bits travel in the gather phase.
+
+    A round with `complete` replaces complete counts by one bit each in the first plane, which travel back.
     """
 
     encode: Work
     finish: Work
 
     def __init__(self, program: Program, add_counts: AddCounts) -> None:
-        self.decide: Decide | None = None
+        self._complete: Callable[[int], None] | None = None
         self._size = size = program.plan.size
         self._pieces = program.pieces
         n = self._pieces[-1].stop if self._pieces else 0
@@ -118,17 +117,18 @@ class VoteCountPayload:
         self._incoming: list[AnyArray] = [one.view(np.uint64) for one in incoming]
         self._add_counts = add_counts
 
-    def begin(self, traffic: Traffic, encode: Work, decode: Work) -> None:
+    def begin(self, traffic: Traffic, work: Round) -> None:
         """Start another step; `traffic` counts the time in which subclasses encode messages."""
-        self.encode, self.finish = encode, decode
+        self.encode, self.finish, self._complete = work.encode, work.decode, work.complete
 
     def end(self) -> None:
         """Drop the references to the feedback, which would keep it alive in a cycle."""
         del self.encode, self.finish
+        self._complete = None
 
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the counts to send, or the decided bits."""
-        planes = 1 if weight == self._size and self.decide is not None else planes_of(weight)
+        planes = 1 if weight == self._size and self._complete is not None else planes_of(weight)
         return _message(self.counts[piece], planes * self.words[piece])
 
     replacing = outgoing
@@ -149,8 +149,8 @@ class VoteCountPayload:
         held, words = self.counts[piece], self.words[piece]
         planes = planes_of(message.weight), planes_of(message.held_weight), planes_of(weight)
         self._add_counts(incoming, planes[0], held, planes[1], planes[2], words)
-        if weight == self._size and self.decide is not None:
-            self.decide(self._pieces[piece].start, held, words)
+        if weight == self._size and self._complete is not None:
+            self._complete(piece)
 
 
 class _Scratch(threading.local):
@@ -180,10 +180,10 @@ class EliasPayload(VoteCountPayload):
         self._coded = [(0, 0)] * len(lengths)
 
     @override
-    def begin(self, traffic: Traffic, encode: Work, decode: Work) -> None:
-        super().begin(traffic, encode, decode)
+    def begin(self, traffic: Traffic, work: Round) -> None:
+        super().begin(traffic, work)
         self._coded, self._traffic = [(0, 0)] * len(self._pieces), traffic
-        self._finish_counts, self.finish = decode, self._decode_and_finish
+        self._finish_counts, self.finish = work.decode, self._decode_and_finish
 
     @override
     def end(self) -> None:

@@ -21,6 +21,7 @@ TOGETHER = {
     "collectives/quoting.py": "mpi/collectives/consistency/test_call_check.py",
     "collectives/recovery": "unit/faults/test_regroup.py",
     "collectives/threads": "unit/collectives/threads/test_run_local.py",
+    "collectives/transports.py": "unit/collectives/emulation/test_slow_link.py",
     "mpicomp/algorithms": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/checkpoint": "unit/checkpoint/test_state.py",
     "mpicomp/contrib": "mpi/algorithms/test_algorithms_exact.py",

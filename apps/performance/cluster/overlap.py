@@ -31,6 +31,7 @@ from collectives.progress.polling import rest_by
 from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
 from mpicomp.codecs.sign import Sign
 from mpicomp.feedback.host_signs import STREAMING_ELEMENTS
+from mpicomp.feedback.rounds import Round
 from mpicomp.kernels.cpu.sign import pack, unpack
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.sign_merge import SignMerge, SignPayload
@@ -77,7 +78,7 @@ class Kernels:
         self._ends = np.array([1, -1], np.float32).view(np.uint32)
         reducer = SignMerge(comm, x.size, Sign().bind("cpu", Stream(0, 0, "merge")), 0)  # code of the method itself
         self.program, self.payload = reducer.program, reducer.payload
-        self.payload.begin(0, self.encode, self.finish)
+        self.payload.begin(0, Round(self.encode, self.finish))
 
     def encode(self, piece: int) -> None:
         """Signs of a piece to bits."""

@@ -26,8 +26,8 @@ def require_islands(
             f"islands is of type {type(islands).__name__}: pass the communicator of the ranks of this rank's island, "
             "comm.nodes.local or comm.split(color)"
         )
-    if islands.calls.broken:
-        raise ValueError(f"islands cannot be used, {islands.calls.broken}: pass a communicator that is open")
+    if not islands.calls.is_open:
+        raise ValueError(f"islands cannot be used, {islands.calls.reason}: pass a communicator that is open")
     if comm.newcomers is not None:
         raise ValueError("islands take no newcomers: leave out islands, or make the communicator without spares")
     if isinstance(optimizer, torch.optim.LBFGS):

@@ -90,12 +90,11 @@ N = 200_000
 def majority(counts: NDArray[Any], weight: int, step: int = 3, first: int = 0, seed: int = 11) -> NDArray[np.bool_]:
     """Return elements from `first` on, as `MajorityVotes` decides them in the place of the first plane."""
     planes = reference.planes(counts, planes_of(weight))
-    codec = MajorityVotes(
-        VoteLayout(HOST_DEVICE, [range(counts.size)], [planes], "float32", weight), Stream(seed, 0, "test")
-    )
+    cut = range(first, first + counts.size)
+    codec = MajorityVotes(VoteLayout(HOST_DEVICE, [cut], [planes], "float32", weight), Stream(seed, 0, "test"))
     nothing = np.empty(0, np.float32)
     codec.begin(SimpleNamespace(step=step, values=nothing, out=nothing, wide=None))
-    codec.decide(first, planes, -(-counts.size // 64))
+    codec.decide(0)
     return unpack_bits(planes, counts.size)
 
 

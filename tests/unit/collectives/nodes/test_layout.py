@@ -118,7 +118,7 @@ def test_nodes_are_closed_with_their_communicator() -> None:
         nodes = comm.nodes
         assert comm.nodes is nodes
         comm.close()
-        return nodes.local.calls.broken, nodes.across.calls.broken
+        return nodes.local.calls.reason, nodes.across.calls.reason
 
     assert set(run_local(4, work, ranks_per_node=2)) == {("it was closed", "it was closed")}
 
