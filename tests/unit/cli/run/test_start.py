@@ -359,6 +359,23 @@ def has_ended(number: int) -> bool:
 
 
 @pytest.mark.timeout(240)
+def test_ranks_of_gpus_find_torchruns_variables_before_they_import_anything(tmp_path: Path) -> None:
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
+    (tmp_path / "program.py").write_text(
+        f"import os, sys; print(*(os.environ[name] for name in {names}), *sys.argv[1:], os.environ['MASTER_PORT'])"
+    )
+    command = [sys.executable, "-m", "mpicomp", "run", "--gpus", "program.py", "--epochs=3"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean() | {"PYTHONPATH": str(PROJECT), "CUDA_VISIBLE_DEVICES": "0,1"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
+    assert [line for line, _ in lines] == [f"{rank} 2 {rank} 2 127.0.0.1 --epochs=3" for rank in range(2)]
+    assert len({port for _, port in lines}) == 1
+
+
+@pytest.mark.timeout(240)
 def test_input_output_and_the_status_of_a_rank_pass_through(program: Path) -> None:
     with begin(program, "read") as job:
         assert job.stdin is not None
