@@ -79,7 +79,7 @@ def _look(local_rank: int) -> tuple[int, str, str]:
 
 
 def _problem(found: list[_Found]) -> str:
-    """Return why the ranks cannot train on what they have found, or ""."""
+    """Return the reason for which the ranks cannot train on these devices, or ""."""
     if not any(one.n_gpus for one in found):
         return ""
     blind = [rank for rank, one in enumerate(found) if not one.n_gpus]

@@ -72,7 +72,7 @@ def of_ranks(hosts: Sequence[str], found: Sequence[Seen]) -> list[Finding]:
         count, own = found[ranks[0]].n_gpus, {found[rank].identity for rank in ranks} - {""}
         if not count:
             text = f"no GPU is found on {host} by {list_ranks(ranks)}, and other hosts have some"
-            return [Finding(name, "warn", text, "ask the batch system for GPUs on every host")]
+            return [Finding(name, "warn", text, "request GPUs on every host")]
         if len(own) < len(ranks):
             text = f"{len(ranks)} ranks on {host} share {len(own)} GPU{'s' * (len(own) != 1)}"
             return [Finding(name, "warn", f"{text}, and NCCL takes one for each rank", cure)]
