@@ -164,6 +164,7 @@ test-mpich: $(READY_MPICH)
 
 test-integrations: $(READY_EXAMPLES)
 	.venv/bin/python tests/run_lanes.py --at-once 2 --ranks 3,2,1 --tests $(INTEGRATIONS)
+	source slurm/env.sh && python -m pytest tests/unit/faults/test_framework_deaths.py
 
 test-system: test-cluster test-slurm
 
@@ -204,6 +205,7 @@ $(READY_SITE): pyproject.toml constraints.txt
 site: $(READY_SITE)
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build
 	.venv-site/bin/python tests/system/check_search.py build/site
+	.venv-site/bin/python tests/system/check_redirects.py build/site
 
 # Node.js, npm and Chromium are the machine's; CI needs none of them. CHECKED="index.html marsit.html" also takes pictures.
 site-check: site

@@ -1,4 +1,4 @@
-"""``python -m apps.figures``: draw the figures of the documentation from the data that is kept next to them.
+"""``python -m apps.figures``: draw the figures of the documentation from the data that is kept in the repository.
 
 The programs that measure write the same files and draw the same figures: ``apps.performance.cluster``, ``apps.scale``,
 ``apps.finetune --docs``. Without arguments all figures are drawn; names of data files draw theirs.
@@ -18,6 +18,7 @@ from apps.records import read_record
 
 FIGURES = PROJECT / "docs" / "figures"
 DATA = FIGURES / "data"
+RECORDS = PROJECT / "docs" / "records" / "frontier"
 
 
 def _cluster(folder: Path) -> list[Path]:
@@ -48,6 +49,13 @@ def _sparse_loco(folder: Path) -> list[Path]:
     return [_module("apps.reproduce.sparse_loco").draw(found, folder / "reproduce-sparse-loco.png")]
 
 
+def _frontier(folder: Path) -> list[Path]:
+    pictures = _module("apps.frontier.pictures")
+    times = {name: read_record(RECORDS / f"times-{name}.json") for name in pictures.SHOWN}
+    drawn: list[Path] = pictures.draw_all(read_record(RECORDS / "learning.json"), times, folder)
+    return drawn
+
+
 def _module(name: str) -> Any:
     return import_module(name)  # some need PyTorch, others only matplotlib
 
@@ -56,6 +64,7 @@ DRAWN: Mapping[str, Callable[[Path], list[Path]]] = {
     "aq-sgd": _aq_sgd,
     "cluster": _cluster,
     "fine-tuning": _fine_tuning,
+    "frontier": _frontier,
     "scale": _scale,
     "sparse-loco": _sparse_loco,
     "split-learning": _split_learning,

@@ -17,10 +17,19 @@ from mpicomp.torch import DDPHookState, ddp_hook
 from mpicomp.torch.ddp.hook import with_seed
 from mpicomp.torch.front_ends import AlgorithmChoice
 from mpicomp.torch.process_group.joining import join_process_group
+from mpicomp.torch.process_group.survivors import (
+    OnFailure,
+    broadcast_from,
+    gather_rows,
+    open_communicator,
+    reduce_rows,
+)
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 
 try:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils.operations import recursively_apply
 except ImportError as error:
     raise ImportError(f"mpicomp.accelerate needs Accelerate ({error}): pip install accelerate") from error
 
@@ -28,7 +37,79 @@ RANK_FILES = "mpicomp"
 """Beginning of the names of the ranks' files in a folder of `save_state`."""
 
 
-class MPIAccelerator(Accelerator):
+def share_order(loader: Any, comm: Communicator) -> None:
+    """Make the shuffled orders of a prepared loader equal once, in place of before each epoch; collective.
+
+    Every rank draws the same numbers from then on.
+    """
+    generator = getattr(loader, "synchronized_generator", None)
+    if generator is not None:
+        generator.set_state(broadcast_from(comm, generator.get_state(), 0))
+    loader.rng_types = None
+
+
+class SurvivingAccelerator(Accelerator):
+    """Accelerator whose own exchanges are among survivors if the communicator regroups: its process group has ended."""
+
+    comm: Communicator
+
+    def adopt_numbers(self) -> None:
+        """Number the processes as the communicator does: a death changes its numbers."""
+        if self._regroups:
+            for state in (PartialState, AcceleratorState):
+                numbers = {"process_index": self.comm.rank, "num_processes": self.comm.size}
+                state._shared_state.update(numbers, local_process_index=self.comm.local_rank)
+
+    @property
+    def _regroups(self) -> bool:
+        return self.comm.regroup is not None
+
+    @override
+    def prepare_data_loader(self, *arguments: Any, **options: Any) -> Any:
+        loader = super().prepare_data_loader(*arguments, **options)
+        if self._regroups:
+            share_order(loader, self.comm)
+        return loader
+
+    @override
+    def wait_for_everyone(self) -> None:
+        if self._regroups:
+            self.comm.barrier()
+        else:
+            super().wait_for_everyone()
+
+    @override
+    def gather(self, tensor: Any) -> Any:
+        if not self._regroups:
+            return super().gather(tensor)
+        return recursively_apply(self._gather_one, tensor)
+
+    def _gather_one(self, tensor: torch.Tensor) -> torch.Tensor:
+        return gather_rows(self.comm, tensor.reshape(1) if tensor.ndim == 0 else tensor).flatten(0, 1)
+
+    @override
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        if not self._regroups or reduction == "none":
+            return super().reduce(tensor, reduction, scale)
+        return recursively_apply(lambda one: reduce_rows(self.comm, one, reduction) * scale, tensor)
+
+    @override
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        if not self._regroups:
+            return super().pad_across_processes(tensor, dim, pad_index, pad_first)
+
+        def pad(one: torch.Tensor) -> torch.Tensor:
+            length = self.comm.allreduce(one.shape[dim] if -one.ndim <= dim < one.ndim else 0, "max")
+            if length == 0 or length == one.shape[dim]:
+                return one
+            shape = [length - n if place == dim % one.ndim else n for place, n in enumerate(one.shape)]
+            padding = one.new_full(shape, pad_index)
+            return torch.cat([padding, one] if pad_first else [one, padding], dim)
+
+        return recursively_apply(pad, tensor)
+
+
+class MPIAccelerator(SurvivingAccelerator):
     """Accelerator over MPI, for programs that ``mpirun`` or ``srun`` starts, without ``accelerate launch``.
 
     ``prepare`` wraps models in DistributedDataParallel, whose gradients the method averages. ``save_state`` also writes
@@ -41,6 +122,9 @@ class MPIAccelerator(Accelerator):
         precision by PyTorch's DDP over MPI.
     comm : Communicator, optional
         All ranks; None makes one, which `end_training` closes.
+    on_failure : "raise" or "regroup"
+        Option of the communicator that the accelerator makes: after the death of a rank raise `PeerFailure`, or go on
+        with the others; see `mpicomp help faults`.
     **options
         Options of `accelerate.Accelerator`; ``cpu`` is True by default where PyTorch finds no GPU.
 
@@ -69,7 +153,12 @@ class MPIAccelerator(Accelerator):
     """
 
     def __init__(
-        self, algorithm: AlgorithmChoice | None = None, comm: Communicator | None = None, **options: Any
+        self,
+        algorithm: AlgorithmChoice | None = None,
+        comm: Communicator | None = None,
+        *,
+        on_failure: OnFailure = "raise",
+        **options: Any,
     ) -> None:
         join_process_group()
         options.setdefault("cpu", not torch.cuda.is_available())
@@ -77,7 +166,7 @@ class MPIAccelerator(Accelerator):
         if algorithm is not None:
             self._require_ddp()
         self._owns_comm = comm is None
-        self.comm = Communicator() if comm is None else comm
+        self.comm = open_communicator(comm, on_failure, algorithm)
         self.algorithm = algorithm
         self.states: list[DDPHookState] = []
         self.register_save_state_pre_hook(self._save_ranks)
@@ -112,7 +201,9 @@ class MPIAccelerator(Accelerator):
 
     def stop_requested(self) -> bool:
         """Return True on all ranks once SIGTERM or SIGUSR1 has come to any of them; call it in every step."""
-        return self.comm.stop_requested()
+        requested = self.comm.stop_requested()
+        self.adopt_numbers()
+        return requested
 
     def _save_ranks(self, models: object, weights: object, folder: str) -> None:
         if self.states:

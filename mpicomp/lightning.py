@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,13 +25,20 @@ from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_param
 from mpicomp.torch.ddp.hook import with_seed
 from mpicomp.torch.front_ends import AlgorithmChoice
 from mpicomp.torch.process_group.joining import join_process_group
+from mpicomp.torch.process_group.survivors import (
+    OnFailure,
+    broadcast_from,
+    gather_rows,
+    open_communicator,
+    reduce_rows,
+)
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 from mpicomp.torch.state.schema import wrapped_part
 
 try:
     from lightning.pytorch.plugins.environments import MPIEnvironment
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-    from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 except ImportError as error:
     raise ImportError(f"mpicomp.lightning needs PyTorch Lightning ({error}): pip install lightning") from error
 
@@ -51,7 +59,9 @@ def _local(path: Any) -> Path:
 class _OverMPI:
     """Part of a strategy that takes ranks, devices and process group from MPI."""
 
+    algorithm: AlgorithmChoice | None = None
     comm: Communicator | None
+    on_failure: OnFailure = "raise"
     stop_checkpoint: str | Path | None
 
     def _open(self, comm: Communicator | None, stop_checkpoint: str | Path | None) -> None:
@@ -80,7 +90,7 @@ class _OverMPI:
         strategy: Any = self
         join_process_group(strategy._timeout)
         if self.comm is None:
-            self.comm = Communicator()
+            self.comm = open_communicator(None, self.on_failure, self.algorithm)
         self._failed = self._stops = False
         module = strategy.lightning_module
         if module is not None and module.trainer.state.fn == "fit":
@@ -99,6 +109,8 @@ class _OverMPI:
         strategy: Any = self
         trainer = strategy.lightning_module.trainer
         assert self.comm is not None
+        if self._survivors:
+            rank_zero_only.rank = self.comm.rank  # who logs, and writes checkpoints, after a death
         if trainer.should_stop:
             return
         # between steps of the optimizer no accumulated gradient is lost
@@ -111,6 +123,11 @@ class _OverMPI:
         if self._stops and ((batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch):
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # else Lightning trains on
             trainer.should_stop = True
+
+    @property
+    def _survivors(self) -> Communicator | None:
+        """The communicator if it regroups after a death."""
+        return self.comm if self.comm is not None and self.comm.regroup is not None else None
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave the communicator to the end of the process: other ranks may be in another call."""
@@ -139,13 +156,16 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         precision by PyTorch's DDP over MPI.
     comm : Communicator, optional
         All ranks; None makes one, and closes it when the Trainer is done.
-    average : "ddp" or "optimizer"
+    synchronize : "ddp" or "optimizer"
         "ddp": DistributedDataParallel with `ddp_hook`. "optimizer": a `DistributedOptimizer` around each optimizer of
         the module, for methods that average updates, as Marsit, and for several local steps.
     optimizer_options : mapping, optional
         Options of `DistributedOptimizer`, such as ``{"local_steps": 4}``.
     stop_checkpoint : str or Path, optional
         File for a checkpoint when SIGTERM or SIGUSR1 requests a stop on any rank. Training then ends on all ranks.
+    on_failure : "raise" or "regroup"
+        Option of the communicator that the strategy makes: after the death of a rank raise `PeerFailure`, or go on with
+        the others; see `mpicomp help faults`.
     **options
         Options of `lightning.pytorch.strategies.DDPStrategy`, and of DistributedDataParallel.
 
@@ -157,7 +177,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     Raises
     ------
     ValueError
-        `average` is neither "ddp" nor "optimizer", "optimizer" has no algorithm, or a GPU is missing.
+        `synchronize` is neither "ddp" nor "optimizer", "optimizer" or "regroup" has no algorithm, or a GPU is missing.
 
     Examples
     --------
@@ -176,20 +196,27 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         algorithm: AlgorithmChoice | None = None,
         comm: Communicator | None = None,
         *,
-        average: Literal["ddp", "optimizer"] = "ddp",
+        synchronize: Literal["ddp", "optimizer"] = "ddp",
         optimizer_options: Mapping[str, Any] | None = None,
         stop_checkpoint: str | Path | None = None,
+        on_failure: OnFailure = "raise",
         **options: Any,
     ) -> None:
-        if average not in ("ddp", "optimizer"):
-            raise ValueError(f"average is {average!r}: choose 'ddp' or 'optimizer'")
-        if average == "optimizer" and algorithm is None:
-            raise ValueError("average='optimizer' needs an algorithm, such as mpicomp.Marsit(full_precision_every=100)")
-        if optimizer_options and average == "ddp":
-            raise ValueError("optimizer_options are of DistributedOptimizer: pass average='optimizer' too")
+        if "average" in options:
+            warnings.warn("average= has become synchronize=", DeprecationWarning, stacklevel=2)
+            synchronize = options.pop("average")
+        if synchronize not in ("ddp", "optimizer"):
+            raise ValueError(f"synchronize is {synchronize!r}: choose 'ddp' or 'optimizer'")
+        if synchronize == "optimizer" and algorithm is None:
+            raise ValueError("synchronize='optimizer' needs an algorithm, as mpicomp.Marsit(full_precision_every=100)")
+        if optimizer_options and synchronize == "ddp":
+            raise ValueError("optimizer_options are of DistributedOptimizer: pass synchronize='optimizer' too")
+        if comm is not None:
+            open_communicator(comm, on_failure, algorithm)
         super().__init__(process_group_backend="mpicomp", cluster_environment=MPIEnvironment(), **options)
         self._open(comm, stop_checkpoint)
-        self.algorithm, self.average = algorithm, average
+        self.algorithm, self.on_failure = algorithm, on_failure
+        self._wraps_optimizers = synchronize == "optimizer"
         self.optimizer_options = dict(optimizer_options or {})
         self.state: Any = None
         self._restored_from: Path | None = None
@@ -203,7 +230,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         assert self.comm is not None
-        if self.average == "optimizer":
+        if self._wraps_optimizers:
             repeat_after_deaths(partial(broadcast_parameters, self.model, self.comm))
             return
         if self.algorithm is not None and getattr(self.precision_plugin, "scaler", None) is not None:
@@ -219,7 +246,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     @override
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
-        if self.average == "optimizer":
+        if self._wraps_optimizers:
             assert self.algorithm is not None
             names = list(self.lightning_module.named_parameters())
             self.optimizers = [
@@ -264,6 +291,42 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         self.synchronize()
         super().on_train_end()
 
+    # Exchanges of Lightning's own, among survivors --------------------------------------------------------------------
+
+    @property
+    @override
+    def is_global_zero(self) -> bool:
+        return self._survivors.rank == 0 if self._survivors else bool(super().is_global_zero)
+
+    @override
+    def barrier(self, *arguments: Any, **options: Any) -> None:
+        if self._survivors:
+            self._survivors.barrier()
+        else:
+            super().barrier(*arguments, **options)
+
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return broadcast_from(self._survivors, obj, src) if self._survivors else super().broadcast(obj, src)
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if self._survivors and isinstance(tensor, torch.Tensor):
+            return reduce_rows(self._survivors, tensor, reduce_op)
+        return super().reduce(tensor, group, reduce_op)
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if self._survivors:
+            return self._survivors.allreduce(bool(decision), "min" if all else "max")
+        return bool(super().reduce_boolean_decision(decision, all))
+
+    @override
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        if self._survivors:
+            return gather_rows(self._survivors, tensor)
+        return super().all_gather(tensor, group, sync_grads)
+
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
     @property
@@ -280,7 +343,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     @override
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         found: dict[str, Any] = super().optimizer_state(optimizer)
-        return wrapped_part(found) if self.average == "optimizer" else found
+        return wrapped_part(found) if self._wraps_optimizers else found
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:

@@ -14,10 +14,14 @@ from collectives.annotations import override
 from mpicomp.torch import DDPHookState, ddp_hook
 from mpicomp.torch.front_ends import AlgorithmChoice
 from mpicomp.torch.process_group.joining import join_process_group, leave_process_group
+from mpicomp.torch.process_group.survivors import OnFailure, open_communicator
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 
 try:
+    from accelerate import DistributedType
     from transformers import Trainer, TrainerCallback
+
+    from mpicomp.accelerate import SurvivingAccelerator, share_order
 except ImportError as error:
     raise ImportError(f"mpicomp.transformers needs Transformers ({error}): pip install transformers[torch]") from error
 
@@ -40,6 +44,9 @@ class MPICallback(TrainerCallback):
         precision by PyTorch's DDP over MPI.
     comm : Communicator, optional
         All ranks; None makes one, which `close` closes.
+    on_failure : "raise" or "regroup"
+        Option of the communicator that the callback makes: after the death of a rank raise `PeerFailure`, or go on with
+        the others; see `mpicomp help faults`.
     resume_from : str or Path, optional
         The folder that ``train(resume_from_checkpoint=...)`` is given, if it lies outside of the Trainer's
         ``output_dir``.
@@ -66,10 +73,12 @@ class MPICallback(TrainerCallback):
         algorithm: AlgorithmChoice | None = None,
         comm: Communicator | None = None,
         resume_from: str | Path | None = None,
+        *,
+        on_failure: OnFailure = "raise",
     ) -> None:
         join_process_group()
         self._owns_comm = comm is None
-        self.comm = Communicator() if comm is None else comm
+        self.comm = open_communicator(comm, on_failure, algorithm)
         self.algorithm, self.resume_from = algorithm, resume_from
         self.state: DDPHookState | None = None
         self._trainer: Trainer | None = None
@@ -81,7 +90,7 @@ class MPICallback(TrainerCallback):
         return trainer
 
     @override
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if self._trainer is None:
             raise RuntimeError(
                 f"{self.comm.here}: the callback does not know its Trainer: write callback.attach(trainer) instead of "
@@ -104,6 +113,8 @@ class MPICallback(TrainerCallback):
                 f"{self.comm.here}: the gradient scaler of fp16=True lets gradients overflow, which the method "
                 "refuses: use bf16=True"
             )
+        if self.comm.regroup is not None:
+            self._go_over_communicator(self._trainer, others["train_dataloader"])
         if not getattr(model, "_comm_hooks", ()):  # train() again keeps DistributedDataParallel and its hook
             self.state, hook = ddp_hook(self.algorithm, self.comm, model)
             model.register_comm_hook(self.state, hook)
@@ -112,10 +123,26 @@ class MPICallback(TrainerCallback):
             if not load_beside(folder / RANK_FILES, [self.state], self.comm) and self.comm.rank == 0:
                 _log.warning("%s has no files of ranks: the residuals of %s start at zero", folder, self.algorithm)
 
+    def _go_over_communicator(self, trainer: Any, loader: Any) -> None:
+        """Let the Trainer's own exchanges be among survivors."""
+        if trainer.args.average_tokens_across_devices:
+            raise ValueError(
+                f"{self.comm.here}: with average_tokens_across_devices=True the Trainer multiplies losses by a number "
+                "of ranks that a death changes: pass False to TrainingArguments, or on_failure='raise'"
+            )
+        accelerator = trainer.accelerator
+        accelerator.comm, accelerator.__class__ = self.comm, SurvivingAccelerator
+        share_order(loader, self.comm)
+        trainer.model.should_save_on_this_rank = bool  # by is_main_process, not by the rank in the process group
+        # else each log, and the end, gather the ranks' losses and operations over the process group
+        trainer.args.distributed_state.distributed_type = DistributedType.NO
+
     @override
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if not control.should_training_stop and self.comm.stop_requested():
             control.should_training_stop = control.should_save = True
+        if isinstance(accelerator := getattr(self._trainer, "accelerator", None), SurvivingAccelerator):
+            accelerator.adopt_numbers()
         return control
 
     @override

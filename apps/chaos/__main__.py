@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from apps.emulator.network import ClusterError, Layout, Network
 from apps.launch import JobFailed, exit_on_signals
 from apps.records import Record, write_record
 from collectives.cost.rate import Rate
+
+KILLS = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +85,9 @@ def _kills(options: argparse.Namespace, case_of: Callable[[int, int], Case] = ca
                     write_record(options.json, record)
 
             seeds = itertools.islice(itertools.count(options.seed), options.jobs)
-            record = campaign(draw, seeds, options.kills, 60 * options.minutes, launcher, report)
+            most = math.inf if options.jobs is not None else KILLS
+            most = most if options.kills is None else options.kills
+            record = campaign(draw, seeds, most, 60 * options.minutes, launcher, report)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -167,7 +172,9 @@ def _parser() -> argparse.ArgumentParser:
         ("faults", "the same with kills, stopped and slow ranks, full disks and damaged messages"),
     ):
         kills = modes.add_parser(name, help=text)
-        kills.add_argument("--kills", type=int, default=200, help="end after so many (default %(default)s)")
+        kills.add_argument(
+            "--kills", type=int, default=None, help=f"end after so many (default: {KILLS}; with --jobs no limit)"
+        )
         kills.add_argument("--minutes", type=float, default=60.0, help="end after this time (default %(default)s)")
         kills.add_argument("--jobs", type=int, default=None, help="end after so many jobs (default: no limit)")
         kills.add_argument("--seed", type=int, default=1, help="of the first job; the next ones count up (%(default)s)")

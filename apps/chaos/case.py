@@ -131,11 +131,11 @@ def case_of_kills(seed: int, most_ranks: int = 8, methods: Sequence[str] = tuple
 def case_of_bursts(seed: int, most_ranks: int = 8) -> Case:
     """Return a case whose ranks die in quick succession, most of them while the others regroup; the same for a seed.
 
-    One rank dies in a step, and up to four others within 60 ms of it.
+    One rank dies in a step, and up to three others within 60 ms of it.
     """
     draw = random.Random(f"bursts of {seed}")
     ranks = draw.randint(min(4, most_ranks), most_ranks)
-    first, *others = draw.sample(range(ranks), min(ranks - 1, draw.randint(3, 5)))
+    first, *others = draw.sample(range(ranks), min(ranks - 1, draw.randint(2, 4)))
     late = (drawn(draw, Kind.LATE_KILL, rank, 1, Phase.BEFORE_CALL) for rank in others)
     method = draw.choice([one for one in METHODS if one != "random-k"])
     faults = (fail_at(first, 1), *late)

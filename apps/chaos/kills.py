@@ -37,7 +37,7 @@ def _run_once(case: Case, launcher: Launcher, patience_s: float) -> Verdict:
 
 
 def campaign(
-    draw: Callable[[int], Case], seeds: Iterable[int], kills: int, seconds: float, launcher: Launcher,
+    draw: Callable[[int], Case], seeds: Iterable[int], kills: float, seconds: float, launcher: Launcher,
     report: Callable[[Verdict, Record], None],
 ) -> Record:  # fmt: skip
     """Run cases until so many ranks have been killed or the time is over.

@@ -122,8 +122,8 @@ def _of_gradients(inner: torch.optim.Optimizer, algorithm: Algorithm, comm: Comm
 
 
 _LOCAL = (DENSE, "Relay(4)", "Relay(3)", "Relay(2, copy)", "Marsit", "DoubleSqueeze(4 levels)")
-_RARE = ("2 winners", "1 winner", "PowerSGD", "ScaleCom", "DoubleSqueeze", "SparseLoCo")
-_OF_GRADIENTS = (DENSE, "Relay(16)", "Marsit, K = 100", "Marsit", "PowerSGD", "DoubleSqueeze", "ScaleCom", "Relay(4)")
+_SHORT = ("SparseLoCo", "2 winners", "1 winner", "float16", "PowerSGD", "ScaleCom", "DoubleSqueeze")
+_OF_GRADIENTS = ("float16", "PowerSGD", "ScaleCom", "Marsit, K = 100", "DoubleSqueeze", "Marsit", "Relay(4)")
 
 
 def cases_of(task: str) -> list[Case]:
@@ -133,12 +133,13 @@ def cases_of(task: str) -> list[Case]:
     found += [Case(task, method, 10) for method in ("Marsit", "Relay(3)")]
     found += [Case(task, method, steps) for steps in (10, 30) for method in _LOCAL]
     found += [Case(task, method, 100) for method in (DENSE, "Relay(4)")]
-    found += [Case(task, method, GRADIENTS) for method in _OF_GRADIENTS]
-    found += [Case(task, method, 100) for method in _LOCAL]
-    found += [Case(task, method, 1) for method in ("Relay(2, copy)", "Relay(4)", "Marsit")]
-    found += [Case(task, method, GRADIENTS) for method in own_optimizers(task)]
+    found += [Case(task, method, GRADIENTS) for method in ("float16", "PowerSGD", *own_optimizers(task))]
+    found += [Case(task, "SparseLoCo", 30)]
     if task == "gpt":
         found += [Case(task, "Relay(4)", 10, 8, "halving-doubling"), Case(task, DENSE, 10, 8)]
-    found += [Case(task, method, 10) for method in _RARE]
-    found += [Case(task, method, 30) for method in ("2 winners", "SparseLoCo")]
+    found += [Case(task, method, GRADIENTS) for method in _OF_GRADIENTS]
+    found += [Case(task, method, 100) for method in _LOCAL]
+    found += [Case(task, method, 10) for method in _SHORT]
+    found += [Case(task, method, 1) for method in ("Relay(2, copy)", "Marsit", "Relay(4)")]
+    found += [Case(task, "2 winners", 30)]
     return list(dict.fromkeys(found))

@@ -30,8 +30,8 @@ from mpicomp.torch import ZeroOneAdam
 RECORD = PROJECT / "docs" / "records" / "frontier" / "learning.json"
 TUNING_SEED = 1000  # of the runs that choose a learning rate, and of no others
 TIMEOUT_S = 1200.0
-FIRST = 8
-"""Cases of a task that are tuned and trained before the others: those that decide."""
+BLOCK = 8
+"""Cases of a task that are tuned and trained before the next ones."""
 Rates = Mapping[tuple[str, bool], float]
 """The best rate of a method, for gradients and for updates."""
 
@@ -129,7 +129,7 @@ def study(results: Results, task: str, seeds: int, minutes: float) -> Record:
     deadline = time.time() + 60 * minutes
     adopt(results, RECORD)
     every = cases_of(task)
-    for cases in (every[:FIRST], every):
+    for cases in (every[first : first + BLOCK] for first in range(0, len(every), BLOCK)):
         rates = tuned(results, cases, deadline)
         ready = {case: rates.get((case.method, case.local_steps == GRADIENTS)) for case in cases}
         run_parallel(

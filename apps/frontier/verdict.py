@@ -32,13 +32,15 @@ class Learned:
 
     method: str
     local_steps: int
+    ranks: int
     scores: Sequence[Sequence[float]]
     sent: float
 
     @property
     def title(self) -> str:
-        """Method and H."""
-        return self.method if self.local_steps == GRADIENTS else f"{self.method}, H = {self.local_steps}"
+        """Method, H, and ranks where these are not those of the other methods."""
+        steps = "" if self.local_steps == GRADIENTS else f", H = {self.local_steps}"
+        return self.method + steps + ("" if self.ranks == RANKS else f", {self.ranks} ranks")
 
     @property
     def final(self) -> float:
@@ -47,15 +49,16 @@ class Learned:
 
 
 def learned(record: Record, task: Task, seeds: Sequence[int]) -> list[Learned]:
-    """Return the methods of a task that were trained on all `seeds` with 4 ranks."""
-    by_case: dict[tuple[str, int], dict[int, Record]] = {}
+    """Return the methods of a task that were trained on all `seeds`."""
+    by_case: dict[tuple[str, int, int], dict[int, Record]] = {}
     for one in record["runs"]:
         settings = one["settings"]
-        if settings["task"] == task.name and settings["steps"] == task.steps and settings["ranks"] == RANKS:
-            by_case.setdefault((settings["method"], settings["local_steps"]), {})[settings["seed"]] = one["result"]
+        if settings["task"] == task.name and settings["steps"] == task.steps:
+            case = settings["method"], settings["local_steps"], settings["ranks"]
+            by_case.setdefault(case, {})[settings["seed"]] = one["result"]
     return [
-        Learned(method, steps, [found[seed]["scores"] for seed in seeds], found[seeds[0]]["bytes"])
-        for (method, steps), found in by_case.items()
+        Learned(*case, [found[seed]["scores"] for seed in seeds], found[seeds[0]]["bytes"])
+        for case, found in by_case.items()
         if all(seed in found for seed in seeds)
     ]
 
@@ -83,9 +86,11 @@ def seconds(one: Learned, steps: float, times: Mapping[str, tuple[float, float]]
 
 def judge(record: Record, task: Task, seeds: Sequence[int], times: Mapping[str, Record]) -> Record:
     """Return scores, prices and bytes of each method, and for each rate and goal the seconds of all that reach it."""
-    found = learned(record, task, seeds)
+    every = learned(record, task, seeds)
+    means = {(one.local_steps, one.ranks): one for one in every if one.method == DENSE}
+    rows = [_row(one, means.get((one.local_steps, one.ranks))) for one in every]
+    found = [one for one in every if one.ranks == RANKS]
     exact = {one.local_steps: one for one in found if one.method == DENSE}
-    rows = [_row(one, exact) for one in found]
     ranking = []
     for rate, measured in times.items():
         by_method = step_seconds(measured)
@@ -101,11 +106,11 @@ def judge(record: Record, task: Task, seeds: Sequence[int], times: Mapping[str, 
     return {"task": task.name, "seeds": list(seeds), "rows": rows, "ranking": ranking}
 
 
-def _row(one: Learned, exact: Mapping[int, Learned]) -> Record:
-    base = exact.get(one.local_steps)
+def _row(one: Learned, base: Learned | None) -> Record:
     last = [scores[-1] for scores in one.scores]
     prices = None if base is None else np.subtract(last, [scores[-1] for scores in base.scores]).tolist()
-    return {"method": one.method, "local_steps": one.local_steps, "final": last, "prices": prices, "bytes": one.sent}
+    named = {"title": one.title, "method": one.method, "local_steps": one.local_steps, "ranks": one.ranks}
+    return {**named, "final": last, "prices": prices, "bytes": one.sent}
 
 
 def best(ranking: Record, plain: bool) -> tuple[str, float] | None:
@@ -122,11 +127,11 @@ def table(verdict: Record) -> str:
         f"| {task.title} | {task.score} | against the exact mean of the same steps | MB a rank |",
         "|---|---:|---|---:|",
     ]
-    for row in sorted(verdict["rows"], key=lambda row: (row["local_steps"], -row["bytes"])):
-        what = row["method"] + (f", H = {row['local_steps']}" if row["local_steps"] else "")
-        lines.append(
-            f"| {what} | {np.mean(row['final']):.{digits}f} | {_spread(row, digits)} | {row['bytes'] / 1e6:.3g} |"
-        )
+    rows = sorted(verdict["rows"], key=lambda row: (row["ranks"], row["local_steps"], -row["bytes"]))
+    lines.extend(
+        f"| {row['title']} | {np.mean(row['final']):.{digits}f} | {_spread(row, digits)} | {row['bytes'] / 1e6:.3g} |"
+        for row in rows
+    )
     lines += ["", "| goal | rate | best dense | best compressed | times as fast |", "|---|---|---|---|---:|"]
     for one in verdict["ranking"]:
         dense, ours = best(one, True), best(one, False)

@@ -16,10 +16,12 @@ from statistics import median
 
 from apps.launch import PROJECT, mpi_environment, python_command, run_or_raise
 from apps.performance.part import Column, chosen_from, get, scaled, table
-from apps.performance.run_all import LONGEST_S, Job, jobs
+from apps.performance.run_all import LONGEST_S, PARTS, Job, jobs
 from apps.records import Record, read_record
 
-TABLES = ("kernels", "allreduce", "dense-sizes", "small-calls")
+TABLES = tuple(
+    part for part in PARTS if part not in ("soak", "idle-memory", "startup", "memory", "torch-load", "pipeline-store")
+)
 LEAST_RATIO = 0.97
 CONTROLS = {"mpi", "MPI_Allreduce", "read alone", "streaming stores alone"}
 """Calls that no checkout changes: what differs there is the machine."""

@@ -26,7 +26,7 @@ DOCUMENT = PROJECT / "docs" / "performance-tables.md"
 LONGEST_S = 3600.0
 PARTS = (
     "kernels", "codecs", "rows", "entropy", "threads", "allreduce", "dense-sizes", "small-calls", "startup", "memory",
-    "auto", "wrapper", "torch-backend", "torch-load", "power-sgd", "pipeline-store", "soak",
+    "auto", "wrapper", "watching", "torch-backend", "torch-load", "power-sgd", "pipeline-store", "soak",
     "idle-memory",
 )  # fmt: skip
 GPU_PARTS = ("gpu-kernels", "gpu-allreduce", "gpu-training")

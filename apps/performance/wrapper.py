@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +14,11 @@ from apps.performance.part import MS, Column, Part, Row, both, made
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import alternate, summary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 MOST_OVER = 1.02
 SIDES = ("plain", "wrapped", "wrapped", "plain")
@@ -37,30 +44,42 @@ def measure(n: int, batch: int, repeats: int) -> Record | None:
 
 
 def _step(comm: Communicator, name: str, n: int, batch: int, side: str) -> Callable[[], None]:
-    import torch
-
     from mpicomp.torch import DistributedOptimizer
+
+    model, optimizer = perceptron(name, n)
+    if side == "wrapped":
+        optimizer = DistributedOptimizer(optimizer, mpicomp.Dense(), comm, model.named_parameters())
+    return partial(train_step, model, optimizer, inputs_of(model, batch))
+
+
+def perceptron(name: str, n: int) -> tuple[Module, Optimizer]:
+    """Return a network of about `n` parameters, and an optimizer of this name."""
+    import torch
 
     width, layers = round((n / 12) ** 0.5), 12
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *(one for _ in range(layers) for one in (torch.nn.Linear(width, width), torch.nn.ReLU()))
     )
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-        if name == "SGD"
-        else torch.optim.Adam(model.parameters(), lr=1e-6)
-    )
-    if side == "wrapped":
-        optimizer = DistributedOptimizer(optimizer, mpicomp.Dense(), comm, model.named_parameters())
-    inputs = torch.ones(batch, width)
+    if name == "SGD":
+        return model, torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    return model, torch.optim.Adam(model.parameters(), lr=1e-6)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(model(inputs).square().mean())
-        optimizer.step()
 
-    return step
+def inputs_of(model: Module, batch: int) -> Tensor:
+    """Return ``[batch, width]`` inputs of a network."""
+    import torch
+
+    return torch.ones(batch, next(model.parameters()).shape[1])
+
+
+def train_step(model: Module, optimizer: Optimizer, inputs: Tensor) -> None:
+    """Make one step of a training."""
+    import torch
+
+    optimizer.zero_grad()
+    torch.autograd.backward(model(inputs).square().mean())
+    optimizer.step()
 
 
 COLUMNS: Sequence[Column] = (

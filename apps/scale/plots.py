@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -62,27 +62,27 @@ def points(networks: Networks, model: Model, n: int, ranks: Sequence[int], split
 
 
 def plot_times(networks: Networks, n: int, ranks: Sequence[int], times: Times, path: Path) -> Path:
-    """Time of an all-reduce against the number of ranks: a row for each network, dense next to Marsit."""
-    figure, panels = new_figure(2, len(networks), height=2.9 * len(networks) + 1.0, sharex=True)
-    for row, (name, network) in zip(panels, networks.items(), strict=True):
-        for axis, merging in zip(row, SPLIT, strict=True):
-            for topology, method in LINES:
-                if (method == "dense") == (merging == "dense"):
-                    winners = method if method not in SPLIT else ""
-                    look = known_look(CALLED[method] if winners else topology)
-                    assert look is not None
-                    seconds = [times[Point(topology, method, count, n, network)] for count in ranks]
-                    axis.plot(ranks, seconds, label=winners or topology, **(look._asdict() | {"markersize": 4}))
-            _ranks(axis, ranks, fontsize=8)
-            axis.set_yscale("log")
-            axis.set_title(f"{CALLED[merging]}, {name}", fontsize=8.5)
-            unit_ticks(axis.yaxis, "s")
-            axis.set_xlim(ranks[0] / 1.3, ranks[-1] * 1.3)
+    """Time of an all-reduce against the number of ranks: panels below each other, whose text fits half the width."""
+    shown = list(product(networks.items(), SPLIT))
+    figure, panels = new_figure(1, len(shown), height=2.6 * len(shown) + 1.0, sharex=True)
+    for axis, ((name, network), merging) in zip(panels.flat, shown, strict=True):
+        for topology, method in LINES:
+            if (method == "dense") == (merging == "dense"):
+                winners = method if method not in SPLIT else ""
+                look = known_look(CALLED[method] if winners else topology)
+                assert look is not None
+                seconds = [times[Point(topology, method, count, n, network)] for count in ranks]
+                axis.plot(ranks, seconds, label=winners or topology, **look._asdict())
+        _ranks(axis, ranks)
+        axis.set_yscale("log")
+        axis.set_title(f"{CALLED[merging]}, {name}", fontsize=12)
+        axis.tick_params(labelsize=12)
+        unit_ticks(axis.yaxis, "s")
+        axis.set_xlim(ranks[0] / 1.3, ranks[-1] * 1.3)
     for axis in panels.flat:
-        name_lines(axis, size=7.5)
-    for axis in panels[-1]:
-        axis.set_xlabel("ranks")
-    figure.supylabel("time of an all-reduce (log scale)", fontsize=10)
+        name_lines(axis, size=12)
+    panels[-1][0].set_xlabel("ranks", fontsize=12)
+    figure.supylabel("time of an all-reduce (log scale)", fontsize=12)
     note = (
         f"{SIMULATED}: all-reduces of {n / 1e6:g} million elements over each topology. Shared links: ten times as fast "
         "within the group. One winner, two winners: Marsit's signs go round a ring once."
@@ -158,8 +158,9 @@ def plot_split(
         texts = {name: in_units(1e-3 * sum(both), "s") for name, both in parts.items()}
         panels.append(Bars(f"{batch} samples a processor", parts, texts))
     looks = [{"color": PALE}, {"color": STAGE_COLORS[1]}]
+    rate = 8 * (network.uplink_bytes_s or network.bandwidth_bytes_s)
     figure = draw_bars(panels, ("computing", "all-reduce"), "time of a step, ms", looks)
-    shared = f"groups of {network.group_size} ranks that share an uplink"
+    shared = f"groups of {network.group_size} ranks that share an uplink of {in_units(rate, 'bit/s')}"
     note = f"{SIMULATED}: {model.n / 1e6:g} million parameters over a torus, {shared}."
     headline(figure, split_title(network, model, batches, ranks[-1], times), note)
     return save(figure, path)
@@ -180,6 +181,6 @@ def _line(topology: str, method: str) -> str:
     return f"{CALLED[method]}, {topology}"
 
 
-def _ranks(axis: Axes, ranks: Sequence[int], **look: Any) -> None:
+def _ranks(axis: Axes, ranks: Sequence[int]) -> None:
     axis.set_xscale("log", base=2)
-    named_ticks(axis.xaxis, ranks, [str(count) for count in ranks], **look)
+    named_ticks(axis.xaxis, ranks, [str(count) for count in ranks])

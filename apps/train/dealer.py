@@ -22,11 +22,12 @@ Place = tuple[int, int]
 
 
 class _Share(NamedTuple):
-    """The images of one of `size` ranks, from a place on."""
+    """The images of one of `size` ranks, from a place on, where a step has so many images."""
 
     start: Place
     rank: int
     size: int
+    images: int
 
 
 _State = tuple[Place, Sequence[_Share]]
@@ -36,6 +37,7 @@ class Dealer:
     """Deals the training images to the ranks of a communicator; deals again among the survivors after a death.
 
     Each global batch has the next images of the epoch's order, and rank r takes the r-th part of it, as in `Sampler`.
+    Where it does not divide by the ranks, their parts differ by one image, and `weight` makes up for that.
 
     Parameters
     ----------
@@ -47,6 +49,8 @@ class Dealer:
         Ranks that draw images. Making a dealer is collective if they regroup.
     seed
         Of the order.
+    keep_batch
+        Keep the global batch after a death: survivors have larger parts. Otherwise each part stays.
 
     Attributes
     ----------
@@ -61,11 +65,13 @@ class Dealer:
         There are fewer images than one global batch.
     """
 
-    def __init__(self, n_samples: int, batch: int, comm: Communicator, seed: int) -> None:
+    def __init__(self, n_samples: int, batch: int, comm: Communicator, seed: int, keep_batch: bool = False) -> None:
         Sampler(n_samples, batch, comm.rank, comm.size, seed)  # which refuses too few images
         self._n_samples, self._batch, self._comm, self._seed = n_samples, batch, comm, seed
+        self._keep_batch = keep_batch
         self.epoch = self.images = 0
-        self._shares = [_Share((0, 0), comm.rank, comm.size)]  # that of the last batch, and those to come
+        # that of the last batch, and those to come
+        self._shares = [_Share((0, 0), comm.rank, comm.size, batch * comm.size)]
         self._order = epoch_order(n_samples, seed, 0), 0
         if comm.regroup is not None:
             comm.regroup.join(self)
@@ -73,7 +79,11 @@ class Dealer:
     @property
     def global_batch(self) -> int:
         """Images of all ranks in a step."""
-        return self._batch * self._shares[0].size
+        return self._shares[0].images
+
+    def weight(self, n_images: int) -> float:
+        """Return the weight of a mean over some of this rank's images, so that the ranks' mean is over all images."""
+        return n_images * self._shares[0].size / self._shares[0].images
 
     @property
     def n_steps(self) -> int:
@@ -95,13 +105,14 @@ class Dealer:
         if self.images + self.global_batch > self._n_samples:
             self.seek(self.epoch + 1, 0)
             return None
-        first = self.images + self._shares[0].rank * self._batch
-        self.images += self.global_batch
+        _, rank, size, n = self._shares[0]
+        first, end = (self.images + n * part // size for part in (rank, rank + 1))
+        self.images += n
         order, epoch = self._order
         if epoch != self.epoch:
             order = epoch_order(self._n_samples, self._seed, self.epoch)
             self._order = order, self.epoch
-        return order[first : first + self._batch]
+        return order[first:end]
 
     def seek(self, epoch: int, images: int) -> None:
         """Go on in an epoch behind as many of its images."""
@@ -123,8 +134,7 @@ class Dealer:
 
     def restart(self, saved: _State) -> None:
         """Deal from the start, where the dealer is."""
-        del saved
-        self._shares = [_Share((0, 0), self._comm.rank, self._comm.size)]
+        self._shares = [self._share((0, 0), saved)]
 
     def renew(self, saved: _State, survivors: tuple[int, ...]) -> Mapping[int, int | None]:
         """Deal again from the last place that a survivor has drawn up to; collective."""
@@ -132,5 +142,9 @@ class Dealer:
         start = max(gather_objects(self._comm.mpi_comm, own, self._comm.timeout))
         ahead = [share for share in shares[1:] if share.start < start]
         self.seek(*own)
-        self._shares = [shares[0], *ahead, _Share(start, self._comm.rank, self._comm.size)]
+        self._shares = [shares[0], *ahead, self._share(start, saved)]
         return {}
+
+    def _share(self, start: Place, saved: _State) -> _Share:
+        size = self._comm.size
+        return _Share(start, self._comm.rank, size, saved[1][-1].images if self._keep_batch else self._batch * size)

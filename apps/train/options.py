@@ -23,7 +23,7 @@ NODES = "nodes"
 _LARGEST_SEED = 10**12  # the generators take 64 bits, of which each rank uses a part for its number
 _FREE = frozenset(
     {"epochs", "checkpoint", "checkpoint_every", "resume", "json", "timeout", "arrival_timeout", "data"}
-    | {"threads", "trace", "link", "ranks_per_node", "on_failure", "spares"}
+    | {"threads", "trace", "link", "ranks_per_node", "on_failure", "keep_batch", "spares"}
 )
 """Options that a resumed run may change, as they do not enter the arithmetic, or only with the nodes of `identity`."""
 _PER_RANKS = frozenset({"batch", "lr", "topology", "network", NODES})
@@ -48,8 +48,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.lr = DEFAULT_LR[options.optimizer]
     if options.decay == "step" and not options.decay_epochs:
         parser.error("--decay step needs --decay-epochs")
-    if options.spares and options.on_failure != "regroup":
-        parser.error("--spares needs --on-failure regroup")
+    for option in ("spares", "keep_batch"):
+        if getattr(options, option) and options.on_failure != "regroup":
+            parser.error(f"--{option.replace('_', '-')} needs --on-failure regroup")
     if options.spares and options.per_node is not None:
         parser.error("--per-node takes no newcomers: leave out --spares")
     if options.resume and options.checkpoint is None:
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         *("--method", "--algorithm"),
         dest="algorithm",
         metavar="NAME",
-        default="marsit",
+        default="relay",
         help=f"name of the method, or {ONE_BIT_ADAM}",
     )
     add(
@@ -154,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
         default="raise",
         help="after the death of a rank: end with an error, or go on with the others, under `mpirun --with-ft ulfm`",
     )
+    keep = "let the survivors of a death train on all images of a step, in several passes; needs --on-failure regroup"
+    add("--keep-batch", action="store_true", help=keep)
     add("--spares", type=_count, default=0, help="last ranks of the job that wait, and take the places of dead ones")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where models and data lie; GPUs are dealt in turn")
     add("--threads", type=positive, default=1, help="threads of each rank that encode and decode pieces")

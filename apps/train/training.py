@@ -7,6 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -69,7 +70,7 @@ class Training:
         self.model = self.model.to(device)
         broadcast_parameters(self.model, comm)
         self.optimizer = _optimizer(options, self.model, comm, algorithm, islands)
-        self.dealer = Dealer(len(dataset.train), options.batch, comm, options.seed)
+        self.dealer = Dealer(len(dataset.train), options.batch, comm, options.seed, options.keep_batch)
         _warm_up(algorithm or self.optimizer.algorithm, comm)
         self.step = 0
         self.best_accuracy = 0.0
@@ -121,9 +122,8 @@ class Training:
         `after_step` is called after each step that leaves all ranks with the same model, and returns true to stop
         there. `before_step` is called before the images of a step are drawn, also where the epoch has no more.
         """
-        images, labels = self._dataset.train.images, self._dataset.train.labels
-        optimizer, model = self.optimizer, self.model
-        model.train()
+        optimizer = self.optimizer
+        self.model.train()
         while True:
             if before_step is not None:
                 before_step()
@@ -133,11 +133,10 @@ class Training:
             before = optimizer.synchronizations
             self._set_learning_rate()
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(images[indices]), labels[indices])
-            loss.backward()
+            loss = self._backward(indices)
             computed = time.perf_counter()
             optimizer.step()
-            self._loss_sum.add_(loss.detach(), alpha=self.dealer.global_batch)
+            self._loss_sum.add_(loss, alpha=self.dealer.global_batch)
             self._loss_images += self.dealer.global_batch
             self.step += 1
             if optimizer.synchronizations > before:
@@ -149,6 +148,22 @@ class Training:
             optimizer.synchronize()
             self._after_synchronization()
         return True
+
+    def _backward(self, indices: Tensor) -> Tensor:
+        """Add up the gradients of a step's images, so many at once as a rank has at the start; return the loss."""
+        *earlier, last = torch.split(indices, self._options.batch)
+        losses = []
+        if earlier:
+            with self.optimizer.no_sync() if isinstance(self.optimizer, DistributedOptimizer) else nullcontext():
+                losses = [self._backward_once(part) for part in earlier]
+        return sum(losses, self._backward_once(last))
+
+    def _backward_once(self, indices: Tensor) -> Tensor:
+        train = self._dataset.train
+        loss = F.cross_entropy(self.model(train.images[indices]), train.labels[indices])
+        loss = loss * self.dealer.weight(len(indices))
+        loss.backward()
+        return loss.detach()
 
     def close_epoch(self) -> dict[str, Any]:
         """Average the buffers of the model, evaluate it, and return the record of the epoch; collective."""

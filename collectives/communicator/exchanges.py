@@ -72,6 +72,8 @@ def validate_sum(comm: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat
     source = validate_array(comm, x, call, FLOATS if op == "mean" else _NUMERIC, crosses=False)
     result = allocate_like(comm, x, call) if out is None else out
     target = validate_array(comm, result, out_of_call, (source.dtype,), crosses=False)
+    if out is None and target.place is None:
+        return source, target, result  # which nothing else refers to
     if target.shape != source.shape:
         _refuse(comm, call, f"out has shape {target.shape}, the array {source.shape}: pass one of the same shape")
     if not target.values.flags.writeable or (target.place is not None and is_read_only(target, result)):

@@ -75,21 +75,9 @@ class Communicator(Group):
         So many threads encode, merge and decode pieces while the calling one polls; 1: that one does it all. Results
         are the same with any number, and ranks may have different ones. Worth it for methods that compute long
         (quantizers, entropy coding, top-k) on a rank that has several cores to itself; dense sums go on without.
-    link : EmulatedLink or str, optional
-        Emulate slow links: messages are held back until a link of this rate, in each direction of each rank, would have
-        delivered them. With `ranks_per_node` a node has one such link, and messages within a node are not held back. A
-        text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by `split` have the
-        same link. Results are the same. For trying a method on one machine, see `mpicomp help local`.
-    alone : bool
-        Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
-        ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
-    abort_hook : bool
-        Call `install_abort_hook`, if there are several ranks and these are all of the job; not in an interactive
-        session, nor under pytest.
-    ranks_per_node : int, optional
-        Let groups of so many neighbouring ranks of a host count as a node, such as those of a socket, or to try
-        `PerNode` on one machine. None: the ranks of a host are a node, and over an emulated link each rank is one.
-        Equal on all ranks.
+    checksums : bool
+        Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
+        differs; see `mpicomp help tuning`. Equal on all ranks.
     on_failure : "raise" or "regroup"
         After the death of a rank: raise `PeerFailure` on all others, or go on with them. They then have new ranks, and
         calls in flight are made again; see `mpicomp help faults`. The launcher must let ranks outlive others. Equal on
@@ -97,12 +85,24 @@ class Communicator(Group):
     spares : int
         The last so many ranks wait, in `admit`, and take the places of ranks that die; with ``on_failure="regroup"``.
         Until then each has a communicator of its own. Equal on all ranks.
-    checksums : bool
-        Compare a checksum of each message before its bytes are used, and raise `DamagedMessage` on all ranks if it
-        differs; see `mpicomp help tuning`. Equal on all ranks.
     copy_residuals_every : int, optional
         Steps after which each rank sends a copy of its residual to another rank, so that the survivors of its death can
         add it to theirs; with on_failure="regroup". None: no copies. Equal on all ranks. See `mpicomp help faults`.
+    link : EmulatedLink or str, optional
+        Emulate slow links: messages are held back until a link of this rate, in each direction of each rank, would have
+        delivered them. With `ranks_per_node` a node has one such link, and messages within a node are not held back. A
+        text such as "100mbit" or "1gbit,50us", which adds a latency. Equal on all ranks; groups by `split` have the
+        same link. Results are the same. For trying a method on one machine, see `mpicomp help local`.
+    ranks_per_node : int, optional
+        Let groups of so many neighbouring ranks of a host count as a node, such as those of a socket, or to try
+        `PerNode` on one machine. None: the ranks of a host are a node, and over an emulated link each rank is one.
+        Equal on all ranks.
+    alone : bool
+        Let COMM_WORLD be all there is, even where a launcher started more processes than MPI has joined; so does
+        ``MPICOMP_ALONE=1``. In a process that a rank has started, MPI then makes a job of this process alone.
+    abort_hook : bool
+        Call `install_abort_hook`, if there are several ranks and these are all of the job; not in an interactive
+        session, nor under pytest.
 
     Attributes
     ----------
@@ -133,6 +133,12 @@ class Communicator(Group):
     TypeError, ValueError
         An argument cannot be used. On every rank: the network cannot be read, or ranks know different ones.
 
+    Notes
+    -----
+    Most programs pass few options. The last eight have one purpose each: messages that arrive damaged (`checksums`);
+    deaths of ranks (`on_failure`, `spares`, `copy_residuals_every`); trials on one machine (`link`, `ranks_per_node`);
+    a process's own job and its end (`alone`, `abort_hook`).
+
     Examples
     --------
     The ranks of a program that ``mpirun`` started, or one rank without it:
@@ -161,16 +167,16 @@ class Communicator(Group):
         network: LinkModel | str | Path | None = None,
         trace: str | Path | None = None,
         *,
-        link: EmulatedLink | str | None = None,
         arrival_timeout: float | None = None,
         threads: int = 1,
-        alone: bool = False,
-        abort_hook: bool = True,
-        ranks_per_node: int | None = None,
-        on_failure: Literal["raise", "regroup"] = "raise",
         checksums: bool = False,
+        on_failure: Literal["raise", "regroup"] = "raise",  # deaths of ranks
         spares: int = 0,
         copy_residuals_every: int | None = None,
+        link: EmulatedLink | str | None = None,  # trials on one machine
+        ranks_per_node: int | None = None,
+        alone: bool = False,  # the process's own job, and its end
+        abort_hook: bool = True,
     ) -> None:
         super().__init__(
             arguments.validate_arguments(

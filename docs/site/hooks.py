@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from files outside ``docs``, the pages of the reference, and links between them.
+"""Hooks of MkDocs: pages from files outside ``docs``, the reference, links, and addresses of pages that have moved.
 
 README is the start page. Other files that a page links to are copied, as text, so that no link leaves the site.
 """
@@ -26,7 +26,28 @@ Page = dict[str, Any]
 """Table of `reference.toml`."""
 BUTTONS = {"Try it": "docs/examples.md", "Choose a method": "docs/choose.md", "Run on a cluster": "docs/clusters.md"}
 """First steps, which the start page offers between README's first paragraph and its picture."""
+MOVED = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Moved</title><meta name="robots" content="noindex">
+<link rel="canonical" href="{0}"><meta http-equiv="refresh" content="0; url={0}"></head>
+<body><p>This page has moved: <a href="{0}">{0}</a></p></body></html>
+"""
 _LINK = re.compile(r"(\]\(|(?:src|href)=\")(?!https?:|mailto:|#)([^)\s\"#]+)")
+
+
+def on_config(config: Any) -> Any:
+    """Write the version below each page, and let readers edit pages once the project has an address."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    config.copyright = f"{config.site_name} {project['version']}"
+    if address := project["urls"].get("Repository"):
+        config.repo_url, config.repo_name, config.edit_uri = address, "Repository", "edit/main/docs/"
+    return config
+
+
+def on_post_build(config: Any) -> None:
+    """Let the addresses of pages that were merged into others lead there."""
+    for old, new in tomllib.loads(Path(__file__).with_name("redirects.toml").read_text()).items():
+        page, _, heading = new.partition("#")
+        Path(config.site_dir, f"{old}.html").write_text(MOVED.format(f"{page}.html{heading and '#' + heading}"))
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -84,6 +84,8 @@ class RankFile:
         Number of collective calls by communicator.
     members : dict of list
         Ranks of the communicators.
+    in_flight : list of float
+        Beginnings of calls that have not ended, those between two ranks included.
     """
 
     rank: int
@@ -95,6 +97,7 @@ class RankFile:
     calls: dict[str, dict[int, RankCall]] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
     members: dict[str, list[int]] = field(default_factory=dict)
+    in_flight: list[float] = field(default_factory=list)
 
     @property
     def has_failed(self) -> bool:
@@ -105,7 +108,7 @@ class RankFile:
     def is_waiting(self) -> bool:
         """True if calls are in flight, and a thread is in this library: the rank does not compute meanwhile."""
         inside = any(part in line for _, stack in self.stacks for line in stack for part in _LIBRARY)
-        return inside and any(self.waiting(key) for key in self.calls)
+        return inside and bool(self.in_flight)
 
     def waiting(self, key: str) -> list[RankCall]:
         """Return the calls of a communicator that have not ended, in order."""
@@ -196,6 +199,8 @@ def _rank_file(content: Content) -> RankFile:
         made.members[one["key"]] = _ranks(one["members"], content["ranks"])
     for one in content["calls"]:
         fields(one, communicator=int, call=int, text=int, step=int, begun=float, compared=float, ended=float)
+        if not one["ended"]:
+            made.in_flight.append(one["begun"] + offset)
         if one["call"] < 1:  # of two ranks, which has no place in the order
             continue
         if not 0 <= one["communicator"] < len(keys):
@@ -336,11 +341,14 @@ class _Group:
         return [*first.values()]
 
     def _has_passed(self, number: int) -> bool:
-        """Return True if this call has ended on all ranks, and one waits in a call that it began afterwards."""
+        """Return True if this call has ended on all ranks, and so have later ones, or a rank waits in a later one."""
         ended = [(one, call.ended) for one, call in self._calls(number)]
-        return all(end for _, end in ended) and any(
-            call.begun > end for one, end in ended for key in one.calls for call in one.waiting(key)
-        )
+        waits = any(begun > end for one, end in ended for begun in one.in_flight)
+        return all(end for _, end in ended) and (waits or all(self._has_ended_after(one, number) for one, _ in ended))
+
+    def _has_ended_after(self, one: RankFile, number: int) -> bool:
+        calls = one.calls[self.key].values()
+        return any(call.number > number and call.ended and not call.has_failed for call in calls)
 
     def late(self) -> list[HangFinding]:
         """Return the ranks that had not begun a call in which others were waiting when they wrote their files."""

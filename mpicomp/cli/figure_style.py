@@ -62,6 +62,7 @@ LOOKS: Mapping[str, Look] = {
     "marsit": Look("#0072b2", "s"),
     "marsit, one winner": Look("#56b4e9", "D", (0, (4, 1, 1, 1))),
     "marsit, two winners": Look("#004c8c", "P", (0, (1, 1))),
+    "relay": Look("#aa3377", "o"),
     "double-squeeze": Look("#009e73", "v"),
     "doublesqueeze": Look("#009e73", "v"),
     "one-bit-adam": Look("#c51b7d", "P"),

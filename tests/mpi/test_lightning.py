@@ -88,9 +88,10 @@ def test_without_a_method_ddp_takes_the_steps_of_a_single_process(comm: Communic
 
 WAYS: dict[str, dict[str, Any]] = {
     "hook": {"algorithm": ScaleCom(rate=4)},
-    "optimizer": {"algorithm": ScaleCom(rate=4), "average": "optimizer"},
+    "optimizer": {"algorithm": ScaleCom(rate=4), "synchronize": "optimizer"},
     "updates": {
-        "algorithm": Marsit(full_precision_every=5), "average": "optimizer", "optimizer_options": {"local_steps": 2},
+        "algorithm": Marsit(full_precision_every=5), "synchronize": "optimizer",
+        "optimizer_options": {"local_steps": 2},
     },
 }  # fmt: skip
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -185,7 +186,7 @@ def test_gradients_accumulate(way: dict[str, Any], comm: Communicator) -> None:
 
 def test_all_loggers_have_the_curves_once_for_each_step(comm: Communicator, folder: Path) -> None:
     loggers = [CSVLogger(folder, "csv"), TensorBoardLogger(folder, "curves")]
-    strategy = MPIStrategy(ScaleCom(rate=4), comm, average="optimizer")
+    strategy = MPIStrategy(ScaleCom(rate=4), comm, synchronize="optimizer")
     fit(strategy, 5, accumulate_grad_batches=2, log_every_n_steps=1, logger=loggers, callbacks=[lightning_callback(2)])
     for logger in loggers:
         logger.finalize("success")
@@ -282,7 +283,7 @@ def test_optimizers_draw_numbers_of_their_own(comm: Communicator) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    strategy = MPIStrategy(QSGD(seed=5), comm, average="optimizer")
+    strategy = MPIStrategy(QSGD(seed=5), comm, synchronize="optimizer")
     fit(strategy, 4, Two())
     seeds = [one.algorithm.seed for optimizer in strategy.optimizers for one in optimizer.aggregators]
     assert seeds == [5, 6]
@@ -323,12 +324,18 @@ def test_residuals_are_not_saved_elsewhere_than_in_folders(comm: Communicator) -
 
 
 def test_what_cannot_be_used_is_refused() -> None:
-    with pytest.raises(ValueError, match="average is 'sum': choose 'ddp' or 'optimizer'"):
-        MPIStrategy(Dense(), average="sum")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="average='optimizer' needs an algorithm, such as"):
-        MPIStrategy(average="optimizer")
-    with pytest.raises(ValueError, match="optimizer_options are of DistributedOptimizer: pass average='optimizer' too"):
+    with pytest.raises(ValueError, match="synchronize is 'sum': choose 'ddp' or 'optimizer'"):
+        MPIStrategy(Dense(), synchronize="sum")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="synchronize='optimizer' needs an algorithm, as"):
+        MPIStrategy(synchronize="optimizer")
+    with pytest.raises(ValueError, match="are of DistributedOptimizer: pass synchronize='optimizer' too"):
         MPIStrategy(Dense(), optimizer_options={"local_steps": 2})
+
+
+def test_the_earlier_name_of_an_option_is_accepted_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="average= has become synchronize="):
+        strategy = MPIStrategy(Dense(), average="optimizer")
+    assert strategy._wraps_optimizers
 
 
 def test_the_program_of_the_page_runs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,12 @@ def test_a_gradient_scaler_is_refused(comm: Communicator, folder: Path) -> None:
     made.accelerator.scaler = object()
     with pytest.raises(ValueError, match="use bf16=True"):
         made.train()
+
+
+def test_losses_by_a_number_of_ranks_are_refused_where_ranks_regroup(comm: Communicator) -> None:
+    made: Any = SimpleNamespace(args=SimpleNamespace(average_tokens_across_devices=True))
+    with pytest.raises(ValueError, match="pass False to TrainingArguments, or on_failure='raise'"):
+        MPICallback(ScaleCom(rate=4), comm)._go_over_communicator(made, None)
 
 
 def test_a_callback_that_does_not_know_its_trainer_says_how_to_attach_it(comm: Communicator, folder: Path) -> None:

@@ -29,6 +29,7 @@ METHODS: dict[str, Algorithm] = {
     "dense": mpicomp.Dense(),
     "marsit-100": mpicomp.Marsit(full_precision_every=None),
     "marsit": mpicomp.Marsit(full_precision_every=None),
+    "relay": mpicomp.Relay(),
     "double-squeeze": mpicomp.DoubleSqueeze(),
     "scalecom": mpicomp.ScaleCom(),
     "sparse-loco": mpicomp.SparseLoCo(),
@@ -39,6 +40,7 @@ CODEC = {
     "dense": (0.80, 0.0),
     "marsit-100": (0.70, 0.0),
     "marsit": (0.70, 0.0),
+    "relay": (0.90, 0.0),
     "double-squeeze": (1.65, 0.0),
     "scalecom": (1.36, 0.45),
     "sparse-loco": (1.90, 0.55),
@@ -58,6 +60,8 @@ def traffic(name: str, one: dict[str, Any]) -> tuple[float, int]:
             return share * 4 * n, ring
         case "marsit" | "marsit-100":
             return share * n / 8, ring
+        case "relay":
+            return share * 2.125 * n / 8, ring
         case "double-squeeze":
             return 2 * per_node * (ranks - per_node) / ranks * 1.001 * n / 8, 2
         case "scalecom":

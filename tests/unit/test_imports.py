@@ -73,7 +73,9 @@ LAYERS = {
     "mpicomp.torch.process_group": Layer(("mpicomp.torch.devices", "collectives"), (*ARRAYS, "torch")),
     "mpicomp.lightning": Layer(("mpicomp.torch", "collectives"), ("torch", "lightning")),
     "mpicomp.accelerate": Layer(("mpicomp.torch", "collectives"), ("torch", "accelerate")),
-    "mpicomp.transformers": Layer(("mpicomp.torch", "collectives"), ("torch", "transformers")),
+    "mpicomp.transformers": Layer(
+        ("mpicomp.accelerate", "mpicomp.torch", "collectives"), ("torch", "accelerate", "transformers")
+    ),
     "mpicomp.tracking": Layer(("mpicomp.torch", "collectives")),
     "mpicomp": Layer(("collectives",), (*ARRAYS, "numba")),
     "apps": Layer(("mpicomp", "collectives"), ("*",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 import tomllib
 from contextlib import suppress
 from importlib import import_module
@@ -17,6 +18,7 @@ import pytest
 
 from mpicomp import Communicator
 from tests.documents import DOCUMENTS, PROJECT, blocks, links, prose
+from tests.system import check_redirects
 from tests.system.check_search import QUESTIONS, Search, main
 
 REFERENCE = tomllib.loads((PROJECT / "docs" / "site" / "reference.toml").read_text())
@@ -116,6 +118,33 @@ def test_a_question_that_no_page_answers_fails_and_names_the_pages(
     lines = capsys.readouterr().err.splitlines()
     assert "search: 'LoRA': expected fine-tuning, found nothing" in lines
     assert not [line for line in lines if "'GPU nodes'" in line]
+
+
+def test_pages_that_have_gone_lead_to_others() -> None:
+    git = ["git", "log", "--format=", "--name-only", "--no-renames", "--diff-filter=D", "--", "docs/*.md"]
+    history = subprocess.run(git, cwd=PROJECT, capture_output=True, text=True, check=False).stdout.split()
+    gone = {Path(name).stem for name in history if Path(name).parent.name == "docs" and not (PROJECT / name).exists()}
+    redirects = tomllib.loads((PROJECT / "docs" / "site" / "redirects.toml").read_text())
+    assert gone <= redirects.keys()
+    for old, new in redirects.items():
+        assert not (PROJECT / "docs" / f"{old}.md").exists()
+        assert (PROJECT / "docs" / f"{new.partition('#')[0]}.md").is_file(), new
+
+
+def test_an_address_that_leads_nowhere_fails_with_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_redirects, "REDIRECTS", tmp_path / "redirects.toml")
+    (tmp_path / "redirects.toml").write_text('old = "new#part"\nolder = "gone"\noldest = "new"\nlost = "new"\n')
+    (tmp_path / "new.html").write_text('<h2 id="part">')
+    for page, target in (("old", "new.html#part"), ("older", "gone.html"), ("oldest", "new.html#other")):
+        (tmp_path / f"{page}.html").write_text(f'<meta http-equiv="refresh" content="0; url={target}">')
+    assert check_redirects.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "redirects: older.html: leads to gone.html",
+        "redirects: oldest.html: new.html has no heading #other",
+        "redirects: lost.html: no page of the site",
+    ]
 
 
 def test_the_reference_lists_a_name_once() -> None:

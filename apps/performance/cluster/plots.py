@@ -21,6 +21,7 @@ from apps.plotting import (
     headline,
     in_units,
     legend,
+    listed,
     mark_level,
     name_lines,
     named_ticks,
@@ -43,6 +44,8 @@ SIZE_LOOKS = {100_000_000: ("#00456b", "s", "-"), 1_000_000: ("#0072b2", "o", "-
 """Shades of Marsit's colour."""
 SAME = 0.1
 """Part by which two speed-ups at one rate differ at least if both are written."""
+SAME_LINE = 1.15
+"""Times of two lines of which one hides the other."""
 LIMIT = 32
 """Times fewer bits: one bit an element instead of float32's 32."""
 EMULATED = f"{FULL} emulated nodes with one rank each, which share two cores; float32 vectors; medians."
@@ -147,8 +150,27 @@ def time_by_size(cells: Sequence[Record]) -> Figure | None:
     legend(axes[0], axes[0][0].get_lines())
     figure.supylabel("time of an all-reduce (log scale)", fontsize=10)
     note = "Open MPI: the fastest of its algorithms at each point. Dense: mpicomp's all-reduce without compression."
-    headline(figure, time_title(by_rate), f"{EMULATED} {note}")
+    headline(figure, time_title(by_rate), f"{EMULATED} {note}{coinciding(by_rate)}")
     return figure
+
+
+def coinciding(by_rate: Sequence[Sequence[Record]]) -> str:
+    """Return the sentence that names the lines that lie on each other, from a size on; empty if they do nowhere."""
+    others = {name: shown for name, shown in SHOWN.items() if name != MARSIT_RING}
+    found: dict[int, list[str]] = {}
+    for of_rate in by_rate:
+        together = []
+        for record in sorted(of_rate, key=lambda one: -one["settings"]["bytes"]):
+            timed = [one for name in others if (one := seconds(record, name)) is not None]
+            if len(timed) == len(others):
+                if max(timed) > SAME_LINE * min(timed):
+                    break
+                together.append(record["settings"]["bytes"])
+        if len(together) > 1:
+            found.setdefault(together[-1], []).append(rate_text(of_rate[0]))
+    where = [f"from {in_units(nbytes, 'B')} on at {listed(rates)}" for nbytes, rates in found.items()]
+    names = listed(shown.partition(",")[0] for shown in others.values())
+    return f" The lines of {names} coincide {listed(where)}." if where else ""
 
 
 def time_title(by_rate: Sequence[Sequence[Record]]) -> str:

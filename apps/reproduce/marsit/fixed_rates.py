@@ -16,7 +16,7 @@ from apps.reproduce.claims import Claim
 from apps.reproduce.networks import Task, trained
 from apps.studies.parallel import Run, run_seeds
 from apps.studies.results import Results
-from mpicomp import Dense, Marsit
+from mpicomp import Dense, Marsit, Relay
 from mpicomp.algorithms import Algorithm
 
 GLOBAL_BATCH = {"digits": 64, "fashion-mnist": 256}
@@ -38,8 +38,11 @@ METHODS: Mapping[str, Algorithm] = {
     "2 winners, K = none": Marsit(None, winners=2),
     "1 winner, K = 100": Marsit(100, winners=1),
     "1 winner, K = none": Marsit(None, winners=1),
+    "Relay, updates": Relay(),
+    "Relay, gradients": Relay(16),
 }
-MOST_LOST = {"Marsit, K = 100": 0.5, "Marsit, K = none": 0.8}
+OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {"Relay, gradients": ("--synchronize", "gradients")}
+MOST_LOST = {"Marsit, K = 100": 0.5, "Marsit, K = none": 0.8, "Relay, updates": 0.2, "Relay, gradients": 0.2}
 """Points of accuracy."""
 Runs = dict[tuple[str, float, str], list[Record]]
 """The runs of a grid by optimizer, learning rate and method; one run for each seed."""
@@ -57,18 +60,18 @@ def fixed_rates(results: Results, seeds: int, full: bool) -> tuple[list[Claim], 
     return claims, [path]
 
 
-def train_all(results: Results, dataset: str, ranks: int, seeds: int) -> Runs:
-    """Train each method at each rate, or read its result if it is there."""
+def train_all(results: Results, dataset: str, ranks: int, seeds: int, methods: Sequence[str] = tuple(METHODS)) -> Runs:
+    """Train these methods at each rate, or read the results that are there."""
     batch = max(1, GLOBAL_BATCH[dataset] // ranks)
     task = Task(("--dataset", dataset, "--batch", str(batch), *OPTIONS[dataset]), ranks)
 
     def make(case: tuple[str, float, str], seed: int) -> Run:
         optimizer, lr, method = case
         record = f"fixed-{dataset}-{ranks}-{optimizer}-{lr:g}-{_slug(method)}"
-        options = ("--optimizer", optimizer, "--lr", f"{lr:g}")
+        options = ("--optimizer", optimizer, "--lr", f"{lr:g}", *OWN_OPTIONS.get(method, ()))
         return partial(trained, results, record, task, METHODS[method], seed, options)
 
-    return run_seeds([(*rate, method) for rate in RATES for method in METHODS], seeds, make)
+    return run_seeds([(*rate, method) for rate in RATES for method in methods], seeds, make)
 
 
 def render(found: Runs) -> str:

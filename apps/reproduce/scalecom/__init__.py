@@ -26,6 +26,7 @@ FEW = 8  # seeds of short runs
 RATES = (65, 100, 400)
 MOMENTUM = ((0.003, 40), (0.01, 40), (0.03, 10))
 """Learning rates, which momentum multiplies by 10 in the long run, and epochs."""
+MASKED_LR = 0.01  # at which momentum within the method is tried with all rates
 FEWER = 4  # seeds of the runs with momentum
 SGD = ("--optimizer", "sgd")
 DECAY = ("--decay", "cosine")  # as the paper's rates fall, too; at a constant one the last epoch's accuracy scatters
@@ -150,4 +151,26 @@ def momentum(results: Results, seeds: int, full: bool) -> tuple[list[Claim], lis
     return claims, drawn
 
 
-PARTS = (accuracy, volume, similarity, leaders, large_batch, momentum, guidance)
+def masking(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
+    """Momentum within the method, also cleared where elements were sent, as in Deep Gradient Compression; ours."""
+    many = seeds if full else min(seeds, FEWER)
+    claims, drawn = [], []
+    for lr, usual in MOMENTUM:
+        epochs = 2 * usual if full else usual
+        task = _mlp(epochs, 16, 4, f"{lr:g}", "--optimizer", "momentum")
+        methods: dict[str, Method] = {"dense": (Dense(), ())}
+        for rate in RATES if lr == MASKED_LR else (100,):
+            for name, masked in (("kept", False), ("masked", True)):
+                methods[f"{name} {rate}x"] = (ScaleCom(rate=rate, momentum=0.9, masking=masked), SGD)
+        found = all_trained(results, f"momentum-{lr:g}", task, methods, many)
+        differs = f"{_DATA['mlp']}, 4 ranks, learning rate {lr:g}, {epochs} epochs, {many} seeds"
+        for name in list(methods)[1:]:
+            what = f"momentum 0.9 within ScaleCom, {name}, learning rate {lr:g}: as accurate as dense"
+            paper = "masking is of Lin et al., ICLR 2018" if "masked" in name else "–"
+            claim = compare(found, name, "ours", what, paper, differs)
+            claims.append(claim if name == "masked 100x" else replace(claim, holds=None))
+        drawn.append(_curves(results, f"masking-{lr:g}", found))
+    return claims, drawn
+
+
+PARTS = (accuracy, volume, similarity, leaders, large_batch, momentum, masking, guidance)

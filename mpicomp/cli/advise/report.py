@@ -21,6 +21,8 @@ from mpicomp.algorithms import ALGORITHMS, Algorithm, Dense, algorithm
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
 HEADING = f"{'method':<16}  {'topology':<26}  {'all-reduce':>12}  {'step':>12}  {'of dense':>9}  {'pays below':>14}"
+LOCAL_STEPS = (10, 30)
+"""Steps from one average of updates to the next that are predicted besides each step."""
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 
 
@@ -43,7 +45,7 @@ def conclusion(record: Record) -> str:
     code = ["", "To copy:", *(f"  {line}" for line in lines_to_copy(record, choice))]
     late = record.get("left_out")
     left = ["", f"Not measured within the time of --quick: {', '.join(late)}"] if late else []
-    return "\n".join((*reasons, *left, "", advice(record), *code))
+    return "\n".join((*reasons, *left, *after_local_steps(record), "", advice(record), *code))
 
 
 def heading(record: Record) -> list[str]:
@@ -110,6 +112,26 @@ def advice(record: Record) -> str:
     if known and even < here:
         return f"{text}. It would pay on links below {rate(even)}."
     return f"{text}."
+
+
+def after_local_steps(record: Record) -> list[str]:
+    """Return lines with steps of local optimizers that average every H of them: exactly, and by each kind of method."""
+    best: dict[type[Algorithm], Row] = {}
+    for row in sorted(record["rows"], key=lambda row: float(row["seconds"])):
+        name = row["method"]
+        if name != "dense" and METHODS[name].synchronize == "updates" and LEARNING[name].grade <= Grade.PROMISING:
+            best.setdefault(type(METHODS[name]), row)
+    if not best:
+        return []
+    compute_s = record["compute_s"]
+    seconds = {"exact means": dense_step(record) - compute_s}
+    seconds |= {f"{row['method']} over {_route(row)}": row["seconds"] for row in best.values()}
+    lines = [
+        f"  every {every} steps: "
+        + ", ".join(f"{duration(compute_s + one / every)} with {name}" for name, one in seconds.items())
+        for every in LOCAL_STEPS
+    ]
+    return ["", "If the training bears local steps, a step takes, where updates are averaged", *lines]
 
 
 def duration(seconds: float) -> str:

@@ -76,7 +76,7 @@ def page(report: Report) -> str:
             "",
             f"Training step of {training['parameters'] / 1e6:.1f} million parameters, median in ms: "
             + (
-                SKIPPED[training["skipped"]]
+                SKIPPED.get(training["skipped"], training["skipped"])
                 if training["skipped"]
                 else ", ".join(f"{step['name']} {milliseconds(step['median_s'])}" for step in training["steps"])
             ),

@@ -105,7 +105,8 @@ def measure(comm: Communicator, minutes: float, progress: Progress) -> dict[str,
     progress.begin("links")
     network = measure_network(comm)
     with ExitStack() as stack:
-        auto = stack.enter_context(Communicator(network=network, timeout=comm.timeout, arrival_timeout=comm.timeout))
+        connect = partial(Communicator, network=network, timeout=comm.timeout, arrival_timeout=comm.timeout)
+        auto = stack.enter_context(connect())
         algorithms = forced_algorithms(comm)
         for forced in algorithms.values():
             stack.callback(forced.Free)
@@ -117,7 +118,7 @@ def measure(comm: Communicator, minutes: float, progress: Progress) -> dict[str,
             progress.n_done = 1 + len(found) * n_calls
         # before the longest vector, which may use up the time
         dense_s = _expected(["dense ring"], 4 * training.PARAMETERS, found)["dense ring"]
-        trained = training.measure(auto, dense_s, budget, progress)
+        trained = training.measure(comm, connect, dense_s, budget, progress)
         progress.n_done = 1 + len(found) * n_calls + len(training.STEPS)
         found.append(_size(comm, auto, algorithms, SIZES[-1], found, budget, progress))
     return {

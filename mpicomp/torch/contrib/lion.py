@@ -47,9 +47,8 @@ class DistributedLion(MomentumOptimizer[SignAveraging]):
 
     Parameters
     ----------
-    params : iterable
-        Parameters, named parameters or groups, as of any torch optimizer. Frozen ones are left out until they are
-        unfrozen.
+    params, comm, named_parameters, bucket_mb
+        As of :class:`OneBitAdam`, whose attributes it has too.
     lr : float
         Length of each element's step.
     betas : (float, float)
@@ -59,31 +58,13 @@ class DistributedLion(MomentumOptimizer[SignAveraging]):
     merge : "vote", "mean" or "marsit"
         "vote": the sign that most ranks have (`MajorityVote`); "mean": the mean of the signs (counts in both phases, by
         `EFSignSGD`); "marsit": one bit per element on every hop, whose expectation is the mean (`Marsit`).
-    comm : Communicator, optional
-        None makes one on all ranks of the job.
-    named_parameters : iterable of (str, Tensor), optional
-        ``model.named_parameters()``: names for error messages and states.
-    bucket_mb : float
-        Size of the vectors that parameters are grouped into, in MiB.
     seed : int
         Seed of the coins of "vote" and "marsit"; equal on all ranks.
 
-    Attributes
-    ----------
-    comm : Communicator
-        The communicator.
-    steps : int
-        Steps so far.
-    algorithm : Algorithm
-        Method that merges signs.
-
     Raises
     ------
-    ValueError, TypeError
-        An option is out of range, a parameter is not a floating-point tensor on the CPU or a GPU, or nothing is to be
-        trained; the other ranks then raise CollectiveMismatch.
-    CollectiveMismatch
-        The ranks' options differ, or their parameters in name, shape or dtype; at a step, in value.
+    ValueError, TypeError, CollectiveMismatch
+        As of :class:`OneBitAdam`.
 
     Notes
     -----

@@ -66,7 +66,7 @@ class SignMuon(MomentumOptimizer[SignAveraging]):
     Parameters
     ----------
     params : iterable
-        2-D parameters, named parameters or groups. Frozen ones are left out until they are unfrozen.
+        As of :class:`OneBitAdam`, whose attributes it has too; of matrices only, with PyTorch 2.9 or later.
     lr : float
         Length of each element's step, or with `orthogonalize` of each singular vector's.
     momentum : float
@@ -79,22 +79,10 @@ class SignMuon(MomentumOptimizer[SignAveraging]):
     merge, comm, named_parameters, bucket_mb, seed
         As of :class:`DistributedLion`.
 
-    Attributes
-    ----------
-    comm : Communicator
-        The communicator.
-    steps : int
-        Steps so far.
-    algorithm : Algorithm
-        Method that merges signs.
-
     Raises
     ------
-    ValueError, TypeError
-        An option is out of range, a parameter is no floating-point matrix on the CPU or a GPU, nothing is to be
-        trained, or PyTorch is older than 2.9; the other ranks then raise CollectiveMismatch.
-    CollectiveMismatch
-        The ranks' options differ, or their parameters in name, shape or dtype; at a step, in value.
+    ValueError, TypeError, CollectiveMismatch
+        As of :class:`OneBitAdam`.
 
     References
     ----------

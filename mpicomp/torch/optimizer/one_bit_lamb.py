@@ -153,7 +153,7 @@ class OneBitLamb(MomentumOptimizer[LambAveraging]):
     """1-bit LAMB: LAMB that synchronizes the ranks by compressed momenta, scaled for each tensor.
 
     Once v is frozen, the layers' learning rates follow from their last values before, and from an estimate of how v
-    would have gone on. All other rules are those of :class:`OneBitAdam`.
+    would have gone on. Attributes and all other rules are those of :class:`OneBitAdam`.
 
     Parameters
     ----------
@@ -174,24 +174,10 @@ class OneBitLamb(MomentumOptimizer[LambAveraging]):
     bits, compressor, per_node, comm, named_parameters, bucket_mb, seed
         As of :class:`OneBitAdam`.
 
-    Attributes
-    ----------
-    comm : Communicator
-        The communicator.
-    steps : int
-        Steps so far.
-    frozen : bool
-        True once v is frozen.
-    algorithm : Algorithm
-        Method that averages momenta.
-
     Raises
     ------
-    ValueError, TypeError
-        An option is out of range, a parameter is not a floating-point tensor on the CPU or a GPU, or nothing is to be
-        trained; the other ranks then raise CollectiveMismatch.
-    CollectiveMismatch
-        The ranks' options differ, or their parameters in name, shape or dtype; at a step, in value.
+    ValueError, TypeError, CollectiveMismatch
+        As of :class:`OneBitAdam`.
 
     References
     ----------

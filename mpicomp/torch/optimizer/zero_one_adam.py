@@ -23,7 +23,7 @@ class ZeroOneAdam(MomentumOptimizer[ZeroOneAveraging]):
     While v is in motion, some steps take the exact mean of the gradients and update v, at intervals that double; the
     steps between them take the mean in one bit per element. Once v is frozen, each rank makes steps of its own, and the
     ranks synchronize by the sums of these, at intervals that double too. Call :meth:`synchronize` before you save or
-    evaluate the model. All other rules are those of :class:`OneBitAdam`.
+    evaluate the model. Attributes and all other rules are those of :class:`OneBitAdam`.
 
     Parameters
     ----------
@@ -45,24 +45,10 @@ class ZeroOneAdam(MomentumOptimizer[ZeroOneAveraging]):
         False: gradients are exchanged as they are, and steps divided by 1 / (sqrt(v) + eps), as in the paper; True:
         gradients with that factor, and steps as they are.
 
-    Attributes
-    ----------
-    comm : Communicator
-        The communicator.
-    steps : int
-        Steps so far.
-    frozen : bool
-        True once v is frozen.
-    algorithm : Algorithm
-        Method that averages gradients and steps.
-
     Raises
     ------
-    ValueError, TypeError
-        An option is out of range, a parameter is not a floating-point tensor on the CPU or a GPU, or nothing is to be
-        trained; the other ranks then raise CollectiveMismatch.
-    CollectiveMismatch
-        The ranks' options differ, or their parameters in name, shape or dtype; at a synchronization, in value.
+    ValueError, TypeError, CollectiveMismatch
+        As of :class:`OneBitAdam`.
 
     Notes
     -----

@@ -163,6 +163,40 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", [*training.STEPS])
+@pytest.mark.parametrize("at", ["making", 0, 2])
+def test_an_error_in_a_training_step_is_written_into_the_report(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch, name: str, at: str | int
+) -> None:
+    """It comes on the last rank alone; the others are in the exchange of that step, or of the next one."""
+    step, text = training._step, "no room on device 0 of /dev/gpu or node17.example.org"
+    failing = comm.rank == comm.size - 1
+
+    def broken(algorithm: Any, own: Communicator) -> Any:
+        made, count = step(algorithm, own), [0]
+        mine = failing and training.STEPS[name] is algorithm
+        if mine and at == "making":
+            raise RuntimeError(text)
+
+        def call() -> None:
+            if mine and count[0] == at:
+                raise RuntimeError(text)
+            count[0] += 1
+            made()
+
+        return call
+
+    monkeypatch.setattr(training, "_step", broken)
+    monkeypatch.setattr(training, "CALLS_EXPECTED", 0)  # the time that is expected has no part in this
+    found = measure(comm, 1, quiet(comm))
+    assert same_everywhere(found)
+    assert found["training"]["skipped"] == "error: RuntimeError: no room on device 0 of ... or ..."
+    assert found["training"]["steps"] == []
+    assert [entry["skipped"] for entry in found["allreduce"]] == [None, None]
+    assert problems(found) == []
+
+
+@pytest.mark.usefixtures("small")
 def test_a_wrong_result_leaves_no_report(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: Any) -> str:
         return "element 3 is 0"

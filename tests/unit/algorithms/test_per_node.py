@@ -22,6 +22,7 @@ from mpicomp import (
     NonFiniteGradient,
     PerNode,
     PowerSGD,
+    Relay,
     ScaleCom,
     SparseLoCo,
     redistribute,
@@ -98,6 +99,21 @@ def test_one_rank_a_node_is_the_method_itself(name: str) -> None:
     plain = run_local(3, lambda comm: work(comm, method))
     wrapped = run_local(3, lambda comm: work(comm, PerNode(method)), ranks_per_node=1)
     np.testing.assert_array_equal(plain, wrapped)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("method", [Dense(), Marsit(None), Relay(), QSGD(), ScaleCom()], ids=str)
+def test_bytes_that_leave_a_node_are_the_methods_whatever_its_ranks(method: Any, nodes: int) -> None:
+    n = 12 * 32_768  # of which the check of a call is little
+
+    def sent(comm: Communicator) -> int:
+        aggregator = PerNode(method, "shared").start(comm, n)
+        aggregator.aggregate(gradient(comm.rank, 0, n, "float32", (n,)))
+        return aggregator.traffic.last.bytes_sent
+
+    leaving = [sum(run_local(nodes * per, sent, "ring", ranks_per_node=per)[:per]) for per in (1, 2, 4)]
+    assert leaving[0] > 0
+    assert leaving[1:] == pytest.approx([leaving[0]] * 2, rel=0.03)
 
 
 @every_way

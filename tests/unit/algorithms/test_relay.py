@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives import DoubleTree, HalvingDoubling, Ring, Star, Torus, Tree
-from mpicomp import Auto, Communicator, NonFiniteGradient, PerNode, Relay, redistribute, run_local
+from collectives import CollectiveMismatch, DoubleTree, HalvingDoubling, Ring, Star, Torus, Tree
+from mpicomp import Auto, Communicator, DoubleSqueeze, NonFiniteGradient, PerNode, Relay, redistribute, run_local
 from mpicomp.algorithms.relay import quiet_route
 from tests.mpi.lanes import topologies
 from tests.reference.levels import in_levels
@@ -110,6 +110,35 @@ def test_error_of_a_ring_exceeds_that_of_plans_whose_sums_are_mostly_small() -> 
     }
     for other in ("Torus", "HalvingDoubling", "Tree"):
         assert error[other] < 0.85 * error["Ring"], error
+
+
+def test_error_of_owners_stays_as_large_with_more_ranks_and_that_of_a_ring_grows() -> None:
+    def relative(method: Any, ranks: int) -> float:
+        exact = np.mean([vector(rank) for rank in range(ranks)], axis=0, dtype=np.float64)
+        found = run_local(ranks, lambda comm: method.start(comm, N).aggregate(vector(comm.rank)), "ring")[0]
+        return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+    (ring, large_ring), (owners, many_owners) = (
+        [relative(method, ranks) for ranks in (4, 8)]
+        for method in (Relay(), DoubleSqueeze("levels:levels=4,bucket=128"))
+    )
+    assert many_owners == pytest.approx(owners, rel=0.1)
+    assert large_ring > 1.15 * ring
+    assert many_owners < 0.9 * large_ring
+
+
+@pytest.mark.parametrize(
+    "other", [Relay(8), Relay(4, 64), Relay(4, coding="entropy"), Relay(4, residual="copy")], ids=str
+)
+@pytest.mark.parametrize("n", [SHORT, N])
+def test_a_rank_with_other_options_is_named_by_all_and_no_residual_changes(other: Relay, n: int) -> None:
+    def work(comm: Communicator) -> None:
+        aggregator = (other if comm.rank == 1 else Relay()).start(comm, n)
+        with pytest.raises(CollectiveMismatch, match="Relay"):
+            aggregator.aggregate(vector(comm.rank, n=n))
+        assert not np.any(aggregator.residual)
+
+    run_local(3, work, "auto")
 
 
 def test_a_constant_vector_arrives_in_the_long_run() -> None:

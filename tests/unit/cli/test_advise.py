@@ -119,6 +119,19 @@ def told(*rows: tuple[str, str, float], mpi_s: float | None = None, compute_s: f
     return of_job | {"threads": 1, "dense_s": 1.0, "compute_s": compute_s, "rows": found}
 
 
+def test_steps_with_local_steps_are_predicted_for_exact_means_and_the_fastest_way_of_each_kind() -> None:
+    ways = ("marsit-100", "ring", 0.3), ("marsit", "ring", 0.2), ("relay", "tree", 0.5), ("relay", "ring", 0.4)
+    of_gradients_or_behind = ("double-squeeze", "direct", 0.1), ("sparse-loco", "all-gather", 0.1)
+    record = told(*ways, *of_gradients_or_behind, compute_s=2.0)
+    lines = [
+        "If the training bears local steps, a step takes, where updates are averaged",
+        "  every 10 steps: 2.1 s with exact means, 2.02 s with marsit over ring, 2.04 s with relay over ring",
+        "  every 30 steps: 2.033 s with exact means, 2.007 s with marsit over ring, 2.013 s with relay over ring",
+    ]
+    assert "\n".join(["", *lines, "", report.advice(record)]) in report.conclusion(record)
+    assert "local steps" not in report.conclusion(told(*of_gradients_or_behind))
+
+
 @pytest.mark.parametrize(
     ("marsit_s", "compute_s", "advised"),
     [

@@ -17,7 +17,8 @@ RUN, ALL = "1f", (0, 1, 2)
 def call(number: int, text: int = 0, state: str = "ended", begun: float = 1.0, communicator: int = 0) -> dict[str, Any]:
     ended = begun + 0.1 if state in ("ended", "failed") else 0.0
     times = {"begun": begun, "compared": begun if state != "begun" else 0.0, "ended": ended}
-    return {"communicator": communicator, "call": number, "text": text, "step": -1, "state": state} | times
+    error = {"error": "CollectiveMismatch"} if state == "failed" else {}
+    return {"communicator": communicator, "call": number, "text": text, "step": -1, "state": state} | times | error
 
 
 def write(folder: Path, rank: int, calls: list[dict[str, Any]], **changed: Any) -> None:
@@ -62,19 +63,43 @@ def test_a_deviating_call_is_named_before_its_consequences(tmp_path: Path, capsy
     assert found["findings"][0]["sentence"].endswith("differs: ranks 0-1: barrier(); rank 2: allreduce(sum) of int8[3]")
 
 
-@pytest.mark.parametrize("communicator", [0, 1])
-def test_a_hang_comes_before_a_mismatch_that_the_program_has_caught(
-    communicator: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+LAST, PART = call(4, 1, "begun", 3.0), call(1, 1, "begun", 3.0, communicator=1)
+WITHIN, MESSAGE = call(4, 1, "compared", 3.0), call(0, 1, "begun", 3.0)
+# Names of events after call 2, in which rank 2 differed: the last calls of each rank, None for a rank without a file,
+# the ranks that are named, and the kinds of the findings.
+AFTER_A_MISMATCH: dict[str, tuple[list[list[Any] | None], list[int], list[str]]] = {
+    "a rank is late": ([[LAST], [], [LAST]], [1], ["late", "differed"]),
+    "a rank of a part is late": ([[PART], [], []], [1], ["late", "differed"]),
+    "two ranks are late": ([[LAST], [], []], [1, 2], ["late", "differed"]),
+    "the rank that differed is late": ([[LAST], [LAST], []], [2], ["late", "differed"]),
+    "a rank is silent within a call": ([[WITHIN], [WITHIN], [WITHIN]], [1], ["silent", "differed"]),
+    "a rank has died": ([[WITHIN], None, [WITHIN]], [1], ["no file", "differed"]),
+    "a rank waits for a message": ([[MESSAGE], [], []], [], ["differed"]),
+    "a rank waits for a message of the late one": ([[MESSAGE], [], [LAST]], [1], ["late", "differed"]),
+    "all ranks compute": ([[], [], []], [], ["differed"]),
+    "another rank differs": (
+        [[call(4, int(rank == 1), "failed", 3.0)] for rank in ALL], [1], ["differs", "differed"],
+    ),
+    "another rank differs, and is caught": (
+        [[call(4, int(rank == 1), "failed", 3.0), call(5, 0, "ended", 4.0)] for rank in ALL], [], ["differed"],
+    ),
+    "it was not caught": ([[call(3, 0, "failed", 2.0)] for _ in ALL], [2], ["differs"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "named", "kinds"), AFTER_A_MISMATCH.values(), ids=AFTER_A_MISMATCH)
+def test_no_rank_is_named_for_a_mismatch_after_which_the_program_went_on(
+    last: list[list[Any] | None], named: list[int], kinds: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hang = 4 if communicator == 0 else 1
-    for rank in ALL:
-        calls = [call(1), call(2, int(rank == 2), "failed"), call(3, begun=2.0)]
-        waits = rank != 1 and (communicator == 0 or rank == 0)
-        write(tmp_path, rank, [*calls, *([call(hang, 1, "begun", 3.0, communicator)] if waits else [])])
-    found = analyze(tmp_path, capsys)
-    assert found["named"] == [1]
-    assert [one["kind"] for one in found["findings"]] == ["late", "differed"]
-    assert "differed, and the ranks went on: ranks 0-1: barrier()" in found["findings"][1]["sentence"]
+    for rank, calls in enumerate(last):
+        if calls is not None:
+            went_on = [] if kinds == ["differs"] else [call(3, begun=2.0)]
+            silent = {"missing": [1]} if "silent" in kinds and rank != 1 else {}
+            write(tmp_path, rank, [call(1), call(2, int(rank == 2), "failed"), *went_on, *calls], **silent)
+    found = analyze(tmp_path, capsys, 0 if named else 1)
+    assert (found["named"], [one["kind"] for one in found["findings"]]) == (named, kinds)
+    passed = [one["sentence"] for one in found["findings"] if one["kind"] == "differed"]
+    assert all("call 2 of the communicator of ranks 0-2 differed, and the ranks went on: rank" in one for one in passed)
 
 
 def test_ranks_that_wait_for_another_communicator_are_not_blamed(

@@ -713,6 +713,65 @@ def test_survivors_make_the_nodes_again_if_a_rank_dies_while_they_do(jobs: Jobs,
     assert [job.told(f"sum-{rank}") for rank in (0, 2, 3)] == ["3", "3", "2"]
 
 
+NODES_AFTER_DEATHS = """
+from collectives import PeerFailure
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=PER_NODE, timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+def die(at, step):
+    if DEATHS.get(me) == (at, step):
+        os.kill(os.getpid(), signal.SIGKILL)
+for step in range(4):
+    die("before", step)
+    while True:
+        is_done = 1
+        try:
+            nodes = comm.nodes
+            die("read", step)
+            in_node = nodes.local.allreduce(1)
+            die("local", step)
+            total = nodes.across.allreduce(in_node)
+            die("across", step)
+        except PeerFailure:
+            is_done = 0
+        if comm.allreduce(is_done, "min"):
+            break
+tell(f"nodes-{me}", (comm.nodes.sizes, comm.nodes.local.rank, in_node, total))
+comm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "deaths"),
+    [
+        (4, 2, {1: ("before", 0)}),
+        (4, 2, {0: ("read", 1)}),
+        (4, 2, {2: ("local", 1)}),
+        (4, 2, {3: ("across", 2)}),
+        (4, 2, {2: ("local", 1), 3: ("local", 1)}),
+        (5, 2, {4: ("read", 1)}),
+        (6, 3, {0: ("local", 1), 4: ("across", 1)}),
+        (4, 2, {0: ("before", 1), 2: ("read", 2), 3: ("local", 3)}),
+        (5, 3, {1: ("before", 2), 3: ("read", 1)}),
+    ],
+    ids=str,
+)
+def test_nodes_are_those_of_the_survivors_wherever_ranks_die(
+    jobs: Jobs, ranks: int, per_node: int, deaths: dict[int, tuple[str, int]]
+) -> None:
+    job = jobs.run_warm(ranks, NODES_AFTER_DEATHS, PER_NODE=per_node, DEATHS=deaths)
+    status, output = job.finish()
+    assert status == 0, output
+    everywhere = [[*range(first, min(ranks, first + per_node))] for first in range(0, ranks, per_node)]
+    alive = [[rank for rank in node if rank not in deaths] for node in everywhere]
+    nodes = [node for node in alive if node]
+    for node in nodes:
+        for place, rank in enumerate(node):
+            total = sum(len(other) for other in nodes if len(other) > place)
+            expected = tuple(map(len, nodes)), place, len(node), total
+            assert job.told(f"nodes-{rank}") == str(expected), output
+
+
 DEATH_IN_SPLIT = """
 from collectives import RanksLost
 comm = mpicomp.Communicator(on_failure="regroup", timeout=60)

@@ -15,8 +15,12 @@ import mpicomp
 from tests.unit.faults.jobs import JOB_S, Jobs
 
 pytest.importorskip("torch")
+import torch
+
 from apps.train.__main__ import train
-from apps.train.options import parse
+from apps.train.data import load
+from apps.train.models import build
+from apps.train.options import DEFAULT_LR, parse
 
 pytestmark = pytest.mark.timeout(2 * JOB_S)
 RANKS, BATCH, IMAGES = 3, 8, 200
@@ -57,6 +61,7 @@ def count(training, computed=0.0, count=Training._after_synchronization):
     count(training, computed)
     model = b"".join(one.detach().numpy().tobytes() for one in training.model.parameters())
     rows.write(json.dumps(["model", training.step, zlib.crc32(model)]) + "\\n")
+    np.save(FOLDER / f"model-{me}.npy", np.frombuffer(model, np.float32))
 
 Dealer.draw, Training._after_synchronization = draw, count
 die_in(checkpoint, "flush_folder")
@@ -154,6 +159,36 @@ def test_those_that_are_left_train_on_with_each_image_once_and_their_checkpoint_
     shutil.rmtree(newest)
     assert resume(1, saved, argv)["parameters_sha256"] == result["parameters_sha256"]
     assert resume(2, saved, [*argv, "--epochs", "4"])["epochs"] == 4
+
+
+def test_survivors_that_keep_the_batch_make_the_steps_of_one_rank_with_all_images(jobs: Jobs, tmp_path: Path) -> None:
+    data = write_images(tmp_path / "data")
+    argv = [
+        *("--dataset", "idx", "--data", str(data), "--hidden", "8", "--batch", str(BATCH), "--epochs", "2"),
+        *("--method", "dense", "--optimizer", "sgd", "--on-failure", "regroup", "--keep-batch"),
+    ]
+    job = jobs.run_warm(RANKS, TRAINING, ARGV=argv, FAULTS="kill:1:4:middle", DEATHS={})
+    status, output = job.finish()
+    assert status == 0, output
+
+    drawn = [
+        [images for kind, _, images in records(tmp_path / f"rows-{rank}") if kind == "drawn"] for rank in range(RANKS)
+    ]
+    assert len(drawn[1]) == 5  # it died in its fifth step
+    train = load("idx", data).train
+    torch.manual_seed(0)
+    model = build("mlp", train.images.shape[1:], 4, (8,), None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=DEFAULT_LR["sgd"])
+    for step, parts in enumerate(zip(drawn[0], drawn[2], strict=True)):
+        images = [i for part in (*parts, *drawn[1][step : step + 1] * (step < 4)) for i in part]
+        assert len(set(images)) == (RANKS * BATCH if step != 4 else 2 * BATCH)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(train.images[images]), train.labels[images]).backward()
+        optimizer.step()
+    assert step == 2 * (IMAGES // (RANKS * BATCH)) - 1
+    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    for rank in (0, 2):
+        np.testing.assert_allclose(job.load(f"model-{rank}"), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

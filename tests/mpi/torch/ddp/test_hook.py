@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.errors import NonFiniteGradient
-from mpicomp import Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, ScaleCom
+from mpicomp import Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, Relay, ScaleCom
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
 from tests.mpi.lanes import all_lanes, few_ranks, three_ranks
@@ -34,6 +34,7 @@ FORMS: dict[str, Any] = {
     "scalecom": ScaleCom(rate=8),
     "power-sgd": PowerSGD(1, start_step=1),
     "doublesqueeze": DoubleSqueeze(),
+    "relay": Relay(),
     "auto": Auto(DoubleSqueeze(), trial_steps=25),  # on trial, so that nothing depends on time
 }
 

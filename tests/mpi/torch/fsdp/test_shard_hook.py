@@ -19,6 +19,7 @@ from mpicomp import (
     MajorityVote,
     Marsit,
     PowerSGD,
+    Relay,
     ScaleCom,
 )
 from mpicomp.aggregator.base import Aggregator
@@ -37,6 +38,8 @@ FORMS: dict[str, Any] = {
     "local top-k": LocalTopK(rate=8),
     "qsgd": QSGD(),
     "double squeeze": DoubleSqueeze(),
+    "relay": Relay(16),
+    "relay, levels of gradients": Relay(),
     "power-sgd": PowerSGD(1, start_step=1),
 }
 
@@ -64,7 +67,7 @@ class ByHand:
         n, local = sum(map(self._padded, shapes)), self._nodes.nodes.local
         with_shapes = {"tensor_shapes": [tuple(one.shape) for one in shapes]} if self._alignment > 1 else {}
         number = index * local.size + local.rank
-        made: Aggregator = algorithm.start(self._nodes.across, n, vector_id=number, **with_shapes)
+        made: Aggregator = algorithm.of_gradients().start(self._nodes.across, n, vector_id=number, **with_shapes)
         return made
 
     def train(self, steps: range) -> None:

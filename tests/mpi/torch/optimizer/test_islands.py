@@ -13,7 +13,7 @@ from torch import nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from collectives.nodes.layout import NodeLayout
-from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, SparseLoCo, run_local
+from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, Relay, SparseLoCo, run_local
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
 from mpicomp.torch.buckets import NamedParameter
@@ -26,6 +26,7 @@ pytestmark = up_to_four_ranks
 DENSE = Dense()
 CARRIERS: dict[str, Any] = {
     "dense": DENSE, "marsit": Marsit(10), "sparse_loco": SparseLoCo(16, 64), "double_squeeze": DoubleSqueeze(),
+    "relay": Relay(),
 }  # fmt: skip
 PLANS: list[dict[str, Any]] = [
     {"local_steps": 3},
@@ -153,7 +154,7 @@ def test_training_resumes_to_the_bit(algorithm: Any, at: int, comm: Communicator
 
 @pytest.mark.mpi(max_size=1)
 @pytest.mark.parametrize(("ranks", "of_island"), [(2, 1), (2, 2), (6, 3)])
-@pytest.mark.parametrize("algorithm", [Marsit(), SparseLoCo(16, 64)], ids=["marsit", "sparse_loco"])
+@pytest.mark.parametrize("algorithm", [Marsit(), SparseLoCo(16, 64), Relay()], ids=["marsit", "sparse_loco", "relay"])
 def test_other_ranks_in_other_islands_go_on(algorithm: Any, ranks: int, of_island: int, comm: Communicator) -> None:
     models = [make_model() for _ in range(6)]
     one_by_one = {"bucket_mb": 0.001}

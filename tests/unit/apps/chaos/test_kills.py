@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from apps.chaos import __main__ as program
 from apps.chaos.case import Case
 from apps.chaos.job import Ended, Launcher
 from apps.chaos.judge import judge
-from apps.chaos.kills import run_case
+from apps.chaos.kills import run_case, summary
 from apps.faults import fail_at
 from tests.unit.faults.jobs import JOB_S
 
@@ -77,3 +79,20 @@ def test_a_lost_step_a_hang_and_a_failed_launcher_are_noticed(ended: Ended) -> N
     assert judge(CASE, replace(ended, rows=short)).problem == "wrong"
     assert judge(CASE, replace(ended, status=None)).problem == "hang"
     assert judge(CASE, replace(ended, status=1)).problem == "error"
+
+
+@pytest.mark.parametrize(
+    ("argv", "most"), [([], program.KILLS), (["--jobs", "500"], math.inf), (["--jobs", "5", "--kills", "3"], 3)]
+)
+def test_a_number_of_jobs_lifts_the_limit_of_kills(
+    argv: list[str], most: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+
+    def campaign(draw: object, seeds: object, kills: float, *others: object) -> object:
+        limits.append(kills)
+        return summary([], 0.0, [0.0])
+
+    monkeypatch.setattr(program, "campaign", campaign)
+    assert program.main(["bursts", *argv]) == 0
+    assert limits == [most]

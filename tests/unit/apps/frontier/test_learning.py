@@ -79,7 +79,7 @@ def test_a_rate_whose_runs_diverge_is_not_chosen(tmp_path: Path, made: Made, mon
 @pytest.mark.parametrize("task", TASKS)
 def test_dense_and_relay_are_the_first_cases(task: str) -> None:
     cases = cases_of(task)
-    assert {DENSE, "Relay(4)"} <= {case.method for case in cases[: learning.FIRST]}
+    assert {DENSE, "Relay(4)"} <= {case.method for case in cases[: learning.BLOCK]}
     assert len(set(cases)) == len(cases)
 
 

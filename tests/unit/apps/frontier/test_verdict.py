@@ -23,22 +23,22 @@ def run(method: str, local_steps: int, seed: int, scores: list[float], **other: 
 
 
 def test_a_goal_between_two_evaluations_is_interpolated() -> None:
-    one = Learned(DENSE, 0, [[3.0, 2.0, 1.0], [3.2, 2.2, 1.2]], 0.0)
+    one = Learned(DENSE, 0, 4, [[3.0, 2.0, 1.0], [3.2, 2.2, 1.2]], 0.0)
     assert verdict.steps_to(one, GPT, 1.6 - verdict.TOLERANCE[GPT.score]) == pytest.approx(250)
     assert verdict.steps_to(one, GPT, 4.0) == GPT.evaluated
     assert verdict.steps_to(one, GPT, 1.0) is None
 
 
 def test_an_accuracy_is_reached_from_below() -> None:
-    one = Learned(DENSE, 0, [[70.0, 80.0]], 0.0)
+    one = Learned(DENSE, 0, 4, [[70.0, 80.0]], 0.0)
     assert verdict.steps_to(one, CNN, 75 + verdict.TOLERANCE[CNN.score]) == pytest.approx(150)
     assert verdict.steps_to(one, CNN, 81.0) is None
 
 
 def test_one_in_h_steps_has_a_synchronization() -> None:
-    assert verdict.seconds(Learned("Relay(4)", 10, [], 0.0), 100, TIMES) == pytest.approx(11.0)
-    assert verdict.seconds(Learned(DENSE, 0, [], 0.0), 100, TIMES) == pytest.approx(50.0)
-    assert verdict.seconds(Learned("not timed", 10, [], 0.0), 100, TIMES) is None
+    assert verdict.seconds(Learned("Relay(4)", 10, 4, [], 0.0), 100, TIMES) == pytest.approx(11.0)
+    assert verdict.seconds(Learned(DENSE, 0, 4, [], 0.0), 100, TIMES) == pytest.approx(50.0)
+    assert verdict.seconds(Learned("not timed", 10, 4, [], 0.0), 100, TIMES) is None
 
 
 def test_dense_has_the_fastest_of_all_dense_all_reduces() -> None:
@@ -71,3 +71,12 @@ def test_a_goal_that_nothing_compressed_reaches_has_no_factor() -> None:
     assert verdict.best(ranking, True) == ("float16", 2.0)
     assert verdict.best(ranking, False) is None
     assert "| not reached |  |" in verdict.table({"task": "gpt", "rows": [], "ranking": [ranking]})
+
+
+def test_runs_on_more_ranks_have_a_price_of_their_own_and_no_time() -> None:
+    runs = [run(DENSE, 10, 0, [2.0, 1.5]), run(DENSE, 10, 0, [2.0, 1.4], ranks=8)]
+    runs += [run("Relay(4)", 10, 0, [2.0, 1.42], ranks=8)]
+    measured = {"seconds": {DENSE: [[0.1, 0.5]], "Relay(4)": [[0.1, 0.2]], "Gloo": [[1.0]]}}
+    found = verdict.judge({"runs": runs}, GPT, (0,), {"1gbit": measured})
+    assert "| Relay(4), H = 10, 8 ranks | 1.420 | +0.020 (+0.020 to +0.020) | 1 |" in verdict.table(found)
+    assert [list(one["seconds"]) for one in found["ranking"]] == [["dense, H = 10"]]

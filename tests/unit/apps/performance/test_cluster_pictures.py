@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from apps.figures import DATA
 from apps.performance.cluster import picture_data, plots, step_plots
+from apps.performance.cluster.implementations import MPI_DEFAULT
 from tests.unit.apps.performance.test_cluster_records import cell, grid_of_records, overlap_record
 
 KEPT = picture_data.read(DATA / picture_data.NAME)
@@ -79,6 +80,25 @@ def test_titles_of_the_other_figures_have_the_data_s_numbers() -> None:
     title = title_of(plots.overlap_by_rate(KEPT["overlap"]))
     assert f"{100 * at['500mbit']:.0f} % of its computing behind sending at 500 Mbit/s" in title
     assert f"{100 * at['8gbit']:.0f} % of its sending behind computing at 8 Gbit/s" in title
+
+
+def test_the_note_names_the_lines_that_lie_on_each_other_and_where() -> None:
+    def record(rate: str, nbytes: int, *others_s: float) -> dict[str, Any]:
+        timings = dict(zip((plots.DENSE_RING, MPI_DEFAULT, plots.GLOO), others_s, strict=True))
+        found = of_cell(rate, nbytes)
+        return found | {"timings": {name: {"median_s": one} for name, one in timings.items()}}
+
+    apart, equal, alike = (1.0, 1.0, 1.2), (1.0, 1.0, 1.0), (1.1, 1.0, 1.05)
+    sizes = (64_000, 1_000_000, 16_000_000)
+    slow = [record("100mbit", n, *times) for n, times in zip(sizes, (apart, equal, alike), strict=True)]
+    fast = [record("1gbit", n, *times) for n, times in zip(sizes, (equal, equal, apart), strict=True)]
+    text = " The lines of dense, Open MPI and Gloo coincide from 1 MB on at 100 Mbit/s."
+    assert plots.coinciding([slow, fast]) == text
+    assert plots.coinciding([fast]) == ""
+    figure = plots.time_by_size(FULL)
+    assert figure is not None
+    assert "coincide from 1 MB on at 100 Mbit/s and 1 Gbit/s." in re.sub(r"\s", " ", figure.get_supxlabel())
+    plt.close(figure)
 
 
 def test_a_size_at_which_another_is_faster_at_one_rate_does_not_count_as_won() -> None:

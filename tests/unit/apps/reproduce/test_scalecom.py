@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from apps.records import Record
+from apps.reproduce import scalecom
 from apps.reproduce.networks import Task, heavy_tailed
-from apps.reproduce.scalecom import bytes_sent, compare
+from apps.reproduce.scalecom import SGD, Method, bytes_sent, compare, masking
 from apps.reproduce.scalecom.bytes_sent import guided, volume
 from apps.reproduce.scalecom.job import measure
 from apps.reproduce.scalecom.leaders import choices
@@ -102,6 +105,35 @@ def test_guided_rates_fit_the_model() -> None:
     assert set(convolutional["elements"]) == {"25", "50", "400"} or set(convolutional["elements"]) == {"25", "400"}
     assert convolutional["kept"] < mlp["kept"]
     ScaleCom(rates=convolutional["rates"])
+
+
+def test_momentum_within_the_method_is_judged_where_it_is_cleared_at_100x(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Mapping[str, Method]] = {}
+
+    def train_all(
+        results: Results, name: str, task: Task, methods: Mapping[str, Method], seeds: int
+    ) -> dict[str, list[Record]]:
+        asked[name] = methods
+        assert task.options[-2:] == ("--optimizer", "momentum")
+        ends = {key: 0.85 if key == "masked 100x" and name == "momentum-0.03" else 0.9 for key in methods}
+        return {
+            key: [{"accuracy": end, "diverged": False, "epochs": [{"accuracy": end}]}] * seeds
+            for key, end in ends.items()
+        }
+
+    monkeypatch.setattr(scalecom, "all_trained", train_all)
+    claims, figures = masking(Results(tmp_path, fresh=True), 5, full=False)
+    assert all(path.exists() for path in figures)
+    assert [claim.holds for claim in claims if claim.holds is not None] == [True, True, False]
+    assert [len(methods) for methods in asked.values()] == [3, 7, 3]
+    for methods in asked.values():
+        dense, *others = methods.values()
+        assert dense[1] == ()
+        for method, own in others:
+            assert isinstance(method, ScaleCom)
+            assert (method.momentum, own) == (0.9, SGD)  # momentum in the method, and none behind the mean
 
 
 @pytest.mark.parametrize(("ours", "holds"), [([0.904, 0.914, 0.918], True), ([0.90, 0.91, 0.92], False)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apps.train import dealer as dealer_module
-from apps.train.data import Sampler
+from apps.train.data import Sampler, epoch_order
 from apps.train.dealer import Dealer, Place
 
 N, BATCH, SEED, EPOCHS = 106, 3, 7, 3
@@ -18,13 +18,13 @@ N, BATCH, SEED, EPOCHS = 106, 3, 7, 3
 class Ranks:
     """Ranks of a job whose communicators are stand-ins, and whose steps a test makes one by one."""
 
-    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch, keep_batch: bool = False) -> None:
         monkeypatch.setattr(dealer_module, "gather_objects", lambda *_: self.places)
         self.places: list[Place] = []
         self.comms: dict[int, Any] = {
             rank: SimpleNamespace(rank=rank, size=size, regroup=None, mpi_comm=None, timeout=1) for rank in range(size)
         }
-        self.dealers = {rank: Dealer(N, BATCH, comm, SEED) for rank, comm in self.comms.items()}
+        self.dealers = {rank: Dealer(N, BATCH, comm, SEED, keep_batch) for rank, comm in self.comms.items()}
         self.drawn: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
 
     def draw(self, *ranks: int) -> list[bool]:
@@ -92,6 +92,42 @@ def test_only_a_batch_of_the_dead_rank_is_lost(
         # The end of an epoch, which fills no global batch, is left out besides.
         assert N - len(drawn) < 9 + (BATCH if ahead else 0)
     assert N - len(ranks.drawn[2]) == N % 9
+
+
+def test_survivors_deal_whole_batches_and_weigh_their_parts_by_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(4, monkeypatch, keep_batch=True)
+    ranks.draw(0, 1, 2, 3)
+    order = epoch_order(N, SEED, 0).tolist()
+    for dead, sizes in ((2, [4, 4, 4]), (0, [6, 6]), (3, [12])):
+        ranks.die(dead)
+        first = ranks.dealers[1].images
+        parts = [dealer.draw() for dealer in ranks.dealers.values()]
+        assert [len(part) for part in parts if part is not None] == sizes
+        assert [i for part in parts if part is not None for i in part.tolist()] == order[first : first + 12]
+        weights = [dealer.weight(n) for dealer, n in zip(ranks.dealers.values(), sizes, strict=True)]
+        assert weights == [1.0] * len(sizes)
+        assert {(one.global_batch, one.n_steps) for one in ranks.dealers.values()} == {(12, N // 12)}
+
+
+def test_parts_that_differ_count_by_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(5, monkeypatch, keep_batch=True)
+    ranks.die(1)
+    parts = [dealer.draw() for dealer in ranks.dealers.values()]
+    sizes = [len(part) for part in parts if part is not None]
+    assert (sorted(sizes), sum(sizes)) == ([3, 4, 4, 4], 15)
+    for dealer, size in zip(ranks.dealers.values(), sizes, strict=True):
+        assert dealer.weight(size) / len(sizes) == pytest.approx(size / 15)
+
+
+def test_a_newcomer_keeps_the_batch_of_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(4, monkeypatch, keep_batch=True)
+    ranks.draw(0, 1, 2, 3)
+    comm: Any = SimpleNamespace(rank=0, size=1, regroup=None, mpi_comm=None, timeout=1)
+    newcomer = Dealer(N, BATCH, comm, SEED, keep_batch=True)
+    comm.rank, comm.size, ranks.places = 2, 3, [(0, 12)]  # it takes the place of one of two that have died
+    newcomer.renew(newcomer.enter(ranks.dealers[0].save()), ())
+    drawn = newcomer.draw()
+    assert (newcomer.global_batch, drawn is not None and len(drawn)) == (12, 4)
 
 
 def test_another_death_before_all_are_at_the_place_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def test_options_are_read_as_they_are_meant(argv: str, name: str, value: object)
         (["--checkpoint-every", "5minutes"], "neither a number of epochs nor like 500steps"),
         (["--resume"], "--resume needs --checkpoint DIR"),
         (["--spares", "1"], "--spares needs --on-failure regroup"),
+        (["--keep-batch"], "--keep-batch needs --on-failure regroup"),
         (["--spares", "1", "--on-failure", "regroup", "--per-node"], "--per-node takes no newcomers"),
         (["--decay", "step"], "--decay step needs --decay-epochs"),
         (["--algorithm", "one-bit-adam", "--optimizer", "sgd"], "leave out --optimizer"),

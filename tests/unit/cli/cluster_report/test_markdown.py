@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpicomp.cli.cluster_report import markdown
+from mpicomp.cli.cluster_report.validation import problems
 from tests.cluster_reports import sample
 
 
@@ -23,6 +24,13 @@ def test_a_training_that_was_left_out_has_its_reason() -> None:
     report = sample()
     report["training"] |= {"skipped": "no torch", "steps": []}
     assert "median in ms: PyTorch is not installed\n" in markdown.page(report)
+
+
+def test_a_training_that_failed_has_its_error() -> None:
+    report = sample()
+    report["training"] |= {"skipped": "error: RuntimeError: out of memory", "steps": []}
+    assert problems(report) == []
+    assert "median in ms: error: RuntimeError: out of memory\n" in markdown.page(report)
 
 
 def test_nodes_of_different_sizes_are_listed() -> None:

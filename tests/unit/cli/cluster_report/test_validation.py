@@ -91,6 +91,8 @@ def test_every_keyword_of_the_schema_is_one_that_the_check_knows() -> None:
         (put("allreduce", value={}), "allreduce: {} is not of type array"),
         (put("allreduce", 0, "calls", 0, "name", value="my ring"), "allreduce[0].calls[0].name: 'my ring' does not"),
         (put("training", "skipped", value="rank 3 on node17 died"), "training.skipped: 'rank 3 on node17 died' does"),
+        (put("training", "skipped", value="error: no /home/ada"), "training.skipped: 'error: no /home/ada' does not"),
+        (put("training", "skipped", value="error: no memory"), "skipped is 'error: no memory', with 3 timed calls"),
         (put("allreduce", 0, "calls", 1, "median_s", value=0.01), "median_s of MPI ring is 0.01, of its seconds 0.02"),
         (put("training", "steps", 2, "median_s", value=0.01), "training: median_s of relay is 0.01, of its seconds"),
         (put("allreduce", 0, "best_dense", value="dense ring"), "best_dense is 'dense ring', by the medians 'MPI"),
