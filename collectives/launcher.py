@@ -11,11 +11,12 @@ A process with the mark of another process, and the same variables, loads mpi4py
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import current_process, util
 from types import TracebackType
@@ -71,6 +72,20 @@ _LAUNCHERS = (
 )
 
 
+# Variables of the rank and the number of ranks, in the job and on a node
+_JOB = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # last: under mpirun it is the daemon's
+)
+_NODE = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
+)
+
+
 class Separated(NamedTuple):
     """A launcher that started more processes than MPI has joined."""
 
@@ -101,6 +116,34 @@ def launched_by(environ: Mapping[str, str]) -> str:
         if started.isdecimal() and (not also or also in environ) and (int(started) > 1 or not may_be_alone):
             return name
     return ""
+
+
+def place_in_job(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks, as the launcher counts them; None: they are not known."""
+    return next(_pairs(environ, _JOB), None)
+
+
+def place_on_node(environ: Mapping[str, str], size: int) -> dict[str, int]:
+    """Return LOCAL_RANK and LOCAL_WORLD_SIZE of a rank of `size`, as far as the launcher provides them."""
+    if size == 1:
+        return {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for rank, count in _pairs(environ, _NODE):
+        return {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
+    if not environ.get("SLURM_LOCALID", "").isdecimal():
+        return {}
+    # Slurm writes the numbers of tasks of all nodes as "2(x3),1".
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    tasks = [int(count) for count, nodes in found for _ in range(int(nodes or 1))]
+    node = environ.get("SLURM_NODEID", "")
+    known = {"LOCAL_WORLD_SIZE": tasks[int(node)]} if node.isdecimal() and int(node) < len(tasks) else {}
+    return {"LOCAL_RANK": int(environ["SLURM_LOCALID"]), **known}
+
+
+def _pairs(environ: Mapping[str, str], names: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of numbers that are set."""
+    for one, other in names:
+        if environ.get(one, "").isdecimal() and environ.get(other, "").isdecimal():
+            yield int(environ[one]), int(environ[other])
 
 
 def problem(size: int, environ: Mapping[str, str]) -> str:

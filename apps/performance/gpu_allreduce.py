@@ -3,8 +3,8 @@
 ``mpirun -n 2 python -m apps.performance.gpu_allreduce``. Ranks take the GPUs of their node in turn, and share them
 where there are more ranks than GPUs. ``--mb`` sets the length of the vectors. Calls begin at a barrier and end when the
 slowest rank has the result on its GPU; medians count. The dense all-reduce is staged: vectors travel through the host's
-memory. With the environment's ``MPICOMP_GPU_MPI=auto`` it hands memory of GPUs to MPI, where MPI takes it. NCCL is
-timed where no ranks share a GPU.
+memory. With the environment's ``MPICOMP_GPU_MPI=auto`` it hands memory of GPUs to MPI, where MPI takes it. NCCL and
+`PerNode` over NCCL are timed where no ranks share a GPU; ``--ranks-per-node`` makes nodes of neighbours on one machine.
 
 Copying is hidden to the share of its time in which kernels of the same rank ran on the GPU: (copies + kernels - both)
 / copies, where each is the time in which at least one was under way, of whole calls, by PyTorch's profiler. So a copy
@@ -28,7 +28,7 @@ import numpy as np
 
 import mpicomp
 from apps.performance.gpu_machine import Place, parser_of, placed, positive, run_part, software
-from apps.performance.gpu_nccl import nccl_allreduce
+from apps.performance.gpu_nccl import nccl_allreduce, why_not
 from apps.performance.gpu_profile import TO_DEVICE, TO_HOST, hidden, recorded
 from apps.performance.part import MS, Part, Row, both, get, made, scaled, table
 from apps.records import Record
@@ -43,10 +43,10 @@ MARSIT = mpicomp.Marsit(full_precision_every=None)
 WAYS = {"to the host": TO_HOST, "to the device": TO_DEVICE, "both ways": TO_HOST + TO_DEVICE}
 
 
-def measure(mb: float, repeats: int) -> Record | None:
+def measure(mb: float, repeats: int, ranks_per_node: int | None = None) -> Record | None:
     """Time all-reduces of `mb` megabytes of float32; collective. None on ranks other than 0, and without GPUs."""
     os.environ.setdefault(gpu_mpi.VARIABLE, "off")
-    with Communicator() as comm:
+    with Communicator(ranks_per_node=ranks_per_node) as comm:
         place = placed(comm, "all-reduces on GPUs are")
         if place is None:
             return None
@@ -82,6 +82,14 @@ def _timed(comm: Communicator, place: Place, x: Any, out: Any, repeats: int) -> 
         ONE_BIT: partial(MARSIT.start(comm, x.shape[0], device=place.device).aggregate, x, out),
         dense_name(): partial(comm.allreduce, x, "mean", out),
     }
+    if not why_not(place) and comm.size > 1:
+        inside = {
+            "nccl": (mpicomp.PerNode(MARSIT, local="nccl"), place.device),
+            "auto": (mpicomp.PerNode(MARSIT), "cpu"),
+        }
+        for local, (method, device) in inside.items():
+            aggregate = method.start(comm, x.shape[0], device=device).aggregate
+            calls[f"PerNode(Marsit, {local!r})"] = partial(aggregate, x, out)
     with nccl_allreduce(comm, place, x) as (call, lack):
         if call is not None:
             calls[NCCL] = call
@@ -187,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 0 too where there is no GPU."""
     parser = parser_of(PART)
     parser.add_argument("--mb", type=positive(float))
+    parser.add_argument("--ranks-per-node", type=positive(int))
     return run_part(PART, argv, parser)
 
 

@@ -24,8 +24,7 @@ def nccl_allreduce(comm: Communicator, place: Place, x: Any) -> Iterator[Found]:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("nccl", store=_store(comm), rank=comm.rank, world_size=comm.size)
-    try:
+    with process_group(comm, place):
         averaged = x.clone()
 
         def call() -> None:
@@ -33,6 +32,17 @@ def nccl_allreduce(comm: Communicator, place: Place, x: Any) -> Iterator[Found]:
             torch.cuda.synchronize()
 
         yield call, ""
+
+
+@contextmanager
+def process_group(comm: Communicator, place: Place) -> Iterator[None]:
+    """Make a default process group of all ranks: of NCCL, or of Gloo where NCCL cannot be used; collective."""
+    import torch.distributed as dist
+
+    backend = "gloo" if why_not(place) else "nccl"
+    dist.init_process_group(backend, store=_store(comm), rank=comm.rank, world_size=comm.size)
+    try:
+        yield
     finally:
         dist.destroy_process_group()
 

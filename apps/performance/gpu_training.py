@@ -1,8 +1,9 @@
-"""Cost of encoding in a transformer's training step on a GPU: the step alone, and with Marsit, in turn.
+"""Cost of averaging in a transformer's training step on a GPU: alone, under DDP, with Marsit and with Relay, in turn.
 
 ``mpirun -n 1 python -m apps.performance.gpu_training``, or with more ranks, which take the GPUs of their node in turn.
 The model is a small GPT, in bfloat16 by autocast, with AdamW; options set the size. Under `DistributedOptimizer`
-Marsit averages gradients, encodes them on the GPU and overlaps with backward.
+Marsit and Relay average gradients, encode them on the GPU and overlap with backward. DistributedDataParallel sums over
+NCCL, or over Gloo where ranks share a GPU or NCCL is missing: this is the cost of PyTorch's own hooks.
 
 Computing is the time of forward and backward on the GPU, from CUDA events on the stream that computes: gradients are
 encoded meanwhile, and no result is waited for. Its slowdown is the ratio of medians, beside and without encoding, and
@@ -11,7 +12,7 @@ A step goes on to the end of the optimizer's, by the clock, and so has in it wha
 
 A profile of some steps, by PyTorch's profiler, tells apart what the GPU does: what runs on streams of the step alone is
 computing, copies to the host and back are copies, and everything else is encoding and decoding. ``--trace FILE`` writes
-the profile of rank 0 for chrome://tracing.
+the profile of rank 0 for chrome://tracing. Python's profiler shows where the host is in ``optimizer.step()``.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
+from cProfile import Profile
 from pathlib import Path
+from pstats import Stats
 from typing import Any
 
 import numpy as np
 
 import mpicomp
 from apps.performance.gpu_machine import parser_of, placed, positive, run_part, software
+from apps.performance.gpu_nccl import process_group
 from apps.performance.gpu_profile import Activity, recorded
 from apps.performance.part import MS, Part, Row, both, get, in_unit, made, scaled, table
 from apps.records import Record
@@ -33,7 +38,8 @@ from collectives import Communicator
 from mpicomp.cli.timing import Seconds, alternate, slowest, summary
 
 WHAT = "training steps on GPUs are"
-ALONE, BESIDE = "alone", "with Marsit"
+ALONE, DDP, BESIDE, RELAY = "alone", "under DDP", "with Marsit", "with Relay"
+METHODS = {BESIDE: mpicomp.Marsit(full_precision_every=None), RELAY: mpicomp.Relay(16)}
 AT_MOST = 0.03
 COMPUTING, ENCODING, COPYING = "computing", "encoding", "copies"
 TOP = 15  # kernels that are shown
@@ -42,10 +48,11 @@ TOP = 15  # kernels that are shown
 class TrainingStep:
     """A model, its optimizer and a batch; calling it makes a step and waits for the GPU."""
 
-    def __init__(self, sizes: dict[str, int], batch: int, device: str, comm: Communicator | None) -> None:
-        # sizes are those of `apps.pipeline.model.Shape`, batch the examples of a rank; without comm, no optimizer is
-        # wrapped
+    def __init__(self, sizes: dict[str, int], batch: int, device: str, comm: Communicator, side: str) -> None:
+        # sizes are those of `apps.pipeline.model.Shape`, batch the examples of a rank; `side` is the way of the
+        # averages, `ALONE` for none
         import torch
+        from torch.nn.parallel import DistributedDataParallel
 
         from apps.pipeline.model import Shape, slice_of
         from apps.pipeline.text import SYMBOLS
@@ -57,11 +64,14 @@ class TrainingStep:
         self._model = model.to(device)
         self.parameters = sum(one.numel() for one in self._model.parameters())
         self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        if comm is not None:
+        if side == DDP:
+            self._model = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
+        elif side in METHODS:
             self._optimizer = DistributedOptimizer(
-                self._optimizer, mpicomp.Marsit(full_precision_every=None), comm, self._model.named_parameters(),
-                synchronize="gradients", overlap=True,
+                self._optimizer, METHODS[side], comm, self._model.named_parameters(), synchronize="gradients",
+                overlap=True,
             )  # fmt: skip
+        self.hosted: Profile | None = None
         self._tokens = torch.randint(len(SYMBOLS), (batch, shape.context + 1)).to(device)
         self._marks: list[tuple[Any, Any]] = []
 
@@ -78,7 +88,8 @@ class TrainingStep:
             value = loss(self._model(self._tokens[:, :-1]), self._tokens[:, 1:])
         torch.autograd.backward(value)
         end.record()
-        self._optimizer.step()
+        with nullcontext() if self.hosted is None else self.hosted:
+            self._optimizer.step()
         torch.cuda.synchronize()
         self._marks.append((start, end))
 
@@ -100,13 +111,16 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
                 lack = "MPI lacks MPI_THREAD_MULTIPLE, so that nothing is encoded in backward"
                 print(f"{comm.here}: {lack}: {WHAT} not measured", file=sys.stderr, flush=True)
             return None
-        sides = {name: TrainingStep(sizes, batch, place.device, over) for name, over in ((ALONE, None), (BESIDE, comm))}
-        elapsed = alternate(sides, repeats, comm=timing)
-        computing = {name: slowest(side.computing(repeats), timing) for name, side in sides.items()}
         first = timing.rank == 0
-        done = {
-            name: _profile(side, profiled, trace if first and name == BESIDE else None) for name, side in sides.items()
-        }
+        with process_group(timing, place):
+            sides = {name: TrainingStep(sizes, batch, place.device, comm, name) for name in (ALONE, DDP, BESIDE, RELAY)}
+            elapsed = alternate(sides, repeats, comm=timing)
+            computing = {name: slowest(side.computing(repeats), timing) for name, side in sides.items()}
+            done = {
+                name: _profile(side, profiled, trace if first and name == BESIDE else None)
+                for name, side in sides.items()
+            }
+            host = [row for name in METHODS for row in _on_host(name, sides[name], profiled)]
         if not first:
             return None
         streams = {one.stream for one in done[ALONE]}
@@ -115,7 +129,7 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
                     "a GPU each": place.alone, "repeats": repeats, "profiled": profiled, **software()}  # fmt: skip
         rows = compared({name: summary(of) for name, of in elapsed.items()},
                         {name: summary(of) for name, of in computing.items()}, parts)  # fmt: skip
-        return {**made(rows, **settings), "kernels": top_kernels(done[BESIDE], streams, profiled)}
+        return {**made(rows, **settings), "kernels": top_kernels(done[BESIDE], streams, profiled), "host": host}
 
 
 def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activity]:
@@ -126,6 +140,21 @@ def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activit
             step()
 
     return recorded(steps, trace)
+
+
+def _on_host(name: str, step: TrainingStep, times: int) -> list[Row]:
+    """Return the functions in which the host spends most of ``optimizer.step()``, by so many steps; collective."""
+    step.hosted = Profile()
+    for _ in range(times):
+        step()
+    stats: Any = Stats(step.hosted)
+    step.hosted = None
+    most = sorted(stats.stats.items(), key=lambda item: -item[1][2])[:TOP]
+    return [
+        {"side": name, "function": f"{function} ({Path(file).name}:{line})", "calls": calls / times,
+         "seconds": seconds / times}
+        for (file, line, function), (_, calls, seconds, *_) in most
+    ]  # fmt: skip
 
 
 def part_of(one: Activity, streams: set[int]) -> str:
@@ -149,7 +178,7 @@ def compared(
     return [
         {"side": name, "step": steps[name], "computing": computing[name],
          "slowdown": computing[name]["median_s"] / alone - 1, "parts": parts[name],
-         "target": f"≤ {AT_MOST:.0%}" if name == BESIDE else ""}
+         "target": f"≤ {AT_MOST:.0%}" if name in METHODS else ""}
         for name in steps
     ]  # fmt: skip
 
@@ -169,10 +198,11 @@ def top_kernels(done: Sequence[Activity], streams: set[int], steps: int) -> list
 
 
 def note(record: Record) -> str:
-    """The kernels that took most of the GPU's time."""
+    """The kernels that took most of the GPU's time, and the functions that took most of the host's."""
+    host = f"\n\nFunctions of the host in `optimizer.step()`, by step:\n\n{table(FUNCTIONS, record['host'])}"
     if not record["kernels"]:
-        return "\n\nPyTorch's profiler shows nothing that the GPU did: there is no profile."
-    return f"\n\nWhat took most of the GPU's time {BESIDE}, by step:\n\n{table(KERNELS, record['kernels'])}"
+        return f"\n\nPyTorch's profiler shows nothing that the GPU did: there is no profile.{host}"
+    return f"\n\nWhat took most of the GPU's time {BESIDE}, by step:\n\n{table(KERNELS, record['kernels'])}{host}"
 
 
 def _part(part: str) -> Any:
@@ -191,6 +221,12 @@ KERNELS = (
     ("ms", in_unit("seconds", MS)),
     ("share", get("share", ".1%")),
 )
+FUNCTIONS = (
+    ("training", get("side")),
+    ("function", lambda row: f"`{row['function']}`"),
+    ("calls", get("calls", ".1f")),
+    ("ms", in_unit("seconds", MS)),
+)
 COLUMNS = (
     ("training", get("side")),
     ("step, median (min), ms", lambda row: both(row["step"], MS)),
@@ -202,8 +238,8 @@ COLUMNS = (
 SIZES = ("layers", "width", "heads", "context", "batch", "repeats")
 PART = Part(
     "gpu_training",
-    "A transformer's training step on a GPU, alone and with Marsit. --layers, --width, --heads, --context, --batch, "
-    "--repeats N; --trace FILE: a profile for chrome://tracing.",
+    "A transformer's training step on a GPU: alone, under DDP, with Marsit and Relay. --layers, --width, --heads, "
+    "--context, --batch, --repeats N; --trace FILE: a profile for chrome://tracing.",
     measure,
     COLUMNS,
     quick={"layers": 2, "width": 64, "heads": 4, "context": 64, "batch": 4, "repeats": 3, "profiled": 2},

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpicomp.torch.optimizer.one_bit_lamb import OneBitLamb as OneBitLamb
     from mpicomp.torch.optimizer.zero_one_adam import ZeroOneAdam as ZeroOneAdam
     from mpicomp.torch.process_group import register_backend as register_backend
+    from mpicomp.torch.rank_device import local_device as local_device
     from mpicomp.torch.replication import average_buffers as average_buffers
     from mpicomp.torch.replication import broadcast_optimizer_state as broadcast_optimizer_state
     from mpicomp.torch.replication import broadcast_parameters as broadcast_parameters
@@ -50,6 +51,7 @@ _NAMES = {
     "optimizer.one_bit_lamb": "OneBitLamb",
     "optimizer.zero_one_adam": "ZeroOneAdam",
     "process_group": "register_backend",
+    "rank_device": "local_device",
     "replication": "average_buffers broadcast_optimizer_state broadcast_parameters require_same",
     "state.checkpoints": "load_checkpoint save_checkpoint",
     "state.redistribution": "redistribute_states",

@@ -21,7 +21,9 @@ from typing import Any
 FIRST = 5
 """Results that somebody reads."""
 QUESTIONS: dict[str, tuple[str, ...]] = {
-    "GPU nodes": ("gpu", "per-node"),
+    "GPU nodes": ("gpu-nodes",),
+    "several GPUs Ethernet": ("gpu-nodes",),
+    "nanoGPT": ("gpu-nodes",),
     "torch.compile": ("pytorch", "torch-backend"),
     "Slurm Apptainer": ("clusters", "slurm"),
     "cost of fine-tuning": ("fine-tuning",),

@@ -218,3 +218,24 @@ def test_the_job_for_kubernetes_has_the_fields_of_its_resource() -> None:
     assert launcher["image"] == worker["image"]
     threads = next(one["value"] for one in launcher["env"] if one["name"] == "OMP_NUM_THREADS")
     assert int(worker["resources"]["limits"]["cpu"]) == int(threads) * job["spec"]["slotsPerWorker"]
+
+
+def test_the_job_for_gpus_asks_the_doctor_first_and_then_runs_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = PROJECT / "slurm/gpu.sbatch"
+    monkeypatch.setitem(TEMPLATES, "gpu", script)
+    done = submit("gpu", tmp_path, "train.py", "--epochs", "3", job="[[ $5 == doctor ]] || exit 3")
+    assert done.called == ["run", "--gpus", "-m", "mpicomp", "doctor", "run", "--gpus", "train.py", "--epochs", "3"]
+    assert done.status == 3, done.output
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", script.read_text(), re.MULTILINE))
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
+
+
+def test_a_job_for_gpus_whose_doctor_finds_a_fault_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEMPLATES, "gpu", PROJECT / "slurm/gpu.sbatch")
+    done = submit("gpu", tmp_path, "train.py", job="exit 1")
+    assert done.called == ["run", "--gpus", "-m", "mpicomp", "doctor"]
+    assert done.status == 1

@@ -173,3 +173,40 @@ def test_the_runner_fails_where_an_example_fails(
     assert run_all.main(["--only", "fsdp"]) == 0
     assert started[3:] == [("fsdp2",)]
     assert "images: /folder\n" in capsys.readouterr().out
+
+
+# Nodes with several GPUs ----------------------------------------------------------------------------------------------
+
+
+ON_NODES = {path.stem: path for path in sorted((FOLDER / "gpu_nodes").glob("*.py")) if path.stem != "gpt"}
+SMALL = ("--layers", "2", "--width", "64", "--context", "32", "--batch", "4", "--ranks-per-node", "2")
+
+
+def on_two_nodes(name: str, *options: str) -> tuple[float, float]:
+    """Run a script as two nodes of two ranks, with Gloo in NCCL's place; return its loss and the MB of rank 0."""
+    command = python_command(4, [str(ON_NODES[name]), *SMALL, *options])
+    status, output = run(command, mpi_environment(), timeout_s=200)
+    assert status == 0, output
+    (found,) = re.findall(r"^loss (\d\.\d\d) after \d+ steps; rank 0 sent (\d+\.\d\d) MB to", output, re.MULTILINE)
+    return float(found[0]), float(found[1])
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ON_NODES)
+def test_a_script_for_gpu_nodes_learns_and_sends_few_bits_between_nodes(name: str) -> None:
+    pytest.importorskip("torch")
+    loss, sent = on_two_nodes(name, "--steps", "30", "--accumulate", "2")
+    assert loss < 4.5  # of 5.55 nats at the beginning
+    _, dense = on_two_nodes(name, "--steps", "10", "--dense")
+    parts = 3 if name == "local_steps" else 1  # thirty steps and ten have three synchronizations and one
+    assert dense > 2.2 * sent / (3 if parts == 1 else parts)
+
+
+def test_the_page_of_gpu_nodes_has_the_lines_of_the_scripts() -> None:
+    page = (PROJECT / "docs" / "gpu-nodes.md").read_text()
+    (block,) = re.findall(r"The lines of FSDP2, .*?```text\n(.*?)```", page, re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for line in ON_NODES["fsdp2"].read_text().splitlines()]
+    assert [line for line in block.splitlines() if line not in lines] == []
+    assert {row[0].strip("`") for row in tables(PROJECT / "docs" / "gpu-nodes.md")["script"]} == {
+        f"examples/gpu_nodes/{name}.py" for name in ON_NODES
+    }

@@ -82,8 +82,8 @@ PROGRAMS = {
 # Options of mpirun, pip, scancel and the like.
 FOREIGN = {
     "--allow-run-as-root", "--batch", "--bind-to", "--build-arg", "--cpus-per-task", "--directory", "--editable",
-    "--help", "--map-by", "--mca", "--nodes", "--ntasks-per-node", "--oversubscribe", "--path", "--prtemca", "--recipe",
-    "--repository", "--requeue", "--shm-size", "--sign", "--signal", "--strict", "--with-ft",
+    "--gpus-per-node", "--help", "--map-by", "--mca", "--nodes", "--ntasks-per-node", "--oversubscribe", "--path",
+    "--prtemca", "--recipe", "--repository", "--requeue", "--shm-size", "--sign", "--signal", "--strict", "--with-ft",
 }  # fmt: skip
 
 # Most words of a page that people read from top to bottom, and the pages that are looked up or for developers.

@@ -38,7 +38,7 @@ INDEX = {
         "fields": {"title": {"boost": 1000}, "text": {"boost": 1}, "tags": {"boost": 1}},
     },
     "docs": [
-        {"location": "gpu.html", "title": "GPU tensors", "text": "<p>of the (nodes)</p>"},
+        {"location": "gpu-nodes.html", "title": "GPU tensors", "text": "<p>of the (nodes)</p>"},
         {"location": "faq.html", "title": "Questions", "text": "Hosts without GPUs."},
         {"location": "faq.html#gpus", "title": "GPUs", "text": "<code>torch.compile</code>"},
         {"location": "records.html", "title": "GPU tensors", "text": "of the nodes", "boost": 0.1},
@@ -104,7 +104,7 @@ def test_pages_that_answer_a_question_exist() -> None:
 
 def test_the_search_prefers_titles_and_whole_pages_and_lists_records_last() -> None:
     search = Search(INDEX)
-    assert search.pages("gpu node") == ["gpu.html", "faq.html", "records.html"]
+    assert search.pages("gpu node") == ["gpu-nodes.html", "faq.html", "records.html"]
     assert search.pages("compile") == ["faq.html"]  # between a dot and a tag
     assert search.pages("ode") == search.pages("the") == []  # no beginning of a word; a word that is not indexed
 

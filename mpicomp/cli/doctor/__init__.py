@@ -45,6 +45,9 @@ def run(args: argparse.Namespace) -> int:
     places = comm.allgather(mpi.here(module.Get_library_version().split(",")[0].rstrip("\0")))
     found += mpi.hosts(places)
     here = [place.cores for place in places if place.host == places[comm.rank].host]
+    on_host = [place.host for place in places]
+    seen = comm.allgather(gpu.seen(on_host[: comm.rank].count(on_host[comm.rank])))
+    found += gpu.of_ranks(on_host, seen)
     found += environment.findings(len(here), len(frozenset[int]().union(*here)))
     found += comm.bcast(gpu.findings() if comm.rank == 0 else None)
     return report(found, args.json) if comm.rank == 0 else status(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -31,6 +31,12 @@ def examine(name: str, check: Callable[[], Finding], on_error: Status = "warn") 
         return check()
     except Exception as error:  # noqa: BLE001 - any error on this machine belongs into the report
         return Finding(name, on_error, f"could not be examined: {type(error).__name__}: {error}")
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words: the first four, and how many more."""
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{more}"
 
 
 def report(found: list[Finding], as_json: bool) -> int:

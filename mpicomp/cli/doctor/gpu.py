@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpicomp.cli.doctor.finding import Finding, examine
+from mpicomp.cli.doctor.finding import Finding, examine, list_ranks
 
 if TYPE_CHECKING:
     from collectives.arrays import Device
@@ -35,6 +36,54 @@ def findings() -> list[Finding]:
     if names:
         found.append(examine("copies of GPUs", lambda: copies(_open_gpu())))
     return found
+
+
+class Seen(NamedTuple):
+    """GPUs that a rank finds: their number, the driver's text for the rank's own one, and whether NCCL is there."""
+
+    n_gpus: int = 0
+    identity: str = ""
+    has_nccl: bool = False
+
+
+def seen(local_rank: int) -> Seen:
+    """Return the GPUs for the rank with this number on its host, without importing PyTorch if there is no driver."""
+    names = gpu_names()
+    if not names:
+        return Seen()
+    import torch
+    from torch import distributed
+
+    index, identity = 0 if len(names) == 1 else local_rank, ""
+    with suppress(RuntimeError, AssertionError):  # of a GPU that is not there, or is another program's
+        identity = str(torch.cuda.get_device_properties(index).uuid)
+    return Seen(len(names), identity, distributed.is_available() and distributed.is_nccl_available())
+
+
+def of_ranks(hosts: Sequence[str], found: Sequence[Seen]) -> list[Finding]:
+    """Return the finding about the GPUs of the ranks of a job, whose hosts are given; none without a job or a GPU."""
+    if len(found) == 1 or not any(one.n_gpus for one in found):
+        return []
+    name, cure = "ranks and GPUs", "start a rank for each GPU: mpicomp run --gpus"
+    on_host: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        on_host.setdefault(host, []).append(rank)
+    for host, ranks in on_host.items():
+        count, own = found[ranks[0]].n_gpus, {found[rank].identity for rank in ranks} - {""}
+        if not count:
+            text = f"no GPU is found on {host} by {list_ranks(ranks)}, and other hosts have some"
+            return [Finding(name, "warn", text, "request GPUs on every host")]
+        if len(own) < len(ranks):
+            text = f"{len(ranks)} ranks on {host} share {len(own)} GPU{'s' * (len(own) != 1)}"
+            return [Finding(name, "warn", f"{text}, and NCCL takes one for each rank", cure)]
+        if count > len(ranks):
+            return [Finding(name, "warn", f"{len(ranks)} of the {count} GPUs on {host} have a rank", cure)]
+    lacking = [rank for rank, one in enumerate(found) if not one.has_nccl]
+    if lacking:
+        text = f"PyTorch of {list_ranks(lacking)} has no NCCL"
+        return [Finding(name, "warn", text, "install PyTorch's build for the GPU (pytorch.org, Get Started)")]
+    several = f" on {len(on_host)} hosts" if len(on_host) > 1 else ""
+    return [Finding(name, "ok", f"a GPU for each of {len(found)} ranks{several}, and NCCL")]
 
 
 def present(driver: bool, names: list[str]) -> Finding:

@@ -23,6 +23,9 @@ HOST_FILES = (
 MOST_HOSTS = 1 << 18  # of a list, which a range of a few characters may exceed by far
 _MOST_DIGITS = 9
 TOPOLOGY = Path("/sys/devices/system/cpu")
+DEVICES = Path("/dev")
+_SLURMS_GPUS = "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 class Host(NamedTuple):
@@ -185,6 +188,19 @@ def _siblings(cpu: int) -> str:
         return (TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
     except OSError:
         return str(cpu)
+
+
+def gpus(environ: Mapping[str, str]) -> int:
+    """Return the number of GPUs of a node: as Slurm has granted them, else those that this process may use."""
+    for name in _SLURMS_GPUS if environ.get("SLURM_JOB_ID") else ():
+        if text := environ.get(name):  # as in "4" and "h100:4"
+            return sum(_number(part.rpartition(":")[2]) for part in text.split(","))
+    for name in _VISIBLE_GPUS:
+        if name in environ:
+            return len(re.findall(r"(?:^|,)\s*(?:\d|GPU-|MIG-)", environ[name]))
+    nvidia = [file for file in DEVICES.glob("nvidia*") if file.name.removeprefix("nvidia").isdecimal()]
+    amd = DEVICES.glob("dri/renderD*") if (DEVICES / "kfd").exists() else ()
+    return len(nvidia) or len([*amd])
 
 
 def this_machine() -> Allocation:

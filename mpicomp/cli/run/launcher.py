@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,9 +39,18 @@ class Launcher(NamedTuple):
         return Path(self.command[0]).name == "srun"
 
     def line(
-        self, found: Allocation, n_ranks: int, n_threads: int, one_machine: bool, options: Sequence[str]
+        self,
+        found: Allocation,
+        n_ranks: int,
+        n_threads: int,
+        one_machine: bool,
+        options: Sequence[str],
+        also: Iterable[str] = (),
     ) -> list[str]:
-        """Return the command line up to the program; `options` of the user come last, so that they win."""
+        """Return the command line up to the program; `options` of the user come last, so that they win.
+
+        Variables named in `also` reach other hosts too.
+        """
         line = [*self.command, "-n", str(n_ranks)]
         n_hosts = len(found.place(n_ranks))
         if self.is_srun:
@@ -50,7 +59,7 @@ class Launcher(NamedTuple):
         elif "Open MPI" in self.version:
             line += ["--hostfile", found.host_file] if found.host_file else []
             if not one_machine:  # other hosts get Open MPI's own settings alone
-                line += [part for name in (THREADS, *MEMORY, VARIABLE) for part in ("-x", name)]
+                line += [part for name in (THREADS, *MEMORY, VARIABLE, *also) for part in ("-x", name)]
         return [*line, *options]
 
 

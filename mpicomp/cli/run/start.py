@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
+import socket
 import sys
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
@@ -18,12 +21,13 @@ from typing import NamedTuple
 from collectives.launcher import launched_by
 from collectives.quoting import suggestion
 from mpicomp.cli.arguments import choice, integer
-from mpicomp.cli.run.allocation import Allocation, find_allocation, this_machine
+from mpicomp.cli.run.allocation import Allocation, Host, find_allocation, gpus, this_machine
 from mpicomp.cli.run.environment import THREADS, choose, threads
 from mpicomp.cli.run.launcher import Launcher, find, with_python
 from mpicomp.cli.run.output import run_job
 
 USAGE_ERROR = 2
+FIRST_PORT = 29500  # torchrun's
 MOST_HOSTS_SHOWN = 8
 _EXAMPLE = "mpicomp run -n 4 train.py"
 _HOST_OPTIONS = ("-H", "-host", "--host", "-hosts", "-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile")
@@ -34,6 +38,7 @@ come before it, between two --:
   mpicomp run -n 4 train.py --epochs 3
   mpicomp run -n 4 -m package.train --epochs 3
   mpicomp run -n 4 -- --map-by node -- train.py --epochs 3
+  mpicomp run --gpus train.py
 """
 
 
@@ -52,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EPILOG
     parser.add_argument(
         "-n", "--ranks", metavar="N", help="number of ranks; by default the slots of the allocation, or the cores"
+    )
+    parser.add_argument(
+        "--gpus", action="store_true", help="start a rank for each GPU, with the variables that torchrun sets"
     )
     parser.add_argument(
         "--launcher",
@@ -109,7 +117,7 @@ def _start(args: argparse.Namespace) -> int:
         found, one_machine = Allocation("hosts of the launcher's options", "", ()), False
     else:
         found, one_machine = found or this_machine(), found is None
-        n_ranks = n_ranks or found.slots
+        n_ranks = n_ranks or (_gpus_of(found, one_machine) if args.gpus else found.slots)
         _require_room(n_ranks, found, one_machine, job.launcher_options)
     placed = [(found.hosts[0], n_ranks)] if one_machine else found.place(n_ranks)
     n_threads = threads(os.environ, [(host.cores, ranks) for host, ranks in placed])
@@ -117,13 +125,17 @@ def _start(args: argparse.Namespace) -> int:
     settings = choose(os.environ, n_threads, one_machine)
     environ = settings.apply(os.environ)
     environ["PATH"] = with_python(environ.get("PATH", os.defpath))
-    line = [*launcher.line(found, n_ranks, n_threads, one_machine, job.launcher_options), *job.program]
+    meeting = _meeting_point(environ, placed, one_machine, own_hosts) if args.gpus else {}
+    as_rank = [sys.executable, "-m", "mpicomp.cli.run.rank"] if args.gpus else []
+    options = launcher.line(found, n_ranks, n_threads, one_machine, job.launcher_options, meeting)
+    line = [*options, *as_rank, *job.program]
     if args.dry_run:
         unset = [word for name in settings.removed for word in ("-u", name)]
-        print(shlex.join(["env", *unset, *(f"{name}={value}" for name, value in settings.added.items()), *line]))
+        added = (f"{name}={value}" for name, value in (settings.added | meeting).items())
+        print(shlex.join(["env", *unset, *added, *line]))
         return 0
     print(_placement(launcher, found, n_ranks, environ[THREADS], one_machine), file=sys.stderr, flush=True)
-    return run_job(line, environ)
+    return run_job(line, environ | meeting)
 
 
 def _require_room(n_ranks: int, found: Allocation, one_machine: bool, options: list[str]) -> None:
@@ -133,6 +145,41 @@ def _require_room(n_ranks: int, found: Allocation, one_machine: bool, options: l
         raise ValueError(
             f"-n {n_ranks}: {found.grantor} has {found.slots} slots{hosts}: {found.cure}, or take -n {found.slots}"
         )
+
+
+# A rank for each GPU --------------------------------------------------------------------------------------------------
+
+
+def _gpus_of(found: Allocation, one_machine: bool) -> int:
+    """Return the number of GPUs of all hosts, of which each has as many slots."""
+    here = gpus(os.environ)
+    if not here:
+        raise ValueError("--gpus: there is no GPU here; start it where the GPUs are, or give -n without it")
+    if one_machine:
+        return here
+    odd = next((host for host in found.hosts if host.slots != here), None)
+    if odd is not None:
+        raise ValueError(
+            f"--gpus: {found.grantor} has {odd.slots} slot{'s' * (odd.slots != 1)} on {odd.name}, and a node has "
+            f"{here} GPU{'s' * (here != 1)}: ask for as many, as in sbatch --ntasks-per-node={here} "
+            f"--gpus-per-node={here}, or give -n"
+        )
+    return found.slots
+
+
+def _meeting_point(
+    environ: Mapping[str, str], placed: list[tuple[Host, int]], one_machine: bool, own_hosts: bool
+) -> dict[str, str]:
+    """Return the address and port at which the ranks of ``torch.distributed`` meet; those of the user win."""
+    if one_machine:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address, port = "127.0.0.1", free.getsockname()[1]
+    else:
+        job = re.sub(r"\D", "", environ.get("SLURM_JOB_ID", ""))[-3:]
+        # jobs that share a node have ports of their own; hosts of the launcher's options are not known
+        address, port = "" if own_hosts else placed[0][0].name, FIRST_PORT + int(job or 0)
+    found = {"MASTER_ADDR": environ.get("MASTER_ADDR") or address, "MASTER_PORT": environ.get("MASTER_PORT") or port}
+    return {name: str(value) for name, value in found.items() if found["MASTER_ADDR"]}
 
 
 # The program ----------------------------------------------------------------------------------------------------------

@@ -92,6 +92,11 @@ class ParameterGroup:
         return group
 
     @property
+    def device(self) -> torch.device:
+        """Device of the shards."""
+        return self.members[0].fsdp_param.device
+
+    @property
     def n(self) -> int:
         """Elements of the reduce-scatter's output on this rank."""
         return sum(member.slot for member in self.members)

@@ -354,7 +354,8 @@ def _described(algorithm: AlgorithmChoice, groups: list[ParameterGroup]) -> str:
         )
     different = sorted({str(one) for by in chosen for one in by.values()})
     n = sum(len(group.members) for group in groups)
-    return f"{', '.join(different)} for {n} parameters in {len(groups)} groups ({fingerprint(str(whole)):x})"
+    where = ", ".join(sorted({group.device.type for group in groups if group.members}))
+    return f"{', '.join(different)} for {n} parameters on {where} in {len(groups)} groups ({fingerprint(str(whole)):x})"
 
 
 def _require_hookable(groups: list[ParameterGroup]) -> None:
@@ -403,4 +404,12 @@ def _layout_problem(rank: int, everywhere: list[tuple[tuple[int, ...], tuple[int
     for i, other in enumerate(own):
         if everywhere[other][1] != tuple(node[i] for node in nodes):
             return f"the communicators of ranks {rank} and {other}, of one node, join other nodes; {cure}"
+    n_groups = len({ranks for ranks, _ in everywhere})
+    if n_groups != len(nodes):
+        # the gradients of the other groups would never meet these
+        return (
+            f"the mesh has {n_groups} groups of {len(own)} ranks, of which the communicator of rank {rank} joins "
+            f"{len(nodes)}: the mesh does not match the nodes; make it of shape (len(nodes.sizes), nodes.local.size), "
+            "and pass nodes.across, of nodes = Communicator().nodes"
+        )
     return ""

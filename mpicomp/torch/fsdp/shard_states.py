@@ -33,7 +33,7 @@ from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.feedback.redistribute import redistribute
 from mpicomp.torch.fsdp.parameter_groups import ShardedParameter
-from mpicomp.torch.state.schema import State
+from mpicomp.torch.state.schema import State, require_wide
 
 if TYPE_CHECKING:
     from mpicomp.torch.fsdp.group_reduction import ShardVector
@@ -263,6 +263,7 @@ def _tensor(state: Mapping[str, Any], key: str) -> Tensor:
     value = state.get(key)
     if not isinstance(value, Tensor):
         raise ValueError(f"the state has no tensor {key!r}; load a result of state_dict of the same model")
+    require_wide(key, value)
     return value.to_local() if isinstance(value, DTensor) else value
 
 

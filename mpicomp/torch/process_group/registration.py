@@ -9,10 +9,9 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from datetime import timedelta
 from urllib.parse import parse_qs, urlparse
@@ -27,15 +26,10 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 
 from collectives import Communicator
 from collectives.communicator.arguments import require_rank
+from collectives.launcher import place_on_node
 from mpicomp.torch.process_group.mpi_process_group import DEVICES, NAME, MPIProcessGroup, require_ranks
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # for env://
-# Variables of the rank and the number of ranks on a node
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
-    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
-)
 _set_here: dict[str, str] = {}
 CONNECT_SECONDS = 3.0  # for one address of rank 0
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
@@ -143,7 +137,7 @@ def set_variables(rank: int, size: int, environ: MutableMapping[str, str] = os.e
             f"rank {rank} of {size}: RANK is {given['RANK']}, and must lie in 0 .. {size - 1}: unset RANK and "
             "WORLD_SIZE"
         )
-    for name, value in {"RANK": rank, "WORLD_SIZE": size, **_local_variables(environ, size)}.items():
+    for name, value in {"RANK": rank, "WORLD_SIZE": size, **place_on_node(environ, size)}.items():
         if not environ.get(name):
             environ[name] = _set_here[name] = str(value)
 
@@ -153,23 +147,6 @@ def _number(name: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise ValueError(f"{name} is {value!r}, and must be a whole number: unset it") from None
-
-
-def _local_variables(environ: Mapping[str, str], size: int) -> dict[str, int]:
-    """Return LOCAL_RANK and LOCAL_WORLD_SIZE, as far as they are known without communication."""
-    if size == 1:
-        return {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    for rank_name, size_name in _LAUNCHERS:
-        if environ.get(rank_name, "").isdecimal() and environ.get(size_name, "").isdecimal():
-            return {"LOCAL_RANK": int(environ[rank_name]), "LOCAL_WORLD_SIZE": int(environ[size_name])}
-    if not environ.get("SLURM_LOCALID", "").isdecimal():
-        return {}
-    # Slurm writes the numbers of tasks of all nodes as "2(x3),1".
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    tasks = [int(count) for count, nodes in found for _ in range(int(nodes or 1))]
-    node = environ.get("SLURM_NODEID", "")
-    known = {"LOCAL_WORLD_SIZE": tasks[int(node)]} if node.isdecimal() and int(node) < len(tasks) else {}
-    return {"LOCAL_RANK": int(environ["SLURM_LOCALID"]), **known}
 
 
 # Meeting of ranks ----------------------------------------------------------------------------------------------------

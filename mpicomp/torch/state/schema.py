@@ -170,10 +170,21 @@ def with_arrays(state: Any) -> Any:
     """
     if not isinstance(state, dict):
         return state
+    for key, one in state.items():
+        require_wide(key, one)
     try:
         return {key: one.detach().cpu().numpy() if torch.is_tensor(one) else one for key, one in state.items()}
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"a tensor of the state cannot be taken ({one_line(error)}); load an earlier state") from error
+
+
+def require_wide(name: str, value: object) -> None:
+    """Raise ValueError if an entry of an aggregator is a tensor of 16 bits, which would round the residual."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.element_size() < 4:
+        raise ValueError(
+            f"the state's {name} is {str(value.dtype).removeprefix('torch.')}, and residuals are float32, also of "
+            "models in 16 bits: save the result of state_dict without a conversion"
+        )
 
 
 def _require_like(name: str, found: dict[str, Any], expected: NamedTensors) -> None:

@@ -95,6 +95,17 @@ def test_a_group_that_cannot_be_made_is_an_error_on_all_ranks(
     assert PerNode(Dense(), "gloo").start(comm, N).aggregate(vector(0, 0))[0] == vector(0, 0)[0]
 
 
+def test_pytorch_without_the_backend_on_one_rank_is_an_error_on_all(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.rank == 1:
+        monkeypatch.setitem(torch_group.BACKENDS, "gloo", "ProcessGroupOther")
+    with pytest.raises(ValueError, match="on rank 1, this build of PyTorch has no ProcessGroupOther; or pass local="):
+        PerNode(Dense(), "gloo").start(comm, N)
+    monkeypatch.undo()
+    assert PerNode(Dense(), "gloo").start(comm, N).aggregate(vector(0, 0))[0] == vector(0, 0)[0]
+
+
 def test_a_folder_that_is_missing_is_an_error_on_all_ranks(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_group.tempfile, "tempdir", "/nowhere")
     with pytest.raises(ValueError, match="on rank 0, OSError: the ranks of this node have no folder to share"):

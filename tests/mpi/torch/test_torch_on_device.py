@@ -23,6 +23,7 @@ from mpicomp.torch import (
     bucket_reducers,
 )
 from tests.fake_device import FakeStream, KernelEvent
+from tests.fake_streams import StreamsDevice
 from tests.fake_torch import GPU_IN_ITS_PLACE, NAME, FakeTorchDevice, gpu, reachable
 from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, wrap
@@ -130,6 +131,21 @@ def test_streams_wait_for_means_in_the_host_s_place(
     assert torch.equal(trained(comm, NAME, algorithm, **options), waited)
     # whether a rank's messages or its kernels end first is chance; one rank's own values are their mean
     assert any(comm.allgather_object(bool(blocked))) != (comm.size == 1 and algorithm == Dense())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_captured_stream_on_one_rank_is_an_error_on_all(comm: Communicator, overlap: bool) -> None:
+    model = made(NAME)
+    optimizer = wrap(model, QSGD(), comm, synchronize="gradients", overlap=overlap)
+    step(model, optimizer, comm, 0, NAME)
+    mine = comm.rank == comm.size - 1
+    with pytest.MonkeyPatch.context() as patch:
+        if mine:
+            device = StreamsDevice()
+            device.torch.is_capturing = True
+            patch.setattr(FakeTorchDevice, "take", lambda _, array: device.take(array))
+        with pytest.raises(ValueError if mine else CollectiveMismatch, match="a CUDA graph is being captured"):
+            step(model, optimizer, comm, 1, NAME)
 
 
 def test_buckets_of_a_device_begin_during_backward(comm: Communicator, device: FakeTorchDevice) -> None:

@@ -349,7 +349,7 @@ OTHERS = {
         Communicator.send Communicator.recv Communicator.isend Communicator.irecv""",
     "no argument": """
         Communicator.barrier Communicator.close PipelineStage.compare_stores PipelineStage.stores_alike
-        PipelineStage.sum_tied_gradients SplitClient.compare_stores ZeroOneAdam.synchronize""",
+        PipelineStage.sum_tied_gradients SplitClient.compare_stores ZeroOneAdam.synchronize local_device""",
     "the same code as of SplitClient": "SplitServer SplitServer.*",
     "functions that are called after a death alone": """
         Communicator.admit DistributedOptimizer.admit OneBitAdam.admit OneBitLamb.admit ZeroOneAdam.admit

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from mpicomp import (
     QSGD,
@@ -150,6 +151,33 @@ def test_accumulated_gradients_are_those_of_native_hsdp(option: str, nodes: Clus
                 one.set_requires_gradient_sync(is_last)  # type: ignore[operator]
             loss_of(one, rank, micro).backward()
     torch.testing.assert_close(gradients(model), gradients(native))
+
+
+@pytest.mark.parametrize("option", ["set_requires_all_reduce", "set_requires_gradient_sync"])
+def test_the_last_micro_batch_alone_is_sent_and_counts_as_a_step(option: str, nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    hook = fsdp_hook(EFSignSGD(), nodes.across, model)
+    for micro in range(3):
+        assert hook.traffic.total.messages == 0
+        getattr(model, option)(micro == 2)
+        loss_of(model, nodes.world.rank, micro).backward()
+    assert {aggregator.step for aggregator in hook.aggregators} == {1}
+    assert hook.traffic.total.messages > 0
+
+
+@pytest.mark.parametrize("policy", [None, MixedPrecisionPolicy(torch.bfloat16, torch.float32)], ids=["whole", "mixed"])
+def test_residuals_of_bfloat16_parameters_are_float32(policy: MixedPrecisionPolicy | None, nodes: Cluster) -> None:
+    """A residual in bfloat16 would lose errors that are smaller than 2^-9 of itself."""
+    model = Transformer() if policy else Transformer().to(torch.bfloat16)
+    shard(model, nodes.shards, **({"mp_policy": policy} if policy else {}))
+    hook = fsdp_hook(EFSignSGD(), nodes.across, model)
+    train(model, sgd(model), STEPS)
+    assert {one.dtype for one in model.parameters()} == {torch.float32 if policy else torch.bfloat16}
+    residuals = [aggregator.residual for aggregator in hook.aggregators]
+    assert all(isinstance(one, np.ndarray) and one.dtype == np.float32 for one in residuals)
+    whole = np.concatenate([np.asarray(one) for one in residuals]).view(np.uint32)
+    assert (whole & 0xFFFF).any()  # bits that bfloat16 lacks
+    assert torch.equal(*nodes.across.allgather_object(parameters_of(model)))
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon is PyTorch 2.9's")

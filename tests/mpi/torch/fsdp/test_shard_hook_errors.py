@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_module
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, EFSignSGD, Marsit, PerNode
 from mpicomp.torch import fsdp_hook
-from mpicomp.torch.fsdp.parameter_groups import parameter_groups
+from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups
 from tests.mpi.lanes import TIMEOUT_S
 from tests.mpi.torch.fsdp.sharded_models import Cluster, Transformer, loss_of, parameters_of, sgd, shard, train
 from tests.mpi.torch.training import has_grad_dtype
@@ -93,6 +93,40 @@ def test_another_communicator_is_refused(level: str, nodes: Cluster) -> None:
     with pytest.raises(ValueError, match=message):
         fsdp_hook(Dense(), choice, model)
     assert unhooked(model)
+
+
+def test_a_mesh_that_does_not_match_the_nodes_is_refused(nodes: Cluster) -> None:
+    """Gradients of ranks 0 and 2 would never meet those of ranks 1 and 3, whose models would go their own way."""
+    mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("node", "shard"))
+    model = shard(Transformer(), mesh["shard"])
+    message = r"has 4 groups of 1 ranks, of which the communicator of rank 0 joins 2: the mesh does not match the nodes"
+    with pytest.raises(ValueError, match=message):
+        fsdp_hook(Dense(), nodes.across, model)
+    assert unhooked(model)
+
+
+def test_models_on_different_kinds_of_devices_are_refused(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shard(Transformer(), nodes.shards)
+    if nodes.world.rank == 3:
+        monkeypatch.setattr(ParameterGroup, "device", torch.device("cuda", 0))
+    message = r"ranks 0 and 3 differ in their arguments: .* on cpu in .* on cuda in .*; make the same call on all ranks"
+    with pytest.raises(CollectiveMismatch, match=message):
+        fsdp_hook(Dense(), nodes.across, model)
+    assert unhooked(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_residuals_in_16_bits_are_refused(dtype: torch.dtype, nodes: Cluster) -> None:
+    model = shard(Transformer(), nodes.shards)
+    hook = fsdp_hook(EFSignSGD(), nodes.across, model)
+    train(model, sgd(model), range(1))
+    state = hook.state_dict()
+    mine = nodes.world.rank == 1
+    narrow = {key: one.to(dtype) if key.startswith("residual/") else one for key, one in state.items()}
+    message = rf"the state's residual/\S+ is {str(dtype).partition('.')[2]}, and residuals are float32, also of models"
+    with pytest.raises(ValueError if mine else CollectiveMismatch, match=message):
+        hook.load_state_dict(narrow if mine else state)
+    hook.load_state_dict(state)
 
 
 def test_communicators_in_another_order_of_nodes_are_refused(nodes: Cluster) -> None:

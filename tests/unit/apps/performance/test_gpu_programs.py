@@ -210,7 +210,7 @@ def test_training_on_a_device_fills_tables_and_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     computing = [Activity("gemm<a|b>", 7, 0, 3)]
-    profiles = iter([computing, [*computing, *STAGED]])
+    profiles = iter([computing, computing, [*computing, *STAGED], computing])
 
     def recorded(call: Callable[[], object], trace: Path | None) -> list[Activity]:
         call()
@@ -225,8 +225,13 @@ def test_training_on_a_device_fills_tables_and_record(
     options = ["--quick", "--layers", "1", "--width", "8", "--context", "4", "--repeats", "2", "--trace", "t.json"]
     assert gpu_training.main([*options, "--json", str(path)]) == 0
     printed, record = capsys.readouterr().out, read(path)
-    assert traces == [None, Path("t.json")]
-    alone, beside = record["rows"]
+    assert traces == [None, None, Path("t.json"), None]
+    alone, under_ddp, beside, relay = record["rows"]
+    assert [one["side"] for one in record["rows"]] == ["alone", "under DDP", "with Marsit", "with Relay"]
+    assert (under_ddp["target"], relay["target"]) == ("", "≤ 3%")
+    assert {row["side"] for row in record["host"]} == {"with Marsit", "with Relay"}
+    assert all(row["calls"] > 0 and row["seconds"] >= 0 for row in record["host"])
+    assert "Functions of the host in `optimizer.step()`, by step:" in printed
     assert alone["parts"] == {"computing": 1.5, "encoding": 0, "copies": 0}
     assert beside["parts"] == {"computing": 1.5, "encoding": 1.0, "copies": 2.0}
     assert (alone["computing"]["median_s"], beside["slowdown"], beside["target"]) == (1e-3, 0.0, "≤ 3%")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from collectives.arrays.gpu_mpi.claims import Claim
 from collectives.arrays.gpu_mpi.verdict import Outcome
 from mpicomp.cli.doctor import gpu
 from mpicomp.cli.doctor.finding import Finding
+from mpicomp.cli.doctor.gpu import Seen
 from tests.fake_device import FakeDevice
 
 WORKS, CRASHED = Outcome(works=True, said="works: all of it"), Outcome(works=False, said="crashed with SIGSEGV")
@@ -90,3 +92,52 @@ def test_a_library_that_says_nothing_and_one_that_says_no(monkeypatch: pytest.Mo
     assert "makes no claim" in gpu.report_claims().text
     monkeypatch.setattr(claims, "claims", lambda: [Claim("MPIX_Query_cuda_support()", aware=False)])
     assert gpu.report_claims().text.endswith("does not take memory of GPUs: MPIX_Query_cuda_support() no")
+
+
+A, B, C, D = (Seen(2, f"GPU-{letter}", has_nccl=True) for letter in "abcd")
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "text"),
+    [
+        ([A, B, C, D], "ok", "a GPU for each of 4 ranks on 2 hosts, and NCCL"),
+        ([Seen(1, "GPU-a", has_nccl=True), Seen(1, "GPU-b", has_nccl=True), C, D], "ok", "a GPU for each of 4 ranks"),
+        ([A, B, Seen(), Seen()], "warn", "no GPU is found on n2 by ranks 2, 3, and other hosts have some"),
+        ([A, A, C, D], "warn", "2 ranks on n1 share 1 GPU, and NCCL takes one for each rank"),
+        ([A, B, C, Seen(2)], "warn", "2 ranks on n2 share 1 GPU"),
+        ([A, B, C._replace(n_gpus=4), D._replace(n_gpus=4)], "warn", "2 of the 4 GPUs on n2 have a rank"),
+        ([A, B, C, D._replace(has_nccl=False)], "warn", "PyTorch of rank 3 has no NCCL"),
+    ],
+)
+def test_gpus_of_all_ranks_are_one_finding_with_the_cure(seen: list[Seen], status: str, text: str) -> None:
+    (finding,) = gpu.of_ranks(["n1", "n1", "n2", "n2"], seen)
+    assert (finding.name, finding.status) == ("ranks and GPUs", status)
+    assert finding.text.startswith(text)
+    assert bool(finding.cure) == (status == "warn")
+
+
+def test_without_gpus_or_other_ranks_there_is_nothing_to_compare() -> None:
+    assert gpu.of_ranks(["n1", "n2"], [Seen(), Seen()]) == []
+    assert gpu.of_ranks(["n1"], [Seen(4, "GPU-a")]) == []
+
+
+def test_a_rank_without_a_driver_sees_nothing_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DRIVERS", [Path("/nowhere")])
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert gpu.seen(1) == Seen()
+
+
+@pytest.mark.parametrize(("names", "index"), [(["F1"] * 4, 2), (["F1"], 0), (["F1"] * 2, None)])
+def test_a_rank_sees_the_gpu_with_its_number_or_the_only_one(
+    names: list[str], index: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def properties(number: int) -> object:
+        if number >= len(names):
+            raise AssertionError("Invalid device id")
+        return SimpleNamespace(uuid=f"GPU-{number}")
+
+    monkeypatch.setattr(gpu, "DRIVERS", [Path("/")])
+    monkeypatch.setattr(gpu, "_names", lambda: names)
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert gpu.seen(2) == Seen(len(names), "" if index is None else f"GPU-{index}", has_nccl=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpicomp.cli.run import allocation
-from mpicomp.cli.run.allocation import Host, expand, find_allocation, this_machine
+from mpicomp.cli.run.allocation import Host, expand, find_allocation, gpus, this_machine
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -123,3 +123,38 @@ def test_threads_of_one_core_are_one_slot(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_variable_that_cannot_be_read_is_named(environ: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
         find_allocation(environ)
+
+
+# GPUs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "number"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-4a1, MIG-7b"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+        ({"ROCR_VISIBLE_DEVICES": "0,1"}, 2),
+        (SLURM | {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}, 8),
+        (SLURM | {"SLURM_GPUS_PER_NODE": "h100:4"}, 4),
+        (SLURM | {"SLURM_GPUS_PER_NODE": "a100:2,h100:1"}, 3),
+        ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}, 1),  # of a job that has ended
+    ],
+)
+def test_gpus_of_a_node_are_those_that_slurm_or_the_user_names(environ: dict[str, str], number: int) -> None:
+    assert gpus(environ) == number
+
+
+def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "DEVICES", tmp_path)
+    assert gpus({}) == 0
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri/renderD128").touch()  # a screen's
+    assert gpus({}) == 0
+    (tmp_path / "kfd").touch()
+    assert gpus({}) == 1
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert gpus({}) == 2

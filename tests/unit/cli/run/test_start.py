@@ -175,6 +175,40 @@ def test_a_dry_run_prints_a_command_that_can_be_pasted(start: Start, capsys: pyt
     assert printed.endswith("train.py 'a b'\n")
 
 
+AS_RANK = [sys.executable, "-m", "mpicomp.cli.run.rank", sys.executable, "train.py"]
+GPUS = {"SLURM_GPUS_ON_NODE": "2"}
+
+
+def test_a_rank_for_each_gpu_of_this_machine(start: Start, mpirun: str) -> None:
+    assert start("--gpus", "train.py", CUDA_VISIBLE_DEVICES="0,1,2,3") == [mpirun, "-n", "4", *AS_RANK]
+    assert start("--gpus", "-n", "2", "train.py") == [mpirun, "-n", "2", *AS_RANK]
+
+
+def test_a_rank_for_each_gpu_of_an_allocation_whose_hosts_meet_on_the_first(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = start("--gpus", "train.py", **SLURM, **GPUS)
+    assert line[1:3] == ["-n", "4"]
+    assert line[-5:] == AS_RANK
+    assert {"MASTER_ADDR", "MASTER_PORT"} < {*line[3:-5]}
+    assert cli.main(["run", "--gpus", "--dry-run", "train.py"]) == 0
+    assert " MASTER_ADDR=n1 MASTER_PORT=29507 " in capsys.readouterr().out  # the job is number 7
+
+
+def test_a_meeting_point_of_the_user_is_kept(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start("--gpus", "train.py", **SLURM, **GPUS, MASTER_ADDR="n2", MASTER_PORT="12")
+    assert cli.main(["run", "--gpus", "--dry-run", "train.py"]) == 0
+    assert " MASTER_ADDR=n2 MASTER_PORT=12 " in capsys.readouterr().out
+
+
+def test_hosts_of_the_launchers_options_name_no_meeting_point(
+    start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert cli.main(["run", "-n", "2", "--gpus", "--dry-run", "--", "--host", "a,b", "--", "train.py"]) == 0
+    assert "MASTER_" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("system", TEMPLATES)
 def test_job_scripts_are_printed(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--template", system]) == 0
@@ -224,6 +258,13 @@ def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[st
             "leave out the outer launcher, or run the program without mpicomp run",
         ),
         (["train.py"], SLURM | {"SLURM_STEP_NUM_TASKS": "2"}, "this is a rank of a job already (srun started it)"),
+        (["--gpus", "train.py"], {"CUDA_VISIBLE_DEVICES": ""}, "--gpus: there is no GPU here; start it where the GPUs"),
+        (
+            ["--gpus", "train.py"],
+            SLURM | {"SLURM_GPUS_ON_NODE": "4"},
+            "--gpus: the allocation of Slurm has 2 slots on n1, and a node has 4 GPUs: ask for as many, as in sbatch "
+            "--ntasks-per-node=4 --gpus-per-node=4, or give -n",
+        ),
     ],
 )  # fmt: skip
 def test_errors_are_one_line_with_the_cure(
@@ -315,6 +356,23 @@ def has_ended(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+@pytest.mark.timeout(240)
+def test_ranks_of_gpus_find_torchruns_variables_before_they_import_anything(tmp_path: Path) -> None:
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
+    (tmp_path / "program.py").write_text(
+        f"import os, sys; print(*(os.environ[name] for name in {names}), *sys.argv[1:], os.environ['MASTER_PORT'])"
+    )
+    command = [sys.executable, "-m", "mpicomp", "run", "--gpus", "program.py", "--epochs=3"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean() | {"PYTHONPATH": str(PROJECT), "CUDA_VISIBLE_DEVICES": "0,1"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
+    assert [line for line, _ in lines] == [f"{rank} 2 {rank} 2 127.0.0.1 --epochs=3" for rank in range(2)]
+    assert len({port for _, port in lines}) == 1
 
 
 @pytest.mark.timeout(240)
