@@ -22,7 +22,7 @@ from torch import Tensor
 from mpicomp.kernels.gpu.common import APART, read
 
 SEGMENT = 16384  # elements of a chunk that one program goes through
-STEP = 2048  # of these at a time
+STEP = 1024  # of these at a time; of 2048 a program takes twice the registers
 FEW = 256  # of those held at a time: a segment holds some hundred candidates where one of a hundred elements is kept
 DEEPEST = 16  # elements of a group
 BOUND = {4: 2, 8: 3}  # bytes of the bound of candidates: all of the exponent, and 7 or 12 bits behind it
