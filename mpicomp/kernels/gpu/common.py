@@ -135,10 +135,14 @@ def write(pointer, start, n, values, WIDTH: tl.constexpr):
 @triton.jit
 def mean_of(total, ranks):
     """Sums divided by the number of ranks, rounded once."""
-    if total.dtype == tl.float64:
-        return total / tl.cast(ranks, tl.float64)
-    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
-        return tl.div_rn(total, tl.cast(ranks, tl.float32))
+    # A division takes ten times the instructions of a product, which has the same bits by a power of two.
+    if (ranks & (ranks - 1)) == 0:
+        found = total * (1.0 / tl.cast(ranks, tl.float64)).to(total.dtype)  # of float32 the quotient would be inexact
+    elif total.dtype == tl.float64:
+        found = total / tl.cast(ranks, tl.float64)
+    else:
+        found = tl.div_rn(total, tl.cast(ranks, tl.float32))
+    return found
 
 
 @triton.jit

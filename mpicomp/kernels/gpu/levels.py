@@ -193,6 +193,87 @@ def _pack_three(left, start, length, codes, place, sigma, scale, numbers, BYTES:
         tl.store(codes + place[:, None] + byte, packed.to(tl.uint8), mask=byte < used[:, None])
 
 
+@triton.jit
+def _sums(
+    u, residual, incoming, scale_in, start, place, length, row, inside, whole, numbers, LEVELS: tl.constexpr,
+    PLANES: tl.constexpr,
+):  # fmt: skip
+    """Sums of some rows, float32; 0 outside."""
+    own = _read(u, start, inside, whole)
+    if residual is not None:
+        own += _read(residual, start, inside, whole)
+    v = own.to(tl.float32)
+    if incoming is not None:
+        v += _decoded(incoming, place, scale_in, row, length, numbers, LEVELS, PLANES)
+        v = tl.where(inside, v, 0)
+    return v
+
+
+@triton.jit
+def _measured(v, lanes, top, LEVELS: tl.constexpr):
+    """Lanes of squares with those of some rows, or of 256 levels the largest magnitudes."""
+    if LEVELS == 256:
+        return lanes, tl.maximum(top, tl.max(tl.max(v.to(tl.uint32, bitcast=True) & 0x7FFFFFFF, axis=2), axis=1))
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return _add_rows(lanes, v * v), top
+
+
+@triton.jit
+def _total_and_sigma(lanes, top, length, LEVELS: tl.constexpr):
+    """Mean squares of buckets, of 256 levels largest magnitudes, float64; and `sigma` of `_nearest`."""
+    if LEVELS == 256:
+        total = tl.where(top < INFINITY, top, NAN << 16).to(tl.float32, bitcast=True).to(tl.float64)
+        sigma = tl.where(total > LEAST, 127 / tl.where(total > LEAST, total, 1), 0).to(tl.float32)
+        return tl.where(total <= LEAST, 0, total), sigma
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        total = _total(lanes) / length.to(tl.float64)
+        return total, tl.sqrt(total)
+
+
+@triton.jit
+def _write_codes(codes, place, i, inside, row, length, below, level, LEVELS: tl.constexpr, PLANES: tl.constexpr):
+    """Write bytes of 256 levels, or planes; nothing of three levels."""
+    if LEVELS == 256:
+        tl.store(codes + place + i, tl.where(below, 127 - level, 127 + level).to(tl.uint8), mask=inside)
+    if PLANES >= 0:
+        lane, words = tl.arange(0, ROW)[None, None, :], (length + 63) // 64 * 2
+        to = codes + (place >> 2) + row
+        tl.store(to, tl.sum(below.to(tl.int32) << lane, axis=2, keep_dims=True), mask=row < words)
+        for plane in tl.static_range(PLANES):
+            to += words
+            tl.store(to, tl.sum(((level >> plane) & 1) << lane, axis=2, keep_dims=True), mask=row < words)
+
+
+@triton.jit
+def _tallied(v, level, lanes, few, some, many, numbers, LEVELS: tl.constexpr, STEPS: tl.constexpr):
+    """Lanes of products with levels, and counts of levels 1 to 3, 4 to 6 and 7, with those of some rows."""
+    if LEVELS != 256:
+        size = tl.where(level == 0, 0, tl.abs(v)) if LEVELS == 3 else tl.abs(v)
+        lanes = _add_rows(lanes, size * _magnitude(level, numbers, LEVELS))
+        few += _counts(level, 1) if STEPS > 0 else 0
+        some += _counts(level, 4) if STEPS > 3 else 0
+        many += _counts(level, 7) if STEPS > 6 else 0
+    return lanes, few, some, many
+
+
+@triton.jit
+def _fitted(total, lanes, few, some, many, sigma, length, numbers, LEVELS: tl.constexpr, STEPS: tl.constexpr):
+    """Bits of the scales of the least error, uint32. lanes to many : as `_tallied` returns them."""
+    energy = tl.full(length.shape, 127, tl.float64)
+    if LEVELS != 256:
+        total, energy, others = _total(lanes), tl.zeros(length.shape, tl.float64), length.to(tl.int64)
+        for k in tl.static_range(1, STEPS + 1):
+            count = ((few if k < 4 else some if k < 7 else many) >> (COUNT_BITS * ((k - 1) % 3))) & MOST_COUNT
+            energy += count.to(tl.float64) * tl.load(numbers + LEVELS // 2 + k % (LEVELS // 2))
+            others -= count
+        if LEVELS == 3:
+            least = tl.load(numbers + 2) * sigma
+            total += least - least  # NaN where a value is, which is above no limit
+        else:
+            energy += others.to(tl.float64) * tl.load(numbers + LEVELS // 2)
+    return _rounded(total / tl.where(energy == 0, 1, energy))
+
+
 @triton.jit(do_not_specialize=["buckets"])
 def _relay_kernel(
     u, residual, incoming, scales_in, base, starts, lengths, places, buckets, numbers, left, codes, scales, finite,
@@ -202,80 +283,34 @@ def _relay_kernel(
     """residual, incoming : None where nothing is added. codes, scales : None where the sum is not encoded."""
     number, there, start, length, place = _places_of(starts, lengths, places, buckets, base, BUCKETS)
     starts_of, lengths_of, places_of = start[:, None, None], length[:, None, None], place[:, None, None]
-    lane, shortest = tl.arange(0, ROW)[None, None, :], tl.min(length)
-    turns = tl.cdiv(tl.max(length), ROWS * ROW) if LONG else 1
+    shortest, turns = tl.min(length), tl.cdiv(tl.max(length), ROWS * ROW) if LONG else 1
     scale_in = _scales(scales_in, number, there) if incoming is not None else None
     lanes, top = tl.zeros([BUCKETS, ROW], tl.float32), tl.zeros([BUCKETS], tl.uint32)
     v = tl.zeros([BUCKETS, ROWS, ROW], tl.float32)
     for turn in range(turns):
         row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
-        own = _read(u, starts_of + i, inside, whole)
-        if residual is not None:
-            own += _read(residual, starts_of + i, inside, whole)
-        v = own.to(tl.float32)
-        if incoming is not None:
-            v += _decoded(incoming, places_of, scale_in, row, lengths_of, numbers, LEVELS, PLANES)
-            v = tl.where(inside, v, 0)
+        v = _sums(
+            u, residual, incoming, scale_in, starts_of + i, places_of, lengths_of, row, inside, whole, numbers, LEVELS,
+            PLANES,
+        )  # fmt: skip
         if LONG or LEVELS == 3 or scales is None:
             _write(left, starts_of + i, inside, whole, v)
         if scales is not None:
-            if LEVELS == 256:
-                sizes = v.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
-                top = tl.maximum(top, tl.max(tl.max(sizes, axis=2), axis=1))
-            else:
-                lanes = _add_rows(lanes, v * v)
+            lanes, top = _measured(v, lanes, top, LEVELS)
     if scales is not None:
-        if LEVELS == 256:
-            total = tl.where(top < INFINITY, top, NAN << 16).to(tl.float32, bitcast=True).to(tl.float64)
-            sigma = tl.where(total > LEAST, 127 / tl.where(total > LEAST, total, 1), 0).to(tl.float32)
-            total = tl.where(total <= LEAST, 0, total)
-        else:
-            total = _total(lanes) / length.to(tl.float64)
-            sigma = tl.sqrt(total)
-        sigmas = sigma[:, None, None]
+        total, sigma = _total_and_sigma(lanes, top, length, LEVELS)
         if LONG or LEVELS == 3:
             tl.debug_barrier()
-        lanes = tl.zeros([BUCKETS, ROW], tl.float32)
-        few = tl.zeros([BUCKETS], tl.int64)
+        lanes, few = tl.zeros([BUCKETS, ROW], tl.float32), tl.zeros([BUCKETS], tl.int64)
         some, many = few, few
         for turn in range(turns):
             row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
             if LONG:
                 v = _read(left, starts_of + i, inside, whole).to(tl.float32)
-            size = tl.abs(v)
-            level = _nearest(size, sigmas, numbers, LEVELS, STEPS)
-            if LEVELS == 256:
-                code = tl.where(v < 0, 127 - level, 127 + level).to(tl.uint8)
-                tl.store(codes + places_of + i, code, mask=inside)
-            else:
-                if LEVELS == 3:
-                    size = tl.where(level == 0, 0, size)
-                lanes = _add_rows(lanes, size * _magnitude(level, numbers, LEVELS))
-                few += _counts(level, 1) if STEPS > 0 else 0
-                some += _counts(level, 4) if STEPS > 3 else 0
-                many += _counts(level, 7) if STEPS > 6 else 0
-            if PLANES >= 0:
-                words = (lengths_of + 63) // 64 * 2
-                to = codes + (places_of >> 2) + row
-                tl.store(to, tl.sum((v < 0).to(tl.int32) << lane, axis=2, keep_dims=True), mask=row < words)
-                for plane in tl.static_range(PLANES):
-                    to += words
-                    bits = ((level >> plane) & 1) << lane
-                    tl.store(to, tl.sum(bits, axis=2, keep_dims=True), mask=row < words)
-        if LEVELS == 256:
-            energy = tl.full([BUCKETS], 127, tl.float64)
-        else:
-            total, energy, others = _total(lanes), tl.zeros([BUCKETS], tl.float64), length.to(tl.int64)
-            for k in tl.static_range(1, STEPS + 1):
-                count = ((few if k < 4 else some if k < 7 else many) >> (COUNT_BITS * ((k - 1) % 3))) & MOST_COUNT
-                energy += count.to(tl.float64) * tl.load(numbers + LEVELS // 2 + k % (LEVELS // 2))
-                others -= count
-            if LEVELS == 3:
-                least = tl.load(numbers + 2) * sigma
-                total += least - least  # NaN where a value is, which is above no limit
-            else:
-                energy += others.to(tl.float64) * tl.load(numbers + LEVELS // 2)
-        found = _rounded(total / tl.where(energy == 0, 1, energy))
+            level = _nearest(tl.abs(v), sigma[:, None, None], numbers, LEVELS, STEPS)
+            lanes, few, some, many = _tallied(v, level, lanes, few, some, many, numbers, LEVELS, STEPS)
+            _write_codes(codes, places_of, i, inside, row, lengths_of, v < 0, level, LEVELS, PLANES)
+        found = _fitted(total, lanes, few, some, many, sigma, length, numbers, LEVELS, STEPS)
         tl.store(scales + number, found.to(tl.uint16).to(tl.int16, bitcast=True), mask=length > 0)
         tl.store(finite, 0, mask=tl.max(((found == NAN) & (length > 0)).to(tl.int32)) > 0)
         scale = (found << 16).to(tl.float32, bitcast=True)
@@ -288,7 +323,7 @@ def _relay_kernel(
                 row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
                 if LONG:
                     v = _read(left, starts_of + i, inside, whole).to(tl.float32)
-                level = _nearest(tl.abs(v), sigmas, numbers, LEVELS, STEPS)
+                level = _nearest(tl.abs(v), sigma[:, None, None], numbers, LEVELS, STEPS)
                 sent = _value(level, v < 0, scale[:, None, None], 0.0, numbers, LEVELS)
                 _write(left, starts_of + i, inside, whole, v - sent)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, read, read_bits, to_words, write
+from mpicomp.kernels.gpu.common import APART, read, to_words, write
 
 WORDS = 16  # words of each plane that a program packs
 WIDTH = 1024  # codes or numbers of any other program
@@ -37,27 +38,46 @@ def pack_planes(codes: Tensor, powers: NDArray[Any] | None, planes: Tensor) -> N
 
 
 @triton.jit
-def read_planes(planes, bits, words, start, n, WIDTH: tl.constexpr):
-    """Codes of WIDTH elements from `start` on, int32; 0 from element n on, up to its word."""
-    code = tl.zeros([WIDTH], tl.int32)
-    plane = planes
-    for j in range(bits):
-        code |= read_bits(plane, start, n, WIDTH).to(tl.int32) << j
+def codes_of(planes, words, start, n, BITS: tl.constexpr, WIDTH: tl.constexpr):
+    """Codes of WIDTH elements from `start` on, int32[32, WIDTH / 32], a column for each word.
+
+    Codes of words behind element n are 0. planes : int32, `words` of each plane. A thread loads a word once, and has
+    all codes of its column.
+    """
+    # A field of 4 to 32 bits has a code: each operation on a word works on all of its fields at once.
+    FIELD: tl.constexpr = 4 if BITS <= 4 else 8 if BITS <= 8 else 16 if BITS <= 16 else 32
+    ONES: tl.constexpr = 0xFFFFFFFF // ((1 << FIELD) - 1)
+    MOST: tl.constexpr = -1 if BITS == 32 else (1 << BITS) - 1
+    word = start // 32 + tl.arange(0, WIDTH // 32)
+    fields = tl.zeros([FIELD, WIDTH // 32], tl.int32)
+    plane = planes + word
+    for j in tl.static_range(BITS):
+        found = tl.load(plane, mask=word * 32 < n, other=0)
+        fields |= ((found[None, :] >> tl.arange(0, FIELD)[:, None]) & ONES) << j
         plane += words
-    return code
+    shift = FIELD * tl.arange(0, 32 // FIELD)
+    return tl.reshape((fields[None, :, :] >> shift[:, None, None]) & MOST, [32, WIDTH // 32])
 
 
 @triton.jit
-def _unpack_planes_kernel(planes, bits, words, n, codes, WIDTH: tl.constexpr):
+def in_order(columns):
+    """Elements of words, [32, words], one after the other."""
+    return tl.reshape(tl.trans(columns), [columns.shape[1] * 32])
+
+
+@triton.jit
+def _unpack_planes_kernel(planes, words, n, codes, BITS: tl.constexpr, WIDTH: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    code = read_planes(planes, bits, words, start, n, WIDTH)
-    write(codes, start, n, code.to(codes.dtype.element_ty), WIDTH)
+    code = codes_of(planes, words, start, n, BITS, WIDTH)
+    write(codes, start, n, in_order(code.to(codes.dtype.element_ty)), WIDTH)
 
 
 def unpack_planes(planes: Tensor, powers: NDArray[Any] | None, codes: Tensor) -> None:
     if n := codes.numel():
         bits, words = planes.shape
-        _unpack_planes_kernel[(triton.cdiv(n, WIDTH),)](planes, bits, words, n, codes, WIDTH, **APART)
+        _unpack_planes_kernel[(triton.cdiv(n, WIDTH),)](
+            planes.view(torch.int32), 2 * words, n, codes, bits, WIDTH, num_warps=1, **APART
+        )
 
 
 # Bytes of float32 numbers ---------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mpicomp.kernels.cpu.quantizer import WORDS
 from mpicomp.kernels.gpu.bucketed import (
     LINF,
     as_float32,
+    bucket_of,
     buckets_of_rows,
     magnitudes,
     norms,
@@ -28,13 +29,15 @@ from mpicomp.kernels.gpu.bucketed import (
 )
 from mpicomp.kernels.gpu.common import APART, finite_flag, is_set, keep_mean, read, to_words, write
 from mpicomp.kernels.gpu.philox import key_of, uniforms
-from mpicomp.kernels.gpu.planes import read_planes
+from mpicomp.kernels.gpu.planes import codes_of, in_order
 from mpicomp.kernels.gpu.sums import SQUARES, sums_of_buckets, total_at
 
 __all__ = ["WORDS", "decode", "dequantize", "encode", "mean", "quantize"]
 
 WIDTH = 1024  # elements of a program
 ONE_OF_2_32 = tl.constexpr(2.0**-32)
+WHOLE = tl.constexpr(0x4330000000000000)  # bits of the float64 2^52, whose last bit is 1
+WHOLE_AND_256 = tl.constexpr(2.0**52 + 256)
 
 
 @triton.jit
@@ -68,10 +71,11 @@ def _drawn_code(v, ratio, uniform, levels, negative):
 
 @triton.jit
 def _value_of(code, unit, levels, negative):
-    below = code > negative
-    level = tl.minimum(tl.where(below, code - negative, code), levels)
-    # Triton before 3.8 takes -x for 0 - x, which is +0 where x is 0
-    return level.to(tl.float64) * tl.where(below, unit * -1, unit)
+    level = tl.where(code > negative, negative - code, code)
+    level = tl.maximum(tl.minimum(level, levels), 0 - levels)
+    # Exact, and four times as fast as a conversion: the last bits of 2^52 + 256 + level, less 2^52 + 256.
+    bits = (level + 256).to(tl.uint32, bitcast=True).to(tl.int64) | WHOLE
+    return (bits.to(tl.float64, bitcast=True) - WHOLE_AND_256) * unit
 
 
 @triton.jit(do_not_specialize=["key", "first", "step", "source", "levels", "negative"])
@@ -147,32 +151,35 @@ def _dequantize_kernel(
 
 @triton.jit
 def _decoded(
-    planes, bits, words, start, n, bucket, scales, levels, negative, LONG: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    planes, words, start, n, bucket, scales, levels, negative, BITS: tl.constexpr, LONG: tl.constexpr,
+    SHARED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    code = read_planes(planes, bits, words, start, n, WIDTH)
-    unit = of_elements(_unit_of(_scales_at(scales, start, n, bucket, LONG, ROWS, WIDTH), levels), WIDTH)
-    return _value_of(code, unit, levels, negative)
+    """Values of WIDTH elements, float64[32, WIDTH / 32], a column for each word. SHARED: a word is in one bucket."""
+    place = tl.arange(0, WIDTH // 32)[None, :] * 32
+    if not SHARED:
+        place += tl.arange(0, 32)[:, None]
+    scale = tl.load(scales + bucket_of(start, place, bucket, LONG), mask=start + place < n, other=0)
+    return _value_of(codes_of(planes, words, start, n, BITS, WIDTH), _unit_of(scale, levels), levels, negative)
 
 
 @triton.jit(do_not_specialize=["levels", "negative", "ranks"])
 def _decode_kernel(
-    planes, bits, words, n, bucket, scales, levels, negative, ranks, words_of_rank, scales_of_rank, out, finite,
-    ADDING: tl.constexpr, LONG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    planes, words, n, bucket, scales, levels, negative, ranks, words_of_rank, scales_of_rank, out, finite,
+    ADDING: tl.constexpr, BITS: tl.constexpr, LONG: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """finite : see `keep_mean`; None: there is one rank, whose values are written or added."""
     start = tl.program_id(0).to(tl.int64) * WIDTH
-    value = _decoded(planes, bits, words, start, n, bucket, scales, levels, negative, LONG, ROWS, WIDTH)
+    value = _decoded(planes, words, start, n, bucket, scales, levels, negative, BITS, LONG, SHARED, WIDTH)
     if finite is not None:
         total = value.to(out.dtype.element_ty)
         for _ in range(1, ranks):
             planes += words_of_rank
             scales += scales_of_rank
-            value = _decoded(planes, bits, words, start, n, bucket, scales, levels, negative, LONG, ROWS, WIDTH)
+            value = _decoded(planes, words, start, n, bucket, scales, levels, negative, BITS, LONG, SHARED, WIDTH)
             total += value.to(out.dtype.element_ty)
-        keep_mean(total, ranks, out, start, n, finite, WIDTH)
+        keep_mean(in_order(total), ranks, out, start, n, finite, WIDTH)
     else:
-        _write(value, out, start, n, ADDING, WIDTH)
+        _write(in_order(value), out, start, n, ADDING, WIDTH)
 
 
 def quantize(
@@ -231,11 +238,13 @@ def _decode(
     planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int, ranks: tuple[int, int, int], out: Tensor,
     finite: Tensor | None, adding: bool,
 ) -> None:  # fmt: skip
+    """A program is one warp. ranks : how many, int32 words of planes from one to the next, and scales."""
     if n := out.numel():
-        bucket = min(int(bucket), n)
+        bucket, buckets = min(int(bucket), n), scales.shape[-1]
+        bits, words = planes.shape[-2:]
         _decode_kernel[(triton.cdiv(n, WIDTH),)](
-            planes, *planes.shape[-2:], n, bucket, scales, int(levels), int(negative), *ranks, out, finite, adding,
-            bucket >= WIDTH, rows_of_program(bucket, scales.shape[-1]), WIDTH, **APART,
+            planes.view(torch.int32), 2 * words, n, bucket, scales, int(levels), int(negative), *ranks, out, finite,
+            adding, bits, bucket >= WIDTH, buckets == 1 or bucket % 32 == 0, WIDTH, num_warps=1, **APART,
         )  # fmt: skip
 
 
@@ -250,6 +259,6 @@ def mean(planes: Tensor, bucket: int, scales: Tensor, levels: int, negative: int
 
     planes : int64[ranks, bits, words]. scales : float32[ranks, buckets]. Only their rows need be contiguous.
     """
-    finite, ranks = finite_flag(out), (len(planes), planes.stride(0), scales.stride(0))
+    finite, ranks = finite_flag(out), (len(planes), 2 * planes.stride(0), scales.stride(0))
     _decode(planes, bucket, scales, levels, negative, ranks, out, finite, False)
     return is_set(finite)

@@ -3,10 +3,13 @@
 Elements are those of a vector, or of a vector and a residual that is added on the fly. Magnitudes are integers, a
 float's bits without its sign: NaN and infinity are above all numbers.
 
-Each long chunk is divided among programs. Its threshold, the magnitude that as many elements reach as are kept, is
-found digit by digit, each from a histogram of the magnitudes that begin as it does. Then each program counts the
-elements that it keeps, and the last pass writes these behind those of the programs before it. x is read once for each
-digit, four of float32 and eight of float64, and twice more; nothing is sorted.
+Each long chunk is divided among programs, which read x twice. First they take the largest magnitude of each group of
+elements. As many elements as are kept reach the magnitude that as many of these maxima reach, and few others do: their
+places and magnitudes are written down when x is read again. Among them the threshold is found, the magnitude that as
+many elements reach as are kept. Then each program counts the elements that it keeps, and the last pass writes these
+behind those of the programs before it. Where a segment has more candidates than room, it is read again instead.
+
+Both magnitudes are found byte by byte, from histograms of the magnitudes that begin as they do. Nothing is sorted.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART
+from mpicomp.kernels.gpu.common import APART, read
 
 SEGMENT = 16384  # elements of a chunk that one program goes through
-STEP = 2048  # of these at a time
-# Widths of digits; all bits but the sign. A histogram of 2048 bins takes 255 registers a thread with Triton 3.7.
-MOST_BITS = 8
-DIGITS = {torch.float32: (8, 8, 8, 7), torch.float64: (8, 8, 8, 8, 8, 8, 8, 7)}
+STEP = 1024  # of these at a time; of 2048 a program takes twice the registers
+FEW = 256  # of those held at a time: a segment holds some hundred candidates where one of a hundred elements is kept
+DEEPEST = 16  # elements of a group
+BOUND = {4: 2, 8: 3}  # bytes of the bound of candidates: all of the exponent, and 7 or 12 bits behind it
+DIGITS = tl.constexpr(256)
 
 
 @triton.jit
@@ -91,62 +95,113 @@ def _segment(n, chunk, segments, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def _histogram_kernel(
-    x, residual, n, chunk, segments, mask, prefixes, shift, counts, most,
-    FIRST: tl.constexpr, BITS: tl.constexpr, STRIDE: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Add to the counts of a chunk how often its magnitudes that begin with its prefix go on with each digit.
-
-    counts : [chunks, STRIDE]. FIRST: there are no prefixes yet, and `most` is raised to the largest magnitude.
-    """
-    number, _, start, stop = _segment(n, chunk, segments, LENGTH)
-    bins = tl.arange(0, 1 << BITS)
-    found = tl.zeros((1 << BITS,), tl.int32)
-    prefix = tl.load(prefixes + number)
-    top = tl.full((), 0, tl.int64)
-    for first in range(0, LENGTH, WIDTH):
-        at = start + first + tl.arange(0, WIDTH)
-        inside = at < stop
-        size = sizes(load(x, residual, at, inside), inside, mask)
-        if FIRST:
-            top = tl.maximum(top, tl.max(size).to(tl.int64))
-        leading = size >> shift
-        follows = inside & ((leading >> BITS) == prefix)
-        found += tl.histogram((leading & ((1 << BITS) - 1)).to(tl.int32), 1 << BITS, mask=follows)
-    tl.atomic_add(counts + number * STRIDE + bins, found.to(counts.dtype.element_ty), mask=found > 0, sem="relaxed")
-    if FIRST:
-        tl.atomic_max(most, top, sem="relaxed")
+def _sizes_from(x, residual, start, stop, mask, WIDTH: tl.constexpr):
+    """Magnitudes of WIDTH elements from `start` on; -1 from `stop` on."""
+    v = read(x, start, stop, WIDTH)
+    if residual is not None:
+        v = v + read(residual, start, stop, WIDTH)
+    return sizes(v, start + tl.arange(0, WIDTH) < stop, mask)
 
 
 @triton.jit
-def _digit_kernel(counts, prefixes, wanted, BITS: tl.constexpr, STRIDE: tl.constexpr):
-    """Append to a chunk's prefix the digit of the magnitude that `wanted` reach, and take from `wanted` those above.
+def _leading(counts, number, chunks, n, chunk, keep, rest, places):
+    """Return the first bytes of the magnitude that as many of a chunk's reach as are kept, and how many of it are kept.
 
-    The counts are 0 afterwards.
+    keep, rest : kept elements of a whole chunk, and of the last one if that is short. counts : [places, chunks, 256],
+    how many magnitudes that begin like this one have each byte at a place.
     """
-    number = tl.program_id(0).to(tl.int64)
-    digits = tl.arange(0, 1 << BITS)
-    count = tl.load(counts + number * STRIDE + digits).to(tl.int64)
-    tl.store(counts + number * STRIDE + digits, tl.zeros((1 << BITS,), counts.dtype.element_ty))
-    left = tl.load(wanted + number)
-    digit = tl.max(tl.where(tl.cumsum(count, axis=0, reverse=True) >= left, digits, 0))
-    tl.store(wanted + number, left - tl.sum(tl.where(digits > digit, count, 0)))
-    tl.store(prefixes + number, (tl.load(prefixes + number) << BITS) | digit)
+    digits = tl.arange(0, DIGITS)
+    prefix, left = tl.full((), 0, tl.int64), tl.where((number + 1) * chunk <= n, keep, rest).to(tl.int64)
+    for place in range(0, places):
+        count = tl.load(counts + (place * chunks + number) * DIGITS + digits).to(tl.int64)
+        digit = tl.max(tl.where(tl.cumsum(count, axis=0, reverse=True) >= left, digits, 0))
+        left -= tl.sum(tl.where(digits > digit, count, 0))
+        prefix = (prefix << 8) | digit
+    return prefix, left
+
+
+@triton.jit
+def _maxima_kernel(
+    x, residual, n, chunk, segments, mask, held, found, most, DEPTH: tl.constexpr, ROOM: tl.constexpr,
+    LENGTH: tl.constexpr,
+):  # fmt: skip
+    """Write the largest magnitudes of a segment's groups of DEPTH elements, -1 of empty ones, and raise `most`."""
+    program = tl.program_id(0).to(tl.int64)
+    _, _, start, stop = _segment(n, chunk, segments, LENGTH)
+    top = tl.full((ROOM,), -1, held.dtype.element_ty)
+    for turn in range(0, DEPTH):
+        top = tl.maximum(top, _sizes_from(x, residual, start + turn * ROOM, stop, mask, ROOM))
+    tl.store(held + program * ROOM + tl.arange(0, ROOM), top)
+    tl.store(found + program, ROOM)
+    tl.atomic_max(most, tl.max(top).to(tl.int64), sem="relaxed")
+
+
+@triton.jit
+def _candidates_kernel(
+    x, residual, n, chunk, keep, rest, chunks, segments, mask, counts, held, found, places,
+    BOUND: tl.constexpr, BYTES: tl.constexpr, ROOM: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write magnitudes and places of a segment's candidates, as many as there is room for, and how many there are."""
+    program = tl.program_id(0).to(tl.int64)
+    number, _, start, stop = _segment(n, chunk, segments, LENGTH)
+    prefix, _ = _leading(counts, number, chunks, n, chunk, keep, rest, BOUND)
+    bound = (prefix << (8 * (BYTES - BOUND))).to(held.dtype.element_ty)
+    taken = tl.full((), 0, tl.int32)
+    for first in range(0, LENGTH, WIDTH):
+        size = _sizes_from(x, residual, start + first, stop, mask, WIDTH)
+        chosen = (size >= bound).to(tl.int32)
+        rank = taken + tl.cumsum(chosen, axis=0) - 1
+        kept = (chosen > 0) & (rank < ROOM)
+        tl.store(held + program * ROOM + rank, size, mask=kept)
+        tl.store(places + program * ROOM + rank, (first + tl.arange(0, WIDTH)).to(tl.int16), mask=kept)
+        taken += tl.sum(chosen)
+    tl.store(found + program, taken)
+
+
+@triton.jit
+def _held_sizes(x, residual, held, count, start, stop, first, mask, ROOM: tl.constexpr, WIDTH: tl.constexpr):
+    """Some of a segment's magnitudes: of those held or, where there are more, of all elements; -1 outside."""
+    if count <= ROOM:
+        column = first + tl.arange(0, WIDTH)
+        size = tl.load(held + tl.program_id(0).to(tl.int64) * ROOM + column, mask=column < count, other=-1)
+    else:
+        size = _sizes_from(x, residual, start + first, stop, mask, WIDTH)
+    return size
+
+
+@triton.jit(do_not_specialize=["place"])
+def _histogram_kernel(
+    x, residual, n, chunk, keep, rest, chunks, segments, mask, counts, held, found, place,
+    BYTES: tl.constexpr, ROOM: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Count how often magnitudes of a chunk that begin with its first bytes go on with each byte."""
+    number, _, start, stop = _segment(n, chunk, segments, LENGTH)
+    prefix, _ = _leading(counts, number, chunks, n, chunk, keep, rest, place)
+    count = tl.load(found + tl.program_id(0))
+    length = tl.where(count <= ROOM, count, (stop - start).to(tl.int32))
+    seen = tl.zeros((DIGITS,), tl.int32)
+    for first in range(0, length, WIDTH):
+        size = _held_sizes(x, residual, held, count, start, stop, first, mask, ROOM, WIDTH)
+        leading = size >> (8 * (BYTES - 1 - place))
+        follows = (size >= 0) & ((leading >> 8) == prefix)
+        seen += tl.histogram((leading & (DIGITS - 1)).to(tl.int32), DIGITS, mask=follows)
+    to = counts + (place * chunks + number) * DIGITS + tl.arange(0, DIGITS)
+    tl.atomic_add(to, seen.to(counts.dtype.element_ty), mask=seen > 0, sem="relaxed")
 
 
 @triton.jit
 def _tally_kernel(
-    x, residual, n, chunk, segments, mask, thresholds, above, equal, LENGTH: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, residual, n, chunk, keep, rest, chunks, segments, mask, counts, held, found, above, equal,
+    BYTES: tl.constexpr, ROOM: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Count the magnitudes of each segment above the chunk's threshold, and those equal to it."""
     number, _, start, stop = _segment(n, chunk, segments, LENGTH)
-    threshold = tl.load(thresholds + number)
-    larger = tl.zeros((WIDTH,), tl.int32)
-    same = tl.zeros((WIDTH,), tl.int32)
-    for first in range(0, LENGTH, WIDTH):
-        at = start + first + tl.arange(0, WIDTH)
-        inside = at < stop
-        size = sizes(load(x, residual, at, inside), inside, mask)
+    threshold, _ = _leading(counts, number, chunks, n, chunk, keep, rest, BYTES)
+    count = tl.load(found + tl.program_id(0))
+    length = tl.where(count <= ROOM, count, (stop - start).to(tl.int32))
+    larger, same = tl.zeros((WIDTH,), tl.int32), tl.zeros((WIDTH,), tl.int32)
+    for first in range(0, length, WIDTH):
+        size = _held_sizes(x, residual, held, count, start, stop, first, mask, ROOM, WIDTH)
         larger += (size > threshold).to(tl.int32)
         same += (size == threshold).to(tl.int32)
     tl.store(above + tl.program_id(0), tl.sum(larger))
@@ -154,24 +209,34 @@ def _tally_kernel(
 
 
 @triton.jit
-def _collect_kernel(
-    x, residual, n, chunk, keep, segments, mask, thresholds, ties, above, equal, indices, values,
-    LENGTH: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Write the elements above the threshold, and the chunk's first `ties` of those equal to it.
+def _sum_before(counts, segments, WIDTH: tl.constexpr):
+    """Sum of the counts of a chunk's segments before the program's, int64."""
+    program = tl.program_id(0)
+    before, total = program % segments, tl.full((), 0, tl.int64)
+    for first in range(0, before, WIDTH):
+        segment = first + tl.arange(0, WIDTH)
+        total += tl.sum(tl.load(counts + (program - before) + segment, mask=segment < before, other=0).to(tl.int64))
+    return total
 
-    above, equal : int64[chunks, segments], how many there are in the chunk up to the end of each segment.
-    """
+
+@triton.jit
+def _collect_kernel(
+    x, residual, n, chunk, keep, rest, chunks, segments, mask, counts, found, places, above, equal, indices, values,
+    BYTES: tl.constexpr, ROOM: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the elements above the threshold, and the first ones of the chunk that are equal to it."""
     number, before, start, stop = _segment(n, chunk, segments, LENGTH)
-    threshold = tl.load(thresholds + number)
-    allowed = tl.load(ties + number)
-    earlier = tl.program_id(0) - 1
-    inner = before > 0
-    equal_before = tl.load(equal + earlier, mask=inner, other=0)
-    to = number * keep + tl.load(above + earlier, mask=inner, other=0) + tl.minimum(equal_before, allowed)
-    for first in range(0, LENGTH, WIDTH):
+    threshold, allowed = _leading(counts, number, chunks, n, chunk, keep, rest, BYTES)
+    count = tl.load(found + tl.program_id(0))
+    length = tl.where(count <= ROOM, count, (stop - start).to(tl.int32))
+    equal_before = _sum_before(equal, segments, WIDTH)
+    to = number * keep + _sum_before(above, segments, WIDTH) + tl.minimum(equal_before, allowed)
+    for first in range(0, length, WIDTH):
         column = first + tl.arange(0, WIDTH)
         inside = start + column < stop
+        if count <= ROOM:
+            inside = column < count
+            column = tl.load(places + tl.program_id(0).to(tl.int64) * ROOM + column, mask=inside, other=0).to(tl.int32)
         v = load(x, residual, start + column, inside)
         size = sizes(v, inside, mask)
         same = (size == threshold).to(tl.int32)
@@ -186,24 +251,25 @@ def _collect_kernel(
 def largest_of_long(
     x: Tensor, residual: Tensor | None, chunk: int, keep: int, mask: int, indices: Tensor, values: Tensor, most: Tensor
 ) -> None:
-    """The largest of long chunks: x is read once for each digit, and twice more."""
-    n, device = x.numel(), x.device
+    """The largest of long chunks. A segment has room for as many candidates as it has groups."""
+    n, device, size = x.numel(), x.device, x.element_size()
     chunks, segments = -(-n // chunk), -(-min(chunk, n) // SEGMENT)
-    widths = DIGITS[x.dtype]
-    wanted = torch.full((chunks,), keep, dtype=torch.int64, device=device)
-    if n % chunk:
-        wanted[-1:].fill_(-(-(keep * (n % chunk)) // chunk))
-    prefixes = torch.zeros(chunks, dtype=torch.int64, device=device)
-    stride = 1 << MOST_BITS
-    counts = torch.zeros(chunks * stride, dtype=torch.int32 if n < 2**31 else torch.int64, device=device)
-    shift, programs, given = sum(widths), (chunks * segments,), (x, residual, n, chunk)
-    for place, bits in enumerate(widths):
-        shift -= bits
-        digit = place == 0, bits, stride, SEGMENT, STEP
-        _histogram_kernel[programs](*given, segments, mask, prefixes, shift, counts, most, *digit, **APART)
-        _digit_kernel[(chunks,)](counts, prefixes, wanted, bits, stride, **APART)
-    above, equal = torch.empty((2, chunks, segments), dtype=torch.int32, device=device)
-    _tally_kernel[programs](*given, segments, mask, prefixes, above, equal, SEGMENT, STEP, **APART)
-    above, equal = torch.cumsum(above, 1), torch.cumsum(equal, 1)
-    found = prefixes, wanted, above, equal
-    _collect_kernel[programs](*given, keep, segments, mask, *found, indices, values, SEGMENT, STEP, **APART)
+    programs, bound = chunks * segments, BOUND[size]
+    depth = max(2, min(DEEPEST, (1 << (chunk // (2 * keep)).bit_length()) // 2))
+    room = SEGMENT // depth
+    held = torch.empty(programs * room, dtype=torch.int32 if size == 4 else torch.int64, device=device)
+    places = torch.empty(programs * room, dtype=torch.int16, device=device)
+    found, above, equal = torch.empty((3, programs), dtype=torch.int32, device=device)
+    counts = torch.zeros(
+        (bound + size, chunks, DIGITS.value), dtype=torch.int32 if n < 2**31 else torch.int64, device=device
+    )
+    given = x, residual, n, chunk, keep, -(-(keep * (n % chunk)) // chunk), chunks, segments, mask
+    grid, lengths = (programs,), (size, room, SEGMENT, FEW)
+    _maxima_kernel[grid](x, residual, n, chunk, segments, mask, held, found, most, depth, room, SEGMENT, **APART)
+    for place in range(bound):
+        _histogram_kernel[grid](*given, counts[size:], held, found, place, *lengths, **APART)
+    _candidates_kernel[grid](*given, counts[size:], held, found, places, bound, size, room, SEGMENT, STEP, **APART)
+    for place in range(size):
+        _histogram_kernel[grid](*given, counts, held, found, place, *lengths, **APART)
+    _tally_kernel[grid](*given, counts, held, found, above, equal, *lengths, **APART)
+    _collect_kernel[grid](*given, counts, found, places, above, equal, indices, values, *lengths, **APART)

@@ -4,7 +4,7 @@ Magnitudes are compared as integers, a float's bits without its sign. NaN and in
 the largest magnitude shows whether there are any. Sums that are NaN may have other bits than on the CPU, where the
 processor makes NaN of another kind: that changes which of several NaN is the largest, and nothing else.
 
-Short chunks are held in registers, several by one program, and read once: the threshold is found bit by bit there.
+Short chunks are held in registers, several by one program, and read once: the threshold is found there by halving.
 Long ones are searched by `mpicomp.kernels.gpu.radix_select`.
 """
 
@@ -24,6 +24,7 @@ from mpicomp.kernels.gpu.radix_select import keep_rows, largest_of_long, load, l
 LONGEST = 32768  # bytes of a chunk that one program holds
 TILE = 8192  # bytes of several chunks that one program holds: more take more than 100 registers
 WARPS = 8
+OF_WARP = 4096  # bytes of chunks that a warp holds where several elements are kept: more warps wait for barriers
 PIECES = 1024  # of a long chunk that one program compares at a time
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
@@ -113,43 +114,45 @@ def largest(
 
 
 @triton.jit
-def _threshold(size, k, high):
-    """Return a number for each row that exactly k of its sizes reach, or with ties the k-th largest size.
+def _threshold(size, k, low, high):
+    """Return a number for each row that exactly k of its sizes reach, or with ties the k-th largest; and which it is.
 
-    It is built bit by bit from `high` on, until no row needs more.
+    low, high : sizes that at least k reach, and that the k-th largest does not exceed. Each turn halves their distance.
     """
-    found = k.to(size.dtype) * 0
-    exact = k < 0
-    bit = high
-    while bit > 0:
-        trial = found | bit
-        reached = tl.sum((size >= trial[:, None]).to(tl.int32), axis=1)
-        found = tl.where(reached >= k, trial, found)
+    exact = k <= 0
+    while tl.max(((low < high) & (exact == 0)).to(tl.int32)) > 0:
+        middle = low + ((high - low + 1) >> 1)
+        reached = tl.sum((size >= middle[:, None]).to(tl.int32), axis=1)
         exact = exact | (reached == k)
-        bit = tl.where(tl.min(exact.to(tl.int32)) > 0, 0, bit >> 1)
-    return found
+        low = tl.where(reached >= k, middle, low)
+        high = tl.where(reached >= k, high, middle - 1)
+    return low, exact
 
 
 @triton.jit
 def _several_kernel(
-    x, residual, left, n, chunk, keep, mask, high, indices, values, most,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+    x, residual, left, n, chunk, keep, mask, indices, values, most,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The largest of short chunks, ROWS of them."""
+    """The largest of short chunks, ROWS of them. GROUPS: `keep` or more."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = row * chunk
     length = tl.maximum(tl.minimum(chunk, n - start), 0)
     k = (keep * length + (chunk - 1)) // chunk
     column = tl.arange(0, WIDTH)[None, :]
     v = load_rows(x, residual, left, start, column, chunk, n, ALIGNED)
-    inside = column < length.to(tl.int32)[:, None]
-    size = sizes(v, inside, mask)
-    tl.atomic_max(most, tl.max(tl.max(size, axis=1)).to(tl.int64), sem="relaxed")
-    threshold = _threshold(size, k, high)[:, None]
-    above = size > threshold
-    equal = size == threshold
-    ties = k - tl.sum(above.to(tl.int32), axis=1)
-    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=1) <= ties[:, None]))
+    size = sizes(v, column < length.to(tl.int32)[:, None], mask)
+    maxima = tl.max(tl.reshape(size, [ROWS, WIDTH // GROUPS, GROUPS]), axis=1)
+    top = tl.max(maxima, axis=1)
+    tl.atomic_max(most, tl.max(top).to(tl.int64), sem="relaxed")
+    # as many elements as there are groups reach the smallest of their maxima; sizes outside are -1
+    low = tl.maximum(tl.min(maxima, axis=1), 0)
+    threshold, exact = _threshold(size, k, low, tl.maximum(top, low))
+    chosen = size >= threshold[:, None]
+    if tl.min(exact.to(tl.int32)) == 0:
+        above = size > threshold[:, None]
+        ties = k - tl.sum(above.to(tl.int32), axis=1)
+        chosen = above | (chosen & (tl.cumsum((chosen & ~above).to(tl.int32), axis=1) <= ties[:, None]))
     to = (row * keep)[:, None] + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
     tl.store(indices + to, tl.broadcast_to(column, (ROWS, WIDTH)), mask=chosen)
     tl.store(values + to, v, mask=chosen)
@@ -171,9 +174,11 @@ def several(
             x, residual = left, None
         largest_of_long(x, residual, chunk, keep, int(mask), indices, values, most)
         return most
-    rows, width, warps = _tile(x, min(chunk, n))
+    width = triton.next_power_of_2(min(chunk, n))
+    warps = max(1, width * x.element_size() // OF_WARP)
+    rows, groups = max(1, OF_WARP // (width * x.element_size())), min(width, triton.next_power_of_2(keep))
     _several_kernel[(triton.cdiv(-(-n // chunk), rows),)](
-        x, residual, left, n, chunk, keep, int(mask), int(high), indices, values, most, rows, width, chunk % 4 == 0,
+        x, residual, left, n, chunk, keep, int(mask), indices, values, most, groups, rows, width, chunk % 4 == 0,
         num_warps=warps, **APART,
     )  # fmt: skip
     return most

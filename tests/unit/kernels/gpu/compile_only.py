@@ -102,7 +102,7 @@ def compile_form(name: str, kernel: Any, arguments: tuple[Any, ...], grid: Any, 
         aligned = [_aligned(argument) for argument in arguments]
         compiled = _launch(kernel, *aligned, grid=grid, warmup=True, **options)
         found = [f"in PTX: {one}" for one in faults(compiled.asm.get("ptx", ""))]
-        counts = machine_code.measure(compiled.asm["cubin"]) if "cubin" in compiled.asm else None
+        counts = machine_code.measure(compiled.asm["ptx"], compiled.asm["cubin"]) if "cubin" in compiled.asm else None
         if counts is not None:
             _codes.setdefault(name, []).append((compiled.asm["ptx"], compiled.asm["cubin"]))
             largest = _counts.setdefault(name, counts)

@@ -1,4 +1,4 @@
-"""Registers, instructions and wide accesses of a compiled kernel, as printed by NVIDIA's tools that Triton brings."""
+"""Registers, instructions, loads, barriers and wide accesses of a compiled kernel, by NVIDIA's tools in Triton."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ import triton
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CEILINGS = Path(__file__).with_name("ceilings.json")
-"""Registers, instructions and whether there are wide accesses, for each kernel; `record` writes it."""
+"""Counts, and whether there are wide accesses, for each kernel; `record` writes it."""
+LIMITED = ("registers", "instructions", "loads", "barriers")
 SLACK = 1.25
 WIDE = re.compile(r"\b(?:LDG|STG|LDGSTS)(?:\.\w+)*\.128\b")
 LOCAL = re.compile(r"\b(?:LDL|STL)\b")
+LOADS = re.compile(r"\bld\.(?:volatile\.)?global\b")
+BARRIERS = re.compile(r"\b(?:bar|barrier)\.(?:cta\.)?sync\b")
 WIDE_IN_PTX = re.compile(r"\b(?:ld|st)\.global[.\w:]*\.(?:v4\.\w32|v2\.\w64)\b")
 INSTRUCTION_BYTES = 16
 EXECUTABLE = 4  # flag of an ELF file's section
 
 
-def measure(cubin: bytes) -> dict[str, int] | None:
-    """Return counts of a kernel's machine code; None where the tools are missing."""
+def measure(ptx: str, cubin: bytes) -> dict[str, int] | None:
+    """Return counts of a kernel's PTX and machine code; None where the tools are missing."""
     if not all((TOOLS / name).exists() for name in ("nvdisasm", "cuobjdump")):
         return None
     used = {
@@ -39,6 +42,8 @@ def measure(cubin: bytes) -> dict[str, int] | None:
         "registers": used["REG"],
         "spilled": spilled,
         "instructions": _executable_bytes(cubin) // INSTRUCTION_BYTES,
+        "loads": len(LOADS.findall(ptx)),
+        "barriers": len(BARRIERS.findall(ptx)),
     }
 
 
@@ -77,9 +82,7 @@ def beyond(name: str, counts: dict[str, int]) -> list[str]:
     known = ceilings().get(name)
     if known is not None:
         found += [
-            f"{counts[one]} {one}, recorded are {known[one]}"
-            for one in ("registers", "instructions")
-            if counts[one] > SLACK * known[one]
+            f"{counts[one]} {one}, recorded are {known[one]}" for one in LIMITED if counts[one] > SLACK * known[one]
         ]
     return found
 

@@ -18,11 +18,12 @@ from tests.unit.kernels.gpu.side_by_side import FLOATS, assert_same, numbers
 
 STREAM = Stream(3, 1, "payloads")
 CODECS: tuple[Any, ...] = (
-    Quantizer(bucket=64, levels=4), Quantizer(bucket=100, levels=7, norm="l2"), Quantizer(bucket=4096), Ternary(),
+    Quantizer(bucket=64, levels=4), Quantizer(bucket=100, levels=7, norm="l2"), Quantizer(bucket=4096, levels=100),
+    Quantizer(bucket=96, levels=16), Ternary(),
     OneBit(bucket=512), OneBit(bucket=100, scale="l1"), TwoMeans(bucket=128), TwoMeans(bucket=5000),
     TopK(rate=1), TopK(rate=7), TopK(rate=100), TopK(rate=50, chunk=200), TopK(rate=10, chunk=200), TopK(rate=2500),
 )  # fmt: skip
-LENGTHS = (1, 63, 65, 1000, 9001)
+LENGTHS = (1, 63, 65, 1000, 5101)
 
 
 def payloads_of(codec: Any, ranks: int, n: int, dtype: Any, damaged: bool) -> NDArray[np.uint8]:

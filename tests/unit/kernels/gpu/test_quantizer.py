@@ -15,7 +15,7 @@ from tests.unit.kernels.gpu.side_by_side import FLOATS, SideBySide, numbers
 
 SHIFT = np.uint64(0xC0FFEE42 << 32)  # is added to each word of correlated draws
 
-CASES = ((1000, 512), (0, 7), (1, 1), (9, 4), (65, 64), (513, 100), (4097, 1024), (9000, 2**40))
+CASES = ((1000, 512), (0, 7), (1, 1), (9, 4), (65, 64), (513, 100), (4097, 1024), (4200, 2**40))
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ CODES = np.arange(2**16, dtype=np.uint16)
 def numbers(dtype: Any) -> NDArray[Any]:
     """Numbers of both types, the ones between them and their neighbours, and what is beyond their range."""
     bits = np.arange(2**16, dtype=np.uint32) << 16
-    near = np.concatenate([bits[::3] | low for low in (0x1000, 0x7FFF, 0x8000, 0x8001)]).view(np.float32)
-    half = CODES[::2].view(np.float16).astype(np.float32)
-    between = half + np.spacing(CODES[::2].view(np.float16)).astype(np.float32) / 2
+    near = np.concatenate([bits[::7] | low for low in (0x1000, 0x7FFF, 0x8000, 0x8001)]).view(np.float32)
+    half = CODES[::5].view(np.float16).astype(np.float32)
+    between = half + np.spacing(CODES[::5].view(np.float16)).astype(np.float32) / 2
     made = np.concatenate([near, half, between, np.nextafter(between, np.float32(0))]).astype(dtype)
     special = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 65519.99, 65520.0, np.finfo(dtype).max, 2**-25, 1e-50]
     return np.concatenate([made, np.array(special, np.float64).astype(dtype)])

@@ -68,7 +68,7 @@ def test_bits_are_those_of_a_host_that_waits(name: str, pieces: bool, monkeypatc
         for module in ("sign_merge", "shared_selection", "piece_lengths", "choosers", "all_gather", "shared_indices"):
             monkeypatch.setattr(f"mpicomp.reducers.{module}.BRIEF_ELEMENTS", 0)
     method, dtype = METHODS[name]
-    options: dict[str, Any] = {"piece_bytes": 64 if pieces else None}
+    options: dict[str, Any] = {"piece_bytes": 512 if pieces else None}
     waited = run_local(2, lambda comm: steps(comm, method, dtype, False), Ring(), **options)
     handed = run_local(2, lambda comm: steps(comm, method, dtype, True, comm.rank == 1), Ring(), **options)
     for one, expected in zip(handed, waited, strict=True):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from mpicomp.codecs.top_k import kept
 
 FLOATS = (np.float32, np.float64)
-LENGTHS = (0, 1, 63, 1000, 9000)
 BITS = {np.float32: (np.uint32(0x7FFFFFFF), np.uint64(1 << 30)), np.float64: (np.uint64(2**63 - 1), np.uint64(1 << 62))}
 
 
@@ -72,6 +71,13 @@ def assert_equal(found: tuple[Any, Any, int], expected: tuple[Any, Any, int], wh
     assert found[2] == expected[2], what
 
 
+@pytest.fixture
+def short_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have chunks of more than 1024 float32 or 512 float64 be long ones, which are divided among more programs."""
+    for constant, value in (("top_k.LONGEST", 4096), ("radix_select.SEGMENT", 1024), ("radix_select.STEP", 256)):
+        monkeypatch.setattr(f"mpicomp.kernels.gpu.{constant}", value)
+
+
 # chunk and how many are kept
 SHAPES = ((1, 1), (7, 1), (100, 1), (5003, 1), (2, 2), (10, 9), (100, 10), (1000, 333), (1024, 2), (6000, 60))
 
@@ -81,36 +87,26 @@ SHAPES = ((1, 1), (7, 1), (100, 1), (5003, 1), (2, 2), (10, 9), (100, 10), (1000
 def test_short_chunks_have_the_places_and_values_of_the_cpus(
     to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any
 ) -> None:
-    for n in LENGTHS:
+    for n in (0, 1, 63, max(2500, 3 * shape[0] // 2)):
         x = kinds(n, dtype)["one after the other"]
         assert_equal(gpu(to_device, to_host, x, None, *shape), cpu(x, None, *shape), str(n))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(9000, 1), (20_000, 1), (9000, 90), (20_000, 15_000)], ids=str)
-def test_long_chunks_have_the_places_and_values_of_the_cpus(
-    to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any
-) -> None:
-    n = shape[0] + 5000  # two chunks, the last one short
-    for name in ("ties", "one after the other"):
-        x = kinds(n, dtype)[name]
-        assert_equal(gpu(to_device, to_host, x, None, *shape), cpu(x, None, *shape), name)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
+@pytest.mark.parametrize("shape", [(100, 1), (9000, 1), (100, 3), (17_600, 176)], ids=str)
 def test_a_residual_is_added_on_the_fly(to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any) -> None:
-    for n in (1000, 9500):
+    for n in (17_900, 1000):
         x, residual = kinds(n, dtype)["ties"], kinds(n + 1, dtype)["all magnitudes"][:n]
         assert_equal(gpu(to_device, to_host, x, residual, *shape), cpu(x, residual, *shape), str(n))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(7, 1), (100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 1), (100, 1), (1600, 1), (100, 3), (1600, 16)], ids=str)
+@pytest.mark.usefixtures("short_programs")
 def test_the_sum_is_kept_where_it_is_asked_for(
     to_device: Any, to_host: Any, shape: tuple[int, int], dtype: Any
 ) -> None:
-    for n in (3, 1000, 9500):
+    for n in (3, 1000, 2100):
         x, residual = kinds(n, dtype)["ties"], kinds(n + 1, dtype)["all magnitudes"][:n]
         ours, theirs = np.full(n, 7, dtype), to_device(np.full(n, 7, dtype))
         expected = cpu(x, residual, *shape, left=ours)
@@ -119,15 +115,34 @@ def test_the_sum_is_kept_where_it_is_asked_for(
         assert to_host(theirs).tobytes() == ours.tobytes()
 
 
-@pytest.mark.parametrize("shape", [(100, 1), (9000, 1), (100, 3), (9000, 90)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.usefixtures("short_programs")
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((1600, 1), "ties"), ((2560, 1), "one after the other"), ((2560, 20), "one after the other"),
+        # all segments have room for their candidates, none has, and one of three has
+        ((1600, 16), "all magnitudes"), ((1600, 16), "ties"), ((2560, 1800), "one after the other"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_long_chunks_have_the_places_and_values_of_the_cpus(
+    to_device: Any, to_host: Any, shape: tuple[int, int], name: str, dtype: Any
+) -> None:
+    x = kinds(shape[0] + 600, dtype)[name]  # two chunks, the last one short
+    assert_equal(gpu(to_device, to_host, x, None, *shape), cpu(x, None, *shape), name)
+
+
+@pytest.mark.parametrize("shape", [(100, 1), (1600, 1), (100, 3), (1600, 16)], ids=str)
+@pytest.mark.usefixtures("short_programs")
 def test_sums_that_are_not_finite_are_told_by_the_largest_magnitude(
     to_device: Any, to_host: Any, shape: tuple[int, int]
 ) -> None:
-    x = np.full(9500, 3e38, np.float32)
+    x = np.full(2100, 3e38, np.float32)
     assert gpu(to_device, to_host, x, None, *shape)[2] < 0x7F800000
     assert gpu(to_device, to_host, x, x, *shape)[2] == 0x7F800000
-    x = np.ones(9500, np.float32)
-    x[9400] = np.nan
+    x = np.ones(2100, np.float32)
+    x[2050] = np.nan
     indices, _, most = gpu(to_device, to_host, x, np.ones_like(x), *shape)
     assert most > 0x7F800000
     assert (indices < shape[0]).all()
