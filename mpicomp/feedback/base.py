@@ -203,7 +203,7 @@ class Feedback(ABC):
     announced_bytes: int | None = None
     measured_in: Sequence[range] = ()
     reports_when: Literal["beside", "after"] | None = None
-    decodes_with_reports: ClassVar[bool] = False
+    decodes_with_reports: bool = False
     state_nan: ClassVar[str] = ""
 
     def __init__(self, device: Device, residuals: Mapping[str, Residual]) -> None:
