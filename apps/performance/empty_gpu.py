@@ -1,4 +1,4 @@
-"""A GPU that does nothing: launches, copies and events are counted and empty, so that a step costs what the host does.
+"""A GPU that does nothing: launches, copies and events are counted and empty, so that only the host works in a step.
 
 Tensors on it are PyTorch's of device "meta", which have shapes and no memory. Calls of CUDA are empty, while those of
 PyTorch, Triton and mpicomp that lead there are real: kernels are compiled for an H100, and Triton launches each.

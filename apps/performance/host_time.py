@@ -73,7 +73,7 @@ def measure(buckets: int, repeats: int) -> Record | None:
 def _timed(
     steps: dict[str, Callable[[], None]], repeats: int, counts: Counter[str]
 ) -> tuple[dict[str, Any], dict[str, Counter[str]]]:
-    """Return the processor seconds of each step, and what the last one launched, copied and recorded."""
+    """Return the processor seconds of each step, and the launches, copies and events of the last one."""
     for step in steps.values():
         for _ in range(10):
             step()
