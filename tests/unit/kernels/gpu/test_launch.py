@@ -15,7 +15,7 @@ from mpicomp.kernels.gpu.common import launch
 
 
 class Kernel:
-    """Stand in for a kernel of Triton, and for what it compiles to; None under the interpreter."""
+    """Stand in for a kernel of Triton, which returns the compiled one, or None under the interpreter."""
 
     def __init__(self, is_interpreted: bool = False) -> None:
         self.examined, self.launched = list[Any](), list[Any]()
