@@ -48,6 +48,7 @@ def measure(buckets: int, repeats: int) -> Record | None:
         print("PyTorch finds a GPU, which the stand-in would replace: not measured", file=sys.stderr)
         return None
     torch.set_num_threads(1)
+    rows: list[Row] = []
     with ExitStack() as stack:
         comm = stack.enter_context(Communicator())
         if comm.lacks_thread_support or comm.size > 1:
@@ -59,7 +60,6 @@ def measure(buckets: int, repeats: int) -> Record | None:
         steps |= {name: _step(buckets, method, comm) for name, method in METHODS.items()}
         seconds, counted = _timed(steps, repeats, counts)
         calls = {name: calls_of(step) for name, step in steps.items()}
-        rows: list[Row] = []
         for name, found in seconds.items():
             alone = PLAIN if name in (PLAIN, DDP) else ALONE
             over = found - np.median(seconds[alone])
@@ -67,7 +67,7 @@ def measure(buckets: int, repeats: int) -> Record | None:
             rows.append({"side": name, "step": summary(found), "over": summary(over), **per_bucket,
                          "bucket_s": float(np.median(over)) / buckets,
                          "calls": (calls[name] - calls[alone]) / buckets})  # fmt: skip
-        return made(rows, buckets=buckets, tensors=buckets * len(SHAPES), repeats=repeats)
+    return made(rows, buckets=buckets, tensors=buckets * len(SHAPES), repeats=repeats)
 
 
 def _timed(
@@ -167,7 +167,7 @@ def _ddp_step(buckets: int, stack: ExitStack) -> Callable[[], None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     stack.callback(dist.destroy_process_group)
     inner, cap_mb = _model(buckets, "cpu"), len(SHAPES) * 32 / 2**20
-    model = DistributedDataParallel(inner, bucket_cap_mb=cap_mb, init_sync=False, gradient_as_bucket_view=True)  # type: ignore[arg-type]
+    model = DistributedDataParallel(inner, bucket_cap_mb=cap_mb, init_sync=False, gradient_as_bucket_view=True)
     model.register_comm_hook(None, lambda state, bucket: average(bucket))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

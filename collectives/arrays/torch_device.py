@@ -299,7 +299,7 @@ def _is_current(stream: Any) -> bool:
     torch = _torch()
     number_of_current = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     index = getattr(stream, "device_index", None)
-    return (
+    return bool(
         number_of_current is not None
         and index == torch.cuda.current_device()
         and number_of_current(index) == stream.cuda_stream

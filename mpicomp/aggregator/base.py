@@ -366,9 +366,10 @@ class Aggregator(metaclass=Listed):
         """Return the checked vector and result as flat arrays, and the result as the caller gets it."""
         if isinstance(vector, Difference) and self._device is not None:
             raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
-        is_fixed = self._device is not None and vector is self._fixed[0] and out is self._fixed[1]
-        if is_fixed and self._fixed_views is not None:
-            self._device.follow()
+        device = self._device
+        is_fixed = device is not None and vector is self._fixed[0] and out is self._fixed[1]
+        if is_fixed and device is not None and self._fixed_views is not None:
+            device.follow()
             return self._fixed_views
         source = self._view(vector.vector if isinstance(vector, Difference) else vector)
         result = empty_like(vector) if out is None else out

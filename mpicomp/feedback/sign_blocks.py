@@ -137,7 +137,8 @@ class SignBlocks:
         own, self._scales_of_pending = (
             Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64")) for _ in range(2)
         )
-        self._scales, here, self._deliver_scales = own.there, own.here, own.deliver
+        self._scales, here = own.there, own.here
+        self._deliver_scales: Callable[[], object] = own.deliver
         if self._packed is not None and self.looks_ahead:
             self._scales, here = self._packed.tail, self._packed.tail_here
             self._deliver_scales = self._packed.deliver_tail

@@ -343,8 +343,9 @@ class Synchronizer(StateOwner):
             if self._queue.count(index, stream=stream):
                 self._start_complete(index)
             elif not self._notes_rest:
+                queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
                 with suppress(RuntimeError):  # outside of backward
-                    torch.autograd.Variable._execution_engine.queue_callback(self._note_rest)
+                    queue(self._note_rest)
                     self._notes_rest = True
             if self.comm.calls.driver is None:
                 self._queue.poll()
