@@ -147,6 +147,9 @@ class FakeDevice:
         vector = torch.from_numpy(there.reshape(-1)).view(getattr(torch, array.dtype)) if contiguous else None
         return Taken(array.dtype, there.shape, contiguous, there.ctypes.data, vector)
 
+    def follow(self) -> None:
+        pass
+
     def run(self, work: Callable[[], object]) -> None:
         def counted() -> None:
             with counting(self):

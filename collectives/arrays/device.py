@@ -71,6 +71,10 @@ class Device(Protocol):
         """View an array of any library without a copy. Later work waits for the stream that produces the array."""
         ...
 
+    def follow(self) -> None:
+        """Let later work wait for the calling thread's stream, on which it makes an array that was taken before."""
+        ...
+
     def run(self, work: Callable[[], object]) -> None:
         """Call `work`, which launches kernels."""
         ...
@@ -136,6 +140,10 @@ class HostDevice(Device):
         contiguous, dtype = values.flags.c_contiguous, dtype_name(values.dtype)
         vector = values.reshape(-1).view(storage(dtype)) if contiguous else None
         return Taken(dtype, values.shape, contiguous, values.ctypes.data, vector)
+
+    @override
+    def follow(self) -> None:
+        pass
 
     @override
     def run(self, work: Callable[[], object]) -> None:

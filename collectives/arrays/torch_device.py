@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,6 +24,10 @@ OPERATIONS = {"sum": "add", "mean": "add", "min": "minimum", "max": "maximum"}
 """Names in PyTorch of the functions that `collectives.arrays.elements.COMBINE` has for the host."""
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed, the same number in AMD's library
+SHORT_BYTES = 1 << 20
+"""Longest copy that waits its turn among the kernels: to start it on another stream takes the host as long as it lasts
+(estimated), and three events more."""
+MOST_UNMARKED = 64  # copies whose ends are kept without an event behind them
 
 
 class TorchDevice(Device):
@@ -37,17 +41,17 @@ class TorchDevice(Device):
 
     def __init__(self, torch: ModuleType, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
-        self._index = index
+        self._index, self._current = index, partial(torch.cuda.device, index)
         self._stream, self._to_host, self._to_device = (torch.cuda.Stream(index) for _ in range(3))
         self._launched: Any = None  # an event behind all kernels; None: there may be newer ones than the last event
-        self._marking = threading.Lock()
+        self._marked: QueuedEvent | None = None  # behind all that the stream of kernels has been given; None: not yet
+        self._marking = threading.RLock()
         # Triton loads a kernel at its first launch, and not for two threads at once
         self._launching = threading.RLock()
         self._copying = {True: deque[Event](), False: deque[Event]()}  # keeps the ends of copies whose event is dropped
+        self._apart: Event | None = None  # the last copy to the host on a stream of its own
+        self._unmarked: list[tuple[Tensor, Tensor]] = []  # ends of copies among the kernels, up to the next event
         self._thread = threading.local()
-
-    def _current(self) -> Any:
-        return self._torch.cuda.device(self._index)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -55,8 +59,12 @@ class TorchDevice(Device):
             with self._current(), self._torch.cuda.stream(self._stream):
                 yield
         finally:
-            with self._marking:
-                self._launched = None
+            self._changed()
+
+    def _changed(self) -> None:
+        """Note that the stream of kernels has more to do than the last events are behind."""
+        with self._marking:
+            self._launched = self._marked = None
 
     @override
     def pinned(self, nbytes: int) -> Bytes:
@@ -69,13 +77,7 @@ class TorchDevice(Device):
     def take(self, array: Array) -> Taken:
         if type(array).__name__ == "DTensor":
             raise TypeError("the array is a DTensor, of which this rank holds a part only: pass array.to_local()")
-        with self._current():
-            if self._torch.cuda.is_current_stream_capturing():
-                raise ValueError(
-                    f"a CUDA graph is being captured on {self.name}, and messages of MPI cannot be part of it: make "
-                    "the call outside of the capture"
-                )
-            self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
+        self.follow()
         # CuPy and JAX let the current stream, here the device's own, wait for theirs. PyTorch lets it wait for the
         # current one, which would be itself: hence the line above.
         with self._on_stream():
@@ -87,14 +89,30 @@ class TorchDevice(Device):
         )
 
     @override
+    def follow(self) -> None:
+        with self._current():
+            if self._torch.cuda.is_current_stream_capturing():
+                raise ValueError(
+                    f"a CUDA graph is being captured on {self.name}, and messages of MPI cannot be part of it: make "
+                    "the call outside of the capture"
+                )
+            self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
+            with self._marking:
+                self._marked = None
+
+    @override
     def zeros(self, n: int, dtype: str) -> Tensor:
         with self._on_stream():
             return self._torch.zeros(n, dtype=getattr(self._torch, dtype), device=self.name)
 
     @override
     def run(self, work: Callable[[], object]) -> None:
-        with self._launching, self._on_stream(), self._torch.cuda.nvtx.range(name_of(work)):
-            work()
+        cuda = self._torch.cuda
+        try:
+            with self._launching, self._current(), cuda.stream(self._stream), cuda.nvtx.range(name_of(work)):
+                work()
+        finally:
+            self._changed()
 
     def _behind_kernels(self) -> Any:
         """Return an event behind all kernels so far, but behind no copy that has begun since the last of them."""
@@ -107,6 +125,14 @@ class TorchDevice(Device):
     def copy(self, source: Array, target: Array) -> Testable:
         from_, to = self._bytes(source), self._bytes(target)
         to_host = isinstance(target, np.ndarray)
+        if (target if to_host else source).nbytes <= SHORT_BYTES and not (to_host and self._copies_apart()):
+            with self._current(), self._torch.cuda.stream(self._stream):
+                to.copy_(from_, non_blocking=True)
+            self._changed()
+            self._unmarked.append((from_, to))
+            if to_host:
+                return Event(self.done().Test)
+            return self.done() if len(self._unmarked) > MOST_UNMARKED else CopyInTurn(self)
         copies = self._to_host if to_host else self._to_device
         with self._current():
             copies.wait_event(self._behind_kernels())
@@ -114,9 +140,17 @@ class TorchDevice(Device):
                 to.copy_(from_, non_blocking=True)
             event = copies.record_event()
             if to_host:
-                return self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
+                self._apart = self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
+                return self._apart
             self._stream.wait_event(event)
+            with self._marking:
+                self._marked = None
             return self._kept(QueuedEvent(self, event, (from_, to)), self._copying[to_host])
+
+    def _copies_apart(self) -> bool:
+        """Return True if a copy to the host is under way on its own stream, which later ones must follow."""
+        apart = self._apart
+        return apart is not None and not apart.Test()
 
     def _kept(self, event: _Event, earlier: deque[Event]) -> _Event:
         """Hold the ends of a copy until it is done: PyTorch would hand out their memory to a kernel or copy before."""
@@ -143,8 +177,15 @@ class TorchDevice(Device):
 
     @override
     def done(self) -> Queued:
-        with self._current():
-            return QueuedEvent(self, self._stream.record_event())
+        with self._marking:
+            marked = self._marked
+            if marked is None:
+                ends, self._unmarked = self._unmarked, []  # first: the event must be behind all of them
+                with self._current():
+                    marked = self._marked = QueuedEvent(self, self._stream.record_event(), ends)
+                if ends:
+                    self._kept(marked, self._copying[False])
+        return marked
 
     def _bytes(self, vector: Array) -> Tensor:
         if isinstance(vector, np.ndarray):
@@ -179,13 +220,15 @@ class Event(Testable):
     __slots__ = ("_done", "_ends")
 
     def __init__(self, done: Callable[[], bool], ends: object = None) -> None:
-        self._done, self._ends = done, ends
+        self._done: Callable[[], bool] | None = done
+        self._ends = ends
 
     @override
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        if not self._done():
+        done = self._done  # which another thread may set to None
+        if done is not None and not done():
             return False
-        self._ends = None
+        self._done = self._ends = None
         return True
 
 
@@ -201,6 +244,29 @@ class QueuedEvent(Event, Queued):
     @override
     def block(self, stream: DeviceStream) -> None:
         self._hold(stream)
+
+
+class CopyInTurn(Queued):
+    """Copy to a device among its kernels: an event is recorded once a caller needs one."""
+
+    __slots__ = ("_queued", "device")
+
+    def __init__(self, device: TorchDevice) -> None:
+        self.device = device
+        self._queued: Queued | None = None
+
+    def _recorded(self) -> Queued:
+        if self._queued is None:
+            self._queued = self.device.done()
+        return self._queued
+
+    @override
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        return self._recorded().Test()
+
+    @override
+    def block(self, stream: DeviceStream) -> None:
+        self._recorded().block(stream)
 
 
 def require_stream(stream: object) -> DeviceStream:
@@ -219,12 +285,25 @@ def require_stream(stream: object) -> DeviceStream:
             "library, torch.cuda.ExternalStream(its address)"
         )
     taken: Any = stream
-    if isinstance(taken, _torch().cuda.Stream):
-        with _torch().cuda.stream(taken):
-            if _torch().cuda.is_current_stream_capturing():
+    cuda = _torch().cuda
+    if isinstance(taken, cuda.Stream):
+        with nullcontext() if _is_current(taken) else cuda.stream(taken):
+            if cuda.is_current_stream_capturing():
                 raise ValueError("stream captures a CUDA graph: wait for the call before or after the capture")
     checked: DeviceStream = taken
     return checked
+
+
+def _is_current(stream: Any) -> bool:
+    """Return True for the current stream of the current GPU, on which optimizers use their results."""
+    torch = _torch()
+    number_of_current = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    index = getattr(stream, "device_index", None)
+    return bool(
+        number_of_current is not None
+        and index == torch.cuda.current_device()
+        and number_of_current(index) == stream.cuda_stream
+    )
 
 
 @cache

@@ -100,6 +100,8 @@ class Aggregator(metaclass=Listed):
         self._plain = spec.stored if self._device is None and spec.dtype != "bfloat16" else None
         self._shape = (spec.n,)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
+        self._fixed: tuple[Array, Array] = _NO_NUMBERS  # arrays of `fix`
+        self._fixed_views: tuple[Flat, Flat, Array] | None = None
         self._queued: Testable | None = None  # work of the last step on the device, which the host has not waited for
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
@@ -278,6 +280,10 @@ class Aggregator(metaclass=Listed):
             self.let_go(call)
             raise
 
+    def fix(self, vector: Array, out: Array) -> None:
+        """View arrays on the aggregator's device once, for a caller who keeps them and passes both to every call."""
+        self._fixed, self._fixed_views = (vector, out), None
+
     def carry(self, numbers: AnyArray, sums: AnyArray) -> None:
         """Have the next call sum `numbers` over the ranks, in the messages by which the ranks compare the call.
 
@@ -360,6 +366,11 @@ class Aggregator(metaclass=Listed):
         """Return the checked vector and result as flat arrays, and the result as the caller gets it."""
         if isinstance(vector, Difference) and self._device is not None:
             raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
+        device = self._device
+        is_fixed = device is not None and vector is self._fixed[0] and out is self._fixed[1]
+        if is_fixed and device is not None and self._fixed_views is not None:
+            device.follow()
+            return self._fixed_views
         source = self._view(vector.vector if isinstance(vector, Difference) else vector)
         result = empty_like(vector) if out is None else out
         target = self._view(result)
@@ -367,6 +378,8 @@ class Aggregator(metaclass=Listed):
             raise ValueError("out is read-only: pass an array that can be written")
         if source.overlaps(target):
             raise ValueError("out shares memory with the vector: pass another array")
+        if is_fixed:
+            self._fixed_views = source, target, result
         return source, target, result
 
     def _steps(

@@ -208,7 +208,7 @@ class Feedback(ABC):
     announced_bytes: int | None = None
     measured_in: Sequence[range] = ()
     reports_when: Literal["beside", "after"] | None = None
-    decodes_with_reports: ClassVar[bool] = False
+    decodes_with_reports: bool = False
     state_nan: ClassVar[str] = ""
     matrix_rows: Sequence[int] | None = None
     stand_in: Callable[[State, range], State] | None = None

@@ -68,6 +68,8 @@ class Packed:
     host : sequence of uint64[words of a piece]
     heads : sequence of int, optional
         Words in front of each piece that cross to the host in one copy with it; only on a device.
+    tail : int
+        Words behind the last piece that cross to the device in one copy with it; only on a device.
 
     Attributes
     ----------
@@ -81,9 +83,13 @@ class Packed:
         Place of each piece's first word in `whole`.
     whole : int64 tensor
         The words of all pieces and their heads; only on a device.
+    tail, tail_here : int64 tensor, int64 array
+        The words behind the last piece, there and in the host's memory; only on a device.
     """
 
-    def __init__(self, device: Device, host: Sequence[Words], heads: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, device: Device, host: Sequence[Words], heads: Sequence[int] | None = None, tail: int = 0
+    ) -> None:
         self._host, self._device, self._on_host = list(host), device, device.name == "cpu"
         self._bytes: Any = None  # PyTorch's type, without an import of PyTorch
         self.pieces: list[Array] = self._host
@@ -96,10 +102,14 @@ class Packed:
         for words, front in zip(host, fronts, strict=True):
             self.starts.append(-(-(end + front) // ALIGNMENT) * ALIGNMENT)
             end = self.starts[-1] + words.size
-        self._mirror = Mirror(device, device.zeros(end, "int64"))
+        self._tail = slice(-(-end // ALIGNMENT) * ALIGNMENT, -(-end // ALIGNMENT) * ALIGNMENT + tail)
+        self._mirror = Mirror(device, device.zeros(self._tail.stop if tail else end, "int64"))
         self.whole, here = self._mirror.there, self._mirror.here
+        self.tail, self.tail_here = self.whole[self._tail], here[self._tail]
+        self._has_tail = tail > 0
         places = [(start - front, size) for start, front, size in zip(self.starts, fronts, heads, strict=True)]
-        self.pieces = [self.whole[start : start + words.size] for start, words in zip(self.starts, host, strict=True)]
+        self._places = [slice(start, start + words.size) for start, words in zip(self.starts, host, strict=True)]
+        self.pieces = [self.whole[place] for place in self._places]
         self.heads = [self.whole[at : at + size] for at, size in places]
         self.heads_here = [here[at : at + size] for at, size in places]
 
@@ -110,6 +120,8 @@ class Packed:
         return self.heads[piece].view(self._bytes)[:1], self.heads_here[piece].view(np.uint8)[:1]
 
     def _place(self, piece: int, some: slice) -> slice:
+        if some is ALL:
+            return self._places[piece]
         first, stop, _ = some.indices(self._host[piece].size)
         return slice(self.starts[piece] + first, self.starts[piece] + stop)
 
@@ -129,8 +141,16 @@ class Packed:
         self._host[piece][some] = self._mirror.here[self._place(piece, some)].view(np.uint64)
 
     def deliver(self, piece: int, some: slice = ALL) -> None:
-        """Copy words of a piece from the reducer; kernels that are launched from now on find them."""
+        """Copy words of a piece from the reducer; kernels that are launched from now on find them.
+
+        The tail crosses with the last word of the last piece.
+        """
         if not self._on_host:
             place = self._place(piece, some)
             self._mirror.here[place] = self._host[piece][some].view(np.int64)
-            self._mirror.deliver(place)
+            is_last = self._has_tail and piece == len(self._host) - 1
+            self._mirror.deliver(slice(place.start, self._tail.stop) if is_last else place)
+
+    def deliver_tail(self) -> None:
+        """Copy the tail alone from the host's memory."""
+        self._mirror.deliver(self._tail)

@@ -5,7 +5,7 @@ Tables of blocks and scales are on the device, where each program of a launch lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from mpicomp.kernels import of
 from mpicomp.kernels.streams import BLOCK
 
 Buffers = tuple[Array | None, Array | None]
-N_SCALES = 6  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`
+N_SCALES, N_OF_ENCODING = 6, 4  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`; decoding has the rest
 
 
 class BlockTable:
@@ -40,11 +40,12 @@ class BlockTable:
         Rows of each piece; sums of blocks have the same places.
     n_blocks : int
         Rows of all pieces.
-    all : BlockRows
-        Rows of all pieces, see `mpicomp.kernels.gpu.sign`; set by `send`.
+    all, of_pieces : BlockRows, list of BlockRows
+        Rows of all pieces, see `mpicomp.kernels.gpu.sign`, and those of each; set by `send`.
     """
 
     all: Any
+    of_pieces: list[Any]
 
     def __init__(self, groups: ScaleGroups, pieces: Sequence[range]) -> None:
         self._pieces, self._rows = pieces, [_rows(groups, cut) for cut in pieces]
@@ -64,11 +65,8 @@ class BlockTable:
         self._mirror = Mirror.of(device, table.reshape(-1))
         rows_of = of("cuda").sign.BlockRows
         self.all = rows_of(self._mirror.there, 0, len(table), not (table[:, 1] % 64).any())
-
-    def of_piece(self, piece: int) -> Any:
-        """Return the rows of a piece."""
-        span = self.spans[piece]
-        return self.all._replace(first=span.start, n_blocks=span.stop - span.start)
+        sizes = [(span.start, span.stop - span.start) for span in self.spans]
+        self.of_pieces = [self.all._replace(first=first, n_blocks=n_blocks) for first, n_blocks in sizes]
 
 
 def _rows(groups: ScaleGroups, cut: range) -> AnyArray:
@@ -100,6 +98,11 @@ class SignBlocks:
     residual : InPlaceResidual or None
     sums : bool
         False: one-bit steps report 0 in place of sums, or NaN where a value is not finite.
+
+    Attributes
+    ----------
+    looks_ahead : bool
+        There is one piece, whose signs cross: the scales of the next step cross with them.
     """
 
     def __init__(
@@ -121,16 +124,29 @@ class SignBlocks:
         self._reports = Mirror(device, device.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
         self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
         self._packed: Packed | None = None  # None: signs need not cross
+        self.looks_ahead = False
         self._bits = bits
         if isinstance(bits, np.ndarray):
             words = [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces]
-            self._packed = Packed(device, words, [span.stop - span.start for span in self._spans])
+            self.looks_ahead = len(pieces) == 1 and second is None
+            tail = N_SCALES * groups.starts.size if self.looks_ahead else 0
+            self._packed = Packed(device, words, [span.stop - span.start for span in self._spans], tail)
             self._bits = self._packed.whole
         blocks.send(device, None if self._packed is None else self._packed.starts)
         # a step sends its own scales while the ones for pending results may still be on their way
-        self._scales, self._scales_of_pending = (
+        own, self._scales_of_pending = (
             Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64")) for _ in range(2)
         )
+        self._scales, here = own.there, own.here
+        self._deliver_scales: Callable[[], object] = own.deliver
+        if self._packed is not None and self.looks_ahead:
+            self._scales, here = self._packed.tail, self._packed.tail_here
+            self._deliver_scales = self._packed.deliver_tail
+        self._rows = here.reshape(-1, N_SCALES)
+        self._ahead: AnyArray | None = None  # columns for encoding that have crossed ahead of their step
+        self._least = -size.limits
+        columns = size.steps, size.limits, self._least, self._pending, size.positive, size.negative
+        self._columns = [values.view(f"i{values.itemsize}") for values in columns]  # of the scales, as they change
         self._seen = list[AnyArray]()  # reports of the last pass over the vector, in the host's memory
         self._gain, self._gain_of_signs = 1.0, float(sums)
 
@@ -138,22 +154,31 @@ class SignBlocks:
         """Start another step."""
 
     def send_scales(self) -> None:
-        """Copy the scales of a step to the device. Earlier copies must have ended, or have had the same numbers."""
-        self._send(self._scales)
+        """Copy the scales of a step to the device, unless they have crossed with the last step's signs.
 
-    def _send(self, scales: Mirror) -> None:
-        size, rows = self._size, scales.here.reshape(-1, N_SCALES)
-        for column, values in enumerate((size.steps, size.limits, -size.limits, self._pending)):
-            rows[:, column] = values.view(f"i{values.itemsize}")
-        for column, words in enumerate((size.positive, size.negative), 4):
-            rows[:, column] = words.view(f"i{words.itemsize}")
-        scales.deliver()
+        Earlier copies must have ended, or have had the same numbers.
+        """
+        self._write(self._rows, N_SCALES)
+        if self._ahead is None or not np.array_equal(self._rows[:, :N_OF_ENCODING], self._ahead):
+            self._deliver_scales()
+        self._ahead = None
+
+    def look_ahead(self, fix: Callable[[], bool]) -> None:
+        """Let the scales of the next step, which `fix` makes unless they overflow, cross with the signs of this one."""
+        if fix():
+            self._write(self._rows, N_OF_ENCODING)  # those of decoding are this step's
+            self._ahead = self._rows[:, :N_OF_ENCODING].copy()
+
+    def _write(self, rows: AnyArray, n_columns: int) -> None:
+        np.negative(self._size.limits, out=self._least)
+        for column, words in zip(rows.T, self._columns[:n_columns], strict=False):
+            column[:] = words
 
     def encode(self, piece: int, vector: Array, odd_positive: bool, tensors: object = None) -> Testable | None:
         """Encode a piece; returns a handle of its signs and reports on the host."""
         reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
-        rows, scales = self._blocks.of_piece(piece), self._scales.there
-        terms = vector, *self._buffers(), self._bits, rows, scales, self._is_lazy, odd_positive, reports
+        rows = self._blocks.of_pieces[piece]
+        terms = vector, *self._buffers(), self._bits, rows, self._scales, self._is_lazy, odd_positive, reports
         self._device.run(partial(self._sign.encode_blocks, *terms))
         self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
         self._gain = self._gain_of_signs
@@ -163,7 +188,7 @@ class SignBlocks:
         """Write the result of a piece to `out`, integers[n], from its merged signs."""
         if self._packed is not None:
             self._packed.deliver(piece)
-        terms = self._bits, self._second, self._blocks.of_piece(piece), self._scales.there, out
+        terms = self._bits, self._second, self._blocks.of_pieces[piece], self._scales, out
         self._device.run(partial(self._sign.unpack_blocks, *terms))
         return self._device.done()
 
@@ -182,19 +207,20 @@ class SignBlocks:
         return (None, None) if self._residual is None else (self._residual.current, self._residual.following)
 
     def _sum_up(self, vector: Array, buffers: Buffers, lazy: bool, total: Array | None) -> Testable | None:
-        terms = vector, *buffers, self._bits, self._blocks.all, self._scales.there, lazy, total, self._reports.there
+        terms = vector, *buffers, self._bits, self._blocks.all, self._scales, lazy, total, self._reports.there
         self._device.run(partial(self._sign.add_and_clear_blocks, *terms))
         self._seen, self._gain = [self._reports.here], 1.0
         return self._reports.fetch()
 
     def subtract_pending(self, residual: Array) -> None:
         """Subtract the results that are pending from a residual."""
-        self._send(self._scales_of_pending)
+        self._write(self._scales_of_pending.here.reshape(-1, N_SCALES), N_SCALES)
+        self._scales_of_pending.deliver()
         terms = residual, self._bits, self._blocks.all, self._scales_of_pending.there
         self._device.run(partial(self._sign.subtract_blocks, *terms))
 
     def reports(self) -> tuple[Doubles, int]:
         """Return each block's sum of magnitudes, and the number of clipped elements, of the last pass."""
-        reports = np.concatenate([self._reports.here[:0], *self._seen]).reshape(-1, 2)
-        sums = np.ascontiguousarray(reports[:, 0]).view(np.float64)
-        return sums * self._gain, int(reports[:, 1].sum())
+        seen = self._seen[0] if len(self._seen) == 1 else np.concatenate([self._reports.here[:0], *self._seen])
+        reports = seen.reshape(-1, 2)
+        return reports[:, 0].view(np.float64) * self._gain, int(reports[:, 1].sum())

@@ -100,6 +100,7 @@ class SignResidual(Feedback):
         self._kept: Snapshot | None = None  # of the last step, if it was transactional
         self._automatic, self.skipped, self._has_pairs = rule.global_step == "auto", 0, second is not None
         self.packed = self._odd_positive = self._encoding = False
+        self._has_scales = False  # of the step under way; False once those of the next step take their place
         self._nothing: Array = np.empty(0, self._kind)
         self._out: Array = self._nothing
         self._source: StepInput | None = None
@@ -114,6 +115,7 @@ class SignResidual(Feedback):
             self._signs = HostSigns(groups, pieces, lengths, bits, second, *scales)
         else:
             self._signs = SignBlocks(device, groups, pieces, bits, second, *scales)
+            self.decodes_with_reports = self._signs.looks_ahead
         self.end()
 
     # One step --------------------------------------------------------------------------------------------------------
@@ -214,14 +216,22 @@ class SignResidual(Feedback):
     @override
     def decode(self, piece: int) -> Testable | None:
         """Write the result of a piece from its merged signs, unless they are to be kept packed."""
+        if isinstance(self._signs, SignBlocks) and self._signs.looks_ahead:
+            self._end_scales()
+            self._signs.look_ahead(self.size.fix)
         return None if self.packed else self._signs.decode(piece, self._out)
 
-    @override
-    def settle(self, call: StepInput) -> None:
+    def _end_scales(self) -> None:
         """Have the result subtracted later (rule "paper"), and let gamma follow the clipped fraction."""
         if self.in_place is not None and self.in_place.lazy:
             self.in_place.pending[:] = self.size.steps
         self.size.adapt()
+        self._has_scales = False
+
+    @override
+    def settle(self, call: StepInput) -> None:
+        if self._has_scales:
+            self._end_scales()
         if self._difference is not None and self.packed:
             self._difference.keep_packed(self.subtract_result)
         if call.accepts_packed and not self._has_pairs:  # besides the result in `out`
@@ -258,6 +268,7 @@ class SignResidual(Feedback):
     @override
     def fix_scales(self) -> Problem | None:
         if self.size.fix():
+            self._has_scales = True
             self._signs.send_scales()
             return None
         self.size.magnitudes[:] = np.nan  # the next step measures again, or it would meet the same mean for ever

@@ -159,7 +159,7 @@ class StochasticVotes(VoteValues):
             self.kernels.ssdm.stochastic_signs_of_blocks(
                 self._schedule, self._step, self._source, self._values, self.momentum,
                 None if self._momentum is None else self._momentum.following, self._beta, self._gain,
-                self._factors_of_draws.there, self._blocks.of_piece(piece), self._packed.whole,
+                self._factors_of_draws.there, self._blocks.of_pieces[piece], self._packed.whole,
             )  # fmt: skip
             return
         for part in self._parts[piece]:

@@ -86,15 +86,24 @@ class BucketQueue:
 
         The progress thread calls `on_end` when the bucket has ended, with its error or None; not for queues in order.
         """
-        missing = self._missing
-        missing[index] = missing.get(index, len(self._reducers[index].bucket.members)) - n_slices
+        if self.count(index, n_slices, stream):
+            if self._in_order:
+                self.start_complete()
+            else:
+                self._start(index, True, False, on_end)
+
+    def count(self, index: int, n_slices: int = 1, stream: torch.cuda.Stream | None = None) -> bool:
+        """Count slices of a bucket, as `push` without its starts; return True if the bucket is complete."""
+        left = self._missing.get(index)
+        self._missing[index] = left = (len(self._reducers[index].bucket.members) if left is None else left) - n_slices
         if stream is not None:
             self._streams[index].add(stream)
-        if not self._in_order:
-            if not missing[index]:
-                self._start(index, True, False, on_end)
-            return
-        while self.n_started < len(self._reducers) - 1 and missing.get(self.n_started) == 0 and self._is_well:
+        return not left
+
+    def start_complete(self) -> None:
+        """Start the buckets in order that are due."""
+        last, missing = len(self._reducers) - 1, self._missing
+        while self.n_started < last and missing.get(self.n_started) == 0 and self._is_well:
             self._start(self.n_started, True, False)
 
     def start_rest(self, silent: bool, before_last: Callable[[BucketReducer], None]) -> None:
@@ -148,6 +157,11 @@ class BucketQueue:
         errors = self._errors
         self._reset()
         return _first(errors)
+
+    @property
+    def incomplete(self) -> list[int]:
+        """Buckets of which some slices have been counted."""
+        return [index for index, left in self._missing.items() if left]
 
     @property
     def _is_well(self) -> bool:

@@ -54,6 +54,8 @@ class BucketReducer:
         Flat tensors of ``bucket.n`` elements: the aggregator's input and output, maybe shared with other reducers.
     vector_views, mean_views
         The members' parts of them, in the members' shapes. They stay here: see `fresh_mean_views`.
+    padding_is_zero : bool
+        Flag: the owner writes the members' parts of ``vector`` alone, which is no other reducer's.
     """
 
     def __init__(self, bucket: Bucket, pair: VectorPair, algorithm: Algorithm, comm: Communicator) -> None:
@@ -71,6 +73,9 @@ class BucketReducer:
         self.aggregator = algorithm.start(
             comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_shapes=shapes, device=device
         )
+        self.padding_is_zero = False
+        self.aggregator.fix(self._vector_array, self._mean_array)
+        self._is_exact = algorithm == _DENSE
         self._handle: Handle | None = None
         self._alone: Callable[[], None] | None = None  # postponed search of values taken alone, by `wait`
         self._moves: Difference | None = None
@@ -129,7 +134,7 @@ class BucketReducer:
 
     def begin(self) -> Handle:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
-        self.vector.index_fill_(0, self._padding, 0)
+        self._clear_padding()
         self._end_event = begin_event(self._event_name)
         self._handle = self.aggregator.begin(self._moves or self._vector_array, out=self._mean_array)
         self._handle.detach()  # a user who drops the optimizer after backward did not start this call
@@ -166,7 +171,7 @@ class BucketReducer:
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``; raises the errors of `wait`."""
-        self.vector.index_fill_(0, self._padding, 0)
+        self._clear_padding()
         self._end_event = begin_event(self._event_name)
         try:
             self.aggregator.aggregate(self._moves or self._vector_array, self._mean_array, self.stream)
@@ -174,6 +179,10 @@ class BucketReducer:
             raise self._naming_tensors(error) from None
         finally:
             self._finish_event()
+
+    def _clear_padding(self) -> None:
+        if not self.padding_is_zero:  # on a device this is a launch
+            self.vector.index_fill_(0, self._padding, 0)
 
     def take_alone(self, values: Sequence[Tensor], behind: bool = False) -> bool:
         """Take the values as their mean, uncopied, and return True, on a single rank and where nothing is rounded.
@@ -186,8 +195,7 @@ class BucketReducer:
         NonFiniteGradient
             Names the tensors.
         """
-        aggregator = self.aggregator
-        if aggregator.comm.size > 1 or aggregator.algorithm != _DENSE:
+        if not self._is_exact or self.aggregator.comm.size > 1:
             return False
         if behind and self.bucket.device.type != "cpu":
             self._alone = partial(self._take_finite, values)

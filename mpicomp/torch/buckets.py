@@ -74,10 +74,9 @@ class Bucket:
 
         PyTorch refuses ``detach_()`` of views, which loops call on gradients. On devices the tensors are views.
         """
-        if rows.device.type != "cpu":
-            return self.views(rows[row])
         start = rows.storage_offset() + row * rows.stride(0)
-        return [rows.as_strided(shape, strides, start + at).data for shape, strides, at in self._layout]
+        tensors = [rows.as_strided(shape, strides, start + at) for shape, strides, at in self._layout]
+        return tensors if rows.device.type != "cpu" else [one.data for one in tensors]
 
     @cached_property
     def _layout(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -73,7 +73,16 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 def current_stream(tensor: Tensor) -> torch.cuda.Stream | None:
     """Return the stream on which a tensor is made now; None: the host makes it."""
-    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+    if not tensor.is_cuda:
+        return None
+    index = tensor.get_device()
+    return _current_stream(index, torch._C._cuda_getCurrentRawStream(index))
+
+
+@lru_cache
+def _current_stream(index: int, address: int) -> torch.cuda.Stream:
+    # streams by their address, since hooks of gradients need one each, and PyTorch makes an object for each question
+    return torch.cuda.current_stream(index)
 
 
 def wait_for(streams: Iterable[torch.cuda.Stream | None]) -> None:

@@ -134,8 +134,10 @@ class Parameters:
     def find_change(self) -> str:
         """Return a parameter's change of form since it was first synchronized, and its cure; or an empty string."""
         for member, form in zip(self.trained, self._forms, strict=True):
-            now = _form(member.parameter)
-            if now != form:
+            parameter = member.parameter
+            # without a tuple for each of many parameters in each step
+            if parameter.shape != form[0] or parameter.dtype is not form[1] or parameter.device != form[2]:
+                now = _form(parameter)
                 was, now_is = (f"{dtype}{list(shape)} on {device}" for shape, dtype, device in (form, now))
                 return (
                     f"parameter {member.name!r} was {was} when the distributed optimizer was made, and is {now_is} "

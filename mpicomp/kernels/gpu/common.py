@@ -26,6 +26,27 @@ _FLOATS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 
 
 _given = threading.local()
+MOST_FORMS = 4096  # of launches that are known: lengths are numbers, too
+_launched: dict[tuple[Any, ...], Any] = {}  # compiled kernels, by the forms of the arguments of their launches
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+    """Launch a kernel whose arguments have the same forms in each step of a vector.
+
+    Triton examines arguments in Python to find the compiled kernel, which takes longer than the launch. Here they have
+    a form each: the type of a tensor and whether its memory begins at a multiple of 16 bytes, or the value of a number.
+    """
+    forms = [(one.dtype, not one.data_ptr() & 15) if isinstance(one, Tensor) else one for one in arguments]
+    form = id(kernel), arguments[0].get_device(), *forms
+    compiled = _launched.get(form)
+    if compiled is None:
+        if len(_launched) >= MOST_FORMS:
+            _launched.clear()
+        compiled = kernel[(programs,)](*arguments, **options)  # None under the interpreter
+        if compiled is not None:
+            _launched[form] = compiled
+    else:
+        compiled[programs, 1, 1](*arguments)
 
 
 @contextmanager

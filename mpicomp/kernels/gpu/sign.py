@@ -24,6 +24,7 @@ from mpicomp.kernels.gpu.common import (
     fold,
     is_set,
     keep_elements,
+    launch,
     number,
     numbers_on,
     places_on,
@@ -222,9 +223,9 @@ def encode_blocks(
         Overwritten: the bits of each block's sum, and how many of its elements were clipped.
     """
     if blocks.n_blocks:
-        _encode_kernel[(blocks.n_blocks,)](
-            u, residual, left, bits, blocks.table, blocks.first, scales, reports, blocks.aligned, int(odd_positive),
-            lazy and residual is not None, num_warps=1, **APART
+        launch(
+            _encode_kernel, blocks.n_blocks, u, residual, left, bits, blocks.table, blocks.first, scales, reports,
+            blocks.aligned, int(odd_positive), lazy and residual is not None, num_warps=1, **APART
         )  # fmt: skip
 
 
@@ -290,9 +291,8 @@ def unpack_blocks(bits: Tensor, second: Tensor | None, blocks: BlockRows, scales
     out : signed integers [n] of the whole vector; the blocks' are overwritten.
     """
     if blocks.n_blocks:
-        _unpack_blocks_kernel[(blocks.n_blocks,)](
-            bits, second, blocks.table, blocks.first, scales, out, blocks.aligned, **APART
-        )
+        terms = bits, second, blocks.table, blocks.first, scales, out, blocks.aligned
+        launch(_unpack_blocks_kernel, blocks.n_blocks, *terms, **APART)
 
 
 @triton.jit
@@ -304,7 +304,7 @@ def _all_finite_kernel(x, n, finite, WIDTH: tl.constexpr):
 def all_finite(x: Tensor) -> Tensor:
     finite = finite_flag(x)
     if n := x.numel():
-        _all_finite_kernel[(triton.cdiv(n, WIDTH),)](x, n, finite, WIDTH, **APART)
+        launch(_all_finite_kernel, triton.cdiv(n, WIDTH), x, n, finite, WIDTH, **APART)
     return is_set(finite)
 
 

@@ -129,6 +129,7 @@ class GradientVectors:
         index = len(self.reducers)
         bucket = make_bucket(index, members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
         reducer = BucketReducer(bucket, VectorPair(bucket), algorithm, self._comm)
+        reducer.padding_is_zero = True
         self.reducers.append(reducer)
         self._vectors.append(GradientVector(reducer))
         self._index_of |= dict.fromkeys(reducer.parameters, index)

@@ -48,12 +48,12 @@ class GradientAveraging(Synchronizer):
         return self._overlap and self.gradient_counts.any_complete and self.phase is not Phase.AVERAGED
 
     @override
-    def gradient_came(self, position: int) -> None:
+    def _begin_gradients(self) -> None:
         if self._scaled:  # the scaler has skipped the step, and no call reports it
             self._forget()
         self.gradient_counts.dropped = False
         self._replaced.clear()
-        super().gradient_came(position)
+        super()._begin_gradients()
 
     @override
     def _evaluate(self, closure: Closure) -> float:
@@ -150,8 +150,14 @@ class GradientAveraging(Synchronizer):
     @override
     @torch.no_grad()
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
+        gradients: list[Tensor] = []
+        dtype = reducer.bucket.dtype
         try:
-            gradients = [self._gradient(member) for member in reducer.bucket.members]
+            for member in reducer.bucket.members:
+                gradient = member.parameter.grad
+                if gradient is None or gradient.dtype is not dtype or gradient.layout is not torch.strided:
+                    gradient = self._gradient(member)
+                gradients.append(gradient)
         except ValueError as error:
             refusal = reword(error, f"{self.comm.here}: {error}")
             if self._overlap:
@@ -160,6 +166,7 @@ class GradientAveraging(Synchronizer):
         if reducer.take_alone(gradients, behind=self._overlap):
             return False
         torch._foreach_copy_(reducer.vector_views, gradients)
+        reducer.padding_is_zero = self._overlap  # else buckets take turns with one vector
         return True
 
     @override
@@ -173,10 +180,11 @@ class GradientAveraging(Synchronizer):
     def _show_mean(self, reducer: BucketReducer) -> None:
         """Let the gradients be views of the mean, which spares a copy; vectors must not be shared with others."""
         for parameter, mean in zip(reducer.parameters, reducer.fresh_mean_views(), strict=True):
-            if parameter.grad is not None and parameter.grad.stride() != mean.stride():  # a layout of its own: keep it
-                parameter.grad.copy_(mean)
+            gradient = parameter.grad
+            if gradient is not None and gradient.stride() != mean.stride():  # a layout of its own: keep it
+                gradient.copy_(mean)
             else:
-                self._replaced.append(parameter.grad)
+                self._replaced.append(gradient)
                 parameter.grad = mean
 
     def _gradient(self, member: NamedParameter) -> Tensor:

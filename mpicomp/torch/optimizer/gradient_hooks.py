@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from mpicomp.torch.buckets import NamedParameter
 
 WINDOW_ELEMENTS = 4096
 _LISTENER = "_mpicomp_listener"  # attribute of hooks: a weak reference
+_Noted: TypeAlias = tuple[NamedParameter, Tensor, int, int]
+"""A member, its gradient, and the version and the address that this had, or 0."""
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -143,13 +145,6 @@ class GradientCounts:
         )
 
 
-class _Sent(NamedTuple):
-    member: NamedParameter
-    gradient: Tensor
-    version: int
-    address: int
-
-
 class _Window(NamedTuple):
     """A part of a gradient, and the sum of its bits when it was sent."""
 
@@ -168,20 +163,22 @@ class SentGradients:
     """
 
     def __init__(self) -> None:
-        self._noted: dict[str, tuple[NamedParameter, Tensor, int, int]] = {}  # not sent; mostly without address
-        self._sent: list[_Sent] = []
+        self._noted: dict[str, _Noted] = {}  # not sent; mostly without address
+        self._sent: list[_Noted] = []
         self._windows: dict[str, _Window] = {}
         self._step, self._watches_all = 1, True  # in steps 1, 2, 4, 8, ...
         self._n_buckets, self._buckets_before = 0, 1
 
-    def note(self, member: NamedParameter) -> None:
-        """Note a gradient that is complete: the loop must leave it alone until the step."""
-        gradient = member.parameter.grad
-        if gradient is not None:
-            self._noted[member.name] = member, gradient, gradient._version, 0
-            if self._watches_all and (address := _address_of(gradient)):
-                self._noted[member.name] = member, gradient, gradient._version, address
-                self._watch(member, gradient, whole=True)
+    def note(self, members: Sequence[NamedParameter]) -> None:
+        """Note gradients that are complete: the loop must leave them alone until the step."""
+        noted, watches_all = self._noted, self._watches_all
+        for member in members:
+            gradient = member.parameter.grad
+            if gradient is not None:
+                noted[member.name] = member, gradient, gradient._version, 0
+                if watches_all and (address := _address_of(gradient)):
+                    noted[member.name] = member, gradient, gradient._version, address
+                    self._watch(member, gradient, whole=True)
 
     def add(self, members: Sequence[NamedParameter], mean: Tensor) -> None:
         """Watch the noted gradients of a bucket's parameters, which are sent now.
@@ -190,16 +187,23 @@ class SentGradients:
         """
         first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
         noted = [self._noted.pop(member.name) for member in members if member.name in self._noted]
-        there = [_Sent(*one[:3], _address_of(one[1])) for one in noted]
+        there = [
+            # not by `_address_of`: as often as hooks are called, a call counts
+            (member, gradient, version, (gradient._values() if gradient.is_sparse else gradient).data_ptr())
+            for member, gradient, version, _ in noted
+        ]
         self._sent += there
-        for one in there:
-            if first <= one.address < end:
-                self._windows.pop(one.member.name, None)
-        there = [one for one in there if not first <= one.address < end]
-        if there and not self._watches_all and self._n_buckets == self._step % self._buckets_before:
-            one = there[self._step // self._buckets_before % len(there)]
-            self._watch(one.member, one.gradient, whole=False)
+        is_due = not self._watches_all and self._n_buckets == self._step % self._buckets_before
         self._n_buckets += 1
+        if not (is_due or self._windows):
+            return
+        for member, _, _, address in there:
+            if first <= address < end:
+                self._windows.pop(member.name, None)
+        there = [one for one in there if not first <= one[3] < end]
+        if there and is_due:
+            member, gradient, _, _ = there[self._step // self._buckets_before % len(there)]
+            self._watch(member, gradient, whole=False)
 
     def release_unsent(self) -> None:
         """Let the loop change gradients that wait for the step: they are averaged as they are then."""

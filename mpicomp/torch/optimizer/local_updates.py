@@ -397,7 +397,7 @@ class LocalUpdates(Synchronizer):
             with only(self._optimizer, reducer.parameters), self.inner_steps:
                 self._optimizer.step()
             for member in reducer.bucket.members:
-                self._sent.note(member)  # again, since optimizers may write to gradients
+                self._sent.note([member])  # again, since optimizers may write to gradients
         if self._plan.keeps_local:
             for parameter, view in zip(reducer.parameters, reducer.vector_views, strict=True):
                 torch.sub(self._common.values[parameter], parameter.data, out=view)

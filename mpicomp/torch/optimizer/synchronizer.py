@@ -25,6 +25,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.caller_warning import warn_caller
 from collectives.errors import explains_itself, reword
+from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import one_line, shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
@@ -119,6 +120,8 @@ class Synchronizer(StateOwner):
         self._compared_at = 0  # synchronizations, when the whole models were compared last
         self._queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._sent = SentGradients()
+        self._notes = self._pushes = False  # gradients of this step are noted, and complete buckets start
+        self._notes_rest = False  # autograd calls `_note_rest` at the end of this backward
         self._scaled = False  # a GradScaler has searched the gradients of this step
 
     @property
@@ -325,18 +328,36 @@ class Synchronizer(StateOwner):
 
     def gradient_came(self, position: int) -> None:
         """Start the buckets that this gradient completes; called by hooks during backward."""
-        averaged, noted = self.phase is Phase.AVERAGED, self._takes_early
-        early = noted and self.models_compared and len(self.reducers) > 1
-        complete = self.gradient_counts.complete(position, averaged or early)
+        counts = self.gradient_counts
+        if self._scaled or not counts.any_came:
+            self._begin_gradients()
+        averaged, noted = self.phase is Phase.AVERAGED, self._notes and not counts.overtaken
+        early = noted and self._pushes and self.models_compared
+        complete = counts.complete(position, averaged or early)
         if averaged:
-            raise self.gradient_counts.late(position)
-        if complete and noted:
-            self._sent.note(self.reducers.members[position])
+            raise counts.late(position)
         if complete and early:
             self.phase = Phase.SENT
-            self._push(position)
-        elif self.phase is Phase.STEPPED:
+            index = self.reducers.bucket_of[position]
+            stream = current_stream(self.reducers.members[position].parameter)
+            if self._queue.count(index, stream=stream):
+                self._start_complete(index)
+            elif not self._notes_rest:
+                queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+                with suppress(RuntimeError):  # outside of backward
+                    queue(self._note_rest)
+                    self._notes_rest = True
+            if self.comm.calls.driver is None:
+                self._queue.poll()
+            return
+        if complete and noted:
+            self._sent.note([self.reducers.members[position]])
+        if self.phase is Phase.STEPPED:
             self.phase = Phase.COLLECTING
+
+    def _begin_gradients(self) -> None:
+        """Prepare for the gradients of a step, of which the first one comes."""
+        self._notes, self._pushes = self._takes_early, self._starts_early
 
     def check_before_synchronizing(self) -> None:
         """Check as before a step, and take the gradients that are not sent as the loop has left them."""
@@ -349,6 +370,7 @@ class Synchronizer(StateOwner):
         self.phase = phase
         self.gradient_counts.restart()
         self._sent.clear()
+        self._notes_rest = False
 
     def _count_silent_step(self) -> None:
         """Warn once this rank has made many steps on end without any gradient, after others with some."""
@@ -464,14 +486,24 @@ class Synchronizer(StateOwner):
     def _take(self, reducer: BucketReducer) -> None:
         """Take the mean of a reducer."""
 
-    def _push(self, position: int) -> None:
-        """Queue a parameter's gradient, which is complete, and watch the gradients of the buckets that start."""
-        queue, before = self._queue, self._queue.n_started
-        stream = current_stream(self.reducers.members[position].parameter)
-        queue.push(self.reducers.bucket_of[position], stream=stream)
+    def _start_complete(self, index: int) -> None:
+        """Start the buckets that are due once this one is complete, and watch its gradients and those that are sent."""
+        queue = self._queue
+        self._sent.note(self.reducers[index].bucket.members)
+        before = queue.n_started
+        queue.start_complete()
         for reducer in self.reducers[before : queue.n_started]:
             self._sent.add(reducer.bucket.members, reducer.mean)
-        queue.poll()
+
+    @keep_uncompiled
+    def _note_rest(self) -> None:
+        """Note the gradients of incomplete buckets at the end of a backward: the others are noted together."""
+        self._notes_rest = False
+        with self.gradient_counts.lock:
+            lacks, incomplete = self.gradient_counts.lacks, {*self._queue.incomplete}
+            pairs = self.reducers.bucket_of.items() if incomplete else ()
+            members = self.reducers.members
+            self._sent.note([members[at] for at, bucket in pairs if bucket in incomplete and not lacks(at)])
 
     def _average(self, intent: StepIntent, reducers: Iterable[BucketReducer] | None = None) -> None:
         """Average buckets, None: all, and take their means, on all ranks or on none. With overlap they must be all.

@@ -282,3 +282,17 @@ def test_a_parameter_on_a_device_that_cannot_be_reached_is_refused(comm: Communi
     model = nn.Linear(2, 2, device="meta")
     with pytest.raises(ValueError, match=r"'weight' lives on meta, which cannot be reached .* move it to the CPU or"):
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), Dense(), comm, model.named_parameters())
+
+
+def test_views_of_a_bucket_on_a_device_are_made_once(
+    comm: Communicator, device: FakeTorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(NAME)
+    optimizer = wrap(model, Marsit(None), comm, synchronize="gradients", overlap=True)
+    for number in range(2):
+        step(model, optimizer, comm, number, NAME)
+    followed: list[str] = []
+    monkeypatch.setattr(device, "follow", lambda: followed.append("follow"))
+    monkeypatch.setattr(device, "take", lambda array: pytest.fail("a bucket is viewed again"))
+    step(model, optimizer, comm, 2, NAME)
+    assert followed == ["follow"] * len(optimizer.buckets)

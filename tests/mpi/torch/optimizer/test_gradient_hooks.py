@@ -328,3 +328,16 @@ def test_an_optimizer_is_gone_at_once_after_a_step_that_raised(options: dict[str
         assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     finally:
         gc.enable()
+
+
+def test_a_change_of_a_gradient_is_refused_though_its_bucket_lacks_another_one(comm: Communicator) -> None:
+    """Gradients of a complete bucket are noted together, those of the others at the end of backward."""
+    model, optimizer = wrapped(Dense(), comm, synchronize="gradients", overlap=True)
+    train(model, optimizer, comm, range(2))
+    assert any({"2.weight", "2.bias"} <= {*names} for names in optimizer.buckets)
+    inputs, labels = batch(comm.rank)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(nn.functional.linear(model[:2](inputs), model[2].weight), labels).backward()
+    model[2].weight.grad.mul_(2)
+    with pytest.raises(RuntimeError, match=r"gradient of '2\.weight' was changed"):
+        optimizer.step()

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.arrays import Queued, TorchDevice, require_stream, wait
-from tests.fake_streams import INDEX, StreamsDevice
+from collectives.arrays import Queued, TorchDevice, require_stream, torch_device, wait
+from tests.fake_streams import INDEX, Stream, StreamsDevice
 
 
 def in_thread(work: Callable[[], object]) -> None:
@@ -197,3 +197,100 @@ def test_a_stream_that_captures_a_graph_is_refused(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captures=captures: captures)
         with pytest.raises(ValueError, match="stream captures a CUDA graph") if captures else nullcontext():
             require_stream(Stream())
+
+
+def events_of(device: StreamsDevice, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many events are recorded in `work`."""
+    recorded: list[Stream] = []
+    record = Stream.record_event
+    monkeypatch.setattr(Stream, "record_event", lambda stream: (recorded.append(stream), record(stream))[1])
+    work()
+    return len(recorded)
+
+
+def test_a_piece_takes_one_event_each_way_and_one_behind_the_stream_that_makes_its_vector(
+    device: StreamsDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = device.zeros(2, "float32"), np.zeros(2, np.float32)
+
+    def piece() -> None:
+        device.follow()
+        device.copy(here, there)  # scales
+        device.run(print)
+        wait(device.copy(there, here))
+        device.copy(here, there)
+        device.run(print)
+        decoded = device.done()
+        assert device.done() is decoded
+        decoded.block(device.torch.Stream(INDEX))
+        wait(decoded)
+
+    assert events_of(device, piece, monkeypatch) == 3
+
+
+def test_an_event_behind_kernels_is_not_one_behind_later_ones(device: StreamsDevice) -> None:
+    done: list[int] = []
+
+    def later() -> None:
+        done.append(1)
+
+    wait(device.done())
+    device.run(later)
+    assert not done
+    wait(device.done())
+    assert done
+    with device.torch.device(INDEX):
+        device.torch.launch(later)
+    device.follow()
+    wait(device.done())
+    assert done == [1, 1]
+
+
+def test_a_long_copy_has_a_stream_of_its_own_and_short_ones_to_the_host_follow_it(
+    device: StreamsDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = device.zeros(2, "float32"), np.zeros(2, np.float32)
+    for copy, stream in ((there, here), device._to_host), ((here, there), device._to_device):
+        device.copy(*copy)
+        assert not stream.work
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_device, "SHORT_BYTES", 7)
+            device.copy(*copy)
+        assert stream.work
+    device._apart = torch_device.Event(lambda: False)
+    before = len(device._to_host.work)
+    device.copy(there, here)
+    assert len(device._to_host.work) > before
+
+
+def test_memory_of_a_copy_among_kernels_lives_until_they_are_done(device: StreamsDevice) -> None:
+    for count in (1, torch_device.MOST_UNMARKED + 2):
+        there = device.zeros(2, "float32")
+        alive = weakref.ref(there.values)
+        for _ in range(count):
+            device.copy(np.ones(2, np.float32), there)
+        del there
+        gc.collect()
+        assert alive() is not None
+        wait(device.done())
+        wait(device.copy(device.zeros(2, "float32"), np.zeros(2, np.float32)))
+        gc.collect()
+        assert alive() is None
+
+
+def test_the_current_stream_is_not_entered_to_see_whether_it_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        device_index, cuda_stream, wait_event = 1, 7, print
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: entered.append(stream) or nullcontext())
+    entered: list[Any] = []
+    for index, address, enters in (1, 7, False), (1, 8, True), (0, 7, True):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+        monkeypatch.setattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda index, address=address: address, raising=False
+        )
+        require_stream(Stream())
+        assert bool(entered) == enters
+        entered.clear()

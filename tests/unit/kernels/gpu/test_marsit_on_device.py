@@ -184,3 +184,27 @@ def test_memory_of_a_device_is_freed_without_the_garbage_collector(residual: Any
             assert kept() is None
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("residual", ["own", "paper"])
+def test_step_sizes_that_crossed_ahead_of_their_step_do_not_outlive_a_state_or_an_undone_step(residual: Any) -> None:
+    method, n = Marsit(None, residual=residual, transactional=True), 700
+
+    def train(comm: Communicator, there: tuple[int, ...]) -> list[Any]:
+        aggregator = start(comm, method, n, "float32", comm.rank in there)
+
+        def step(number: int, scale: float) -> Any:
+            x = given(vector(comm.rank, number, n, scale=scale), "float32", comm.rank if comm.rank in there else None)
+            return bits(aggregator.aggregate(x))
+
+        results = [step(0, 1.0), step(1, 10.0)]
+        state = aggregator.state_dict()
+        results += [step(2, 100.0), step(3, 1000.0)]
+        aggregator.undo()
+        results.append(step(4, 0.1))
+        aggregator.load_state_dict(state)
+        return [*results, step(5, 1.0), step(6, 1.0)]
+
+    expected, found = (run_local(2, lambda comm, on=on: train(comm, on)) for on in ((), (1,)))
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_array_equal(one, other)
