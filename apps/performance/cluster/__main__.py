@@ -103,8 +103,9 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     found = {name: read(folder / name, name) for name in MEASUREMENTS}
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
-    drawn_of = [found[name] for name in ("overlap", "methods", "backward")]
-    parts = picture_data.condense(records, *drawn_of, training.summaries(trained))
+    parts = picture_data.condense(
+        records, found["overlap"], found["methods"], found["backward"], training.summaries(trained)
+    )
     if parts:
         picture_data.update(folder_of_figures / "data" / picture_data.NAME, parts)
     drawn = {path.stem: path for path in picture_data.draw_parts(parts, folder_of_figures)}
