@@ -129,6 +129,11 @@ def simulated(
     return results, [of.state(rank) for rank in range(size)], of.shares()
 
 
+def of_each_topology(trials: Trials) -> Trials:
+    """Return one trial of each topology: plans depend on the number of ranks, options and types do not."""
+    return [*{topology: (trial, topology) for trial, topology in reversed(trials)}.values()]
+
+
 def check_over_mpi(
     mpi_comm: MPI.Intracomm, trials: Trials, piece_bytes: int | None = ONE_BLOCK, threads: int = 1
 ) -> None:

@@ -1,9 +1,11 @@
 """Runs the multi-rank tests in lanes: once under ``mpirun`` for every number of ranks.
 
-``python tests/run_lanes.py [--ranks 8,2,3,4,1] [--tests PATH] [--once WHICH] [arguments of pytest]``. A lane that hangs
-is ended, a lane in which no test runs has failed, and all lanes are run, whether or not earlier ones have passed. Ranks
-wait half of the time, for each other or for an event that must not come: with ``--at-once 2`` another lane has the
-cores meanwhile. The lanes that take longest come first, so that none is left alone at the end.
+``python tests/run_lanes.py [--ranks 3,8,2,4,1] [--tests PATH] [--no-once] [arguments of pytest]``. In a run of all
+tests each runs in one lane: its promise holds on any number of ranks that it can run on. Markers add lanes, and a
+plan's other numbers are those of threads (`tests/ranks_as_threads.py`). A lane that hangs is ended, a lane in which no
+test runs has failed, and all lanes are run, whether or not earlier ones have passed. Ranks wait half of the time, for
+each other or for an event that must not come: with ``--at-once 2`` another lane has the cores meanwhile. The lanes that
+take longest come first, so that none is left alone at the end.
 """
 
 from __future__ import annotations
@@ -17,25 +19,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 TESTS = PROJECT / "tests" / "mpi"
-# Layers above the communicator reach other ranks through it alone: in a run of all tests each of theirs runs in one
-# lane. On more than four ranks none does, and they are not even loaded: eight ranks on two cores load PyTorch's
-# compiler for a minute.
+# Layers above the communicator are not even loaded on more than four ranks, where none of their tests runs: eight ranks
+# on two cores load PyTorch's compiler for a minute.
 ABOVE_COMMUNICATOR = (
     *("apps", "cli", "pipeline", "torch", "test_migrating.py", "test_readme.py"),
     *("test_accelerate.py", "test_lightning.py", "test_tracking.py", "test_transformers.py"),
 )
 MOST_RANKS_ABOVE = 4
-# The lane of a test that runs in one lane: the first of these that it can run in. Three are no power of two, and one of
-# them is neither the first nor the last.
+# The lane of a test: the first of these that it can run in. Three are no power of two, and one of them is neither the
+# first nor the last.
 HOME_LANES = (3, 2, 4, 8, 1)
-# Collectives run in both of these in the shortest run of all: eight are a power of two, a torus and a deep tree.
-COLLECTIVE_LANES = (3, 8)
-ONCE = ("none", "above", "all")
+# Markers of tests that a further lane shows something new of. Eight are a power of two, a torus and a deep tree.
+FURTHER_LANES = {"alone_too": 1, "eight_too": 8, "every_size": 8}
 KILL_AFTER_S = 10.0
 POLL_S = 0.1
 
@@ -49,15 +49,11 @@ def environment() -> dict[str, str]:
     return {"MPICOMP_FLIGHT_DIR": ""} | found  # tests of timeouts leave no files
 
 
-def lanes_of(path: Path, fits: Callable[[int], bool], once: str) -> set[int]:
+def lanes_of(fits: Callable[[int], bool], markers: Container[str] = ()) -> set[int]:
     """Return the lanes of a test in a run of all tests; `fits` is true of the numbers of ranks that it can run on."""
     possible = [n_ranks for n_ranks in HOME_LANES if fits(n_ranks)]
-    part = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
-    if once == "none" or (once == "above" and part not in ABOVE_COMMUNICATOR):
-        return set(possible)
-    if part == "collectives" and fits(COLLECTIVE_LANES[0]):
-        return set(COLLECTIVE_LANES)
-    return set(possible[:1])
+    others = {lane for marker, lane in FURTHER_LANES.items() if marker in markers and lane in possible}
+    return {*possible[:1], *others}
 
 
 def left_out(tests: str, n_ranks: int) -> list[str]:
@@ -131,13 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--ranks", default="8,2,3,4,1", help="numbers of ranks, with commas (default %(default)s)")
+    parser.add_argument("--ranks", default="3,8,2,4,1", help="numbers of ranks, with commas (default %(default)s)")
     parser.add_argument("--tests", default=str(TESTS), help="file, folder or test (%(default)s)")
     parser.add_argument(
         "--once",
-        choices=ONCE,
-        help="tests that run in one lane only, on 3 ranks if they can: none, those above the communicator (default for "
-        "all tests), or all but the collectives, which run on 3 and 8",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="run each test in one lane, on 3 ranks if it can, and in those its markers add (default for all tests)",
     )
     parser.add_argument(
         "--lane-timeout",
@@ -153,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     env = environment()
     if shutil.which("mpirun", path=env.get("PATH")) is None:
         parser.error(f"there is no mpirun for {sys.executable}: use the Python of an environment with MPI")
-    once = options.once or ("above" if Path(options.tests).resolve() == TESTS else "none")
+    once = Path(options.tests).resolve() == TESTS if options.once is None else options.once
     waiting, running = [int(one) for one in options.ranks.split(",")], list[Lane]()
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     n_ranks = waiting.pop(0)
                     print(f"\n=== {n_ranks} ranks ===", flush=True)
                     output = Path(folder, str(n_ranks)) if options.at_once > 1 else None
-                    chosen = [options.tests, f"--once={once}", *left_out(options.tests, n_ranks), *arguments]
+                    chosen = [options.tests, *(["--once"] * once), *left_out(options.tests, n_ranks), *arguments]
                     running.append(Lane(n_ranks, chosen, env, options.lane_timeout, output))
                 time.sleep(POLL_S)
                 for lane in [one for one in running if one.poll() is not None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,23 +17,21 @@ from collectives import Communicator
 from collectives.atomic_file import replacing
 from mpicomp.torch import redistribute_states
 
-if TYPE_CHECKING:
-    from apps.chaos.churn_rank import ChurnTraining
-
+State: TypeAlias = dict[str, Any]
 MANIFEST, KEPT = "manifest.json", 2
 
 
-def write_checkpoint(folder: Path, comm: Communicator, training: ChurnTraining) -> None:
-    """Write the checkpoint of a step, unless a rank dies meanwhile; collective."""
-    target, members = folder / f"step-{training.step:08d}", comm.members
+def write_checkpoint(folder: Path, comm: Communicator, step: int, states: tuple[State, State]) -> None:
+    """Write the checkpoint of a step, a model's and an optimizer's state, unless a rank dies meanwhile; collective."""
+    target, members = folder / f"step-{step:08d}", comm.members
     target.mkdir(parents=True, exist_ok=True)
     number = members[comm.rank]
     with replacing(target / f"rank-{number}.pt") as file:
-        torch.save((training.model.state_dict(), training.optimizer.state_dict()), file)
+        torch.save(states, file)
     views = comm.allgather_object(members)  # a barrier, too: all files are written
     # a rank may notice a death one call later than another, and then their states are of different groups
     if comm.rank == 0 and views == [members] * len(members):
-        write_record(target / MANIFEST, {"step": training.step, "members": list(members)})
+        write_record(target / MANIFEST, {"step": step, "members": list(members)})
         for old in checkpoints(folder)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -43,7 +41,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{MANIFEST}"))
 
 
-def read_checkpoint(path: Path, rank: int, ranks: int) -> tuple[dict[str, Any], dict[str, Any], int]:
+def read_checkpoint(path: Path, rank: int, ranks: int) -> tuple[State, State, int]:
     """Return the model, the optimizer's state for one of so many ranks, and the number of steps made."""
     record = read_record(path / MANIFEST, step=int, members=list)
     members = record["members"]
@@ -55,6 +53,6 @@ def read_checkpoint(path: Path, rank: int, ranks: int) -> tuple[dict[str, Any], 
     return model, state, record["step"]
 
 
-def _read(path: Path, member: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(path: Path, member: int) -> tuple[State, State]:
     model, state = torch.load(path / f"rank-{member}.pt", weights_only=False)
     return model, state

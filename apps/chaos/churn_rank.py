@@ -48,6 +48,7 @@ class ChurnTraining:
         algorithm = mpicomp.algorithm(request["method"], **request["options"])
         self.optimizer = DistributedOptimizer(sgd, algorithm, comm, self.model.named_parameters(), "gradients")
         self.comm, self.step = comm, 0
+        self._checkpoints = Path(request["checkpoints"])
         self._signs: list[torch.Tensor] = []
 
     def backward(self) -> float:
@@ -59,6 +60,11 @@ class ChurnTraining:
         loss = F.cross_entropy(self.model(self._images[mine]), self._labels[mine])
         torch.autograd.backward(loss)
         return float(loss.detach())
+
+    def write_checkpoint(self) -> None:
+        """Write the model's and the optimizer's state, unless a rank dies meanwhile; collective."""
+        states = self.model.state_dict(), self.optimizer.state_dict()
+        write_checkpoint(self._checkpoints, self.comm, self.step, states)
 
     @property
     def digest(self) -> int:
@@ -127,7 +133,7 @@ def train(request: Record, lines: Lines) -> None:
             waiting = 0 if comm.newcomers is None else comm.newcomers.waiting
             # agreed on, since a rank may notice a death one call later than another
             if comm.allreduce(int(comm.size < ranks and not waiting), "max"):
-                write_checkpoint(Path(request["checkpoints"]), comm, training)
+                training.write_checkpoint()
                 lines.write("short", step=training.step)
                 comm.close()
                 return
@@ -144,7 +150,7 @@ def train(request: Record, lines: Lines) -> None:
         training.step += 1
         if request["checkpoint_every"] and training.step % request["checkpoint_every"] == 0:
             start = time.monotonic()
-            write_checkpoint(Path(request["checkpoints"]), comm, training)
+            training.write_checkpoint()
             lines.write("saved", step=training.step, seconds=time.monotonic() - start)
 
 

@@ -1,26 +1,25 @@
 """Multi-rank tests: ``mpirun -n N python -m pytest --with-mpi tests/mpi``, or ``python tests/run_lanes.py``.
 
-A test runs on every rank. It asks for ``mpi_comm``, a fresh communicator of all ranks, or with
-``@pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)`` of the first 5 and then 7; or it asks for ``comm``, a
-`Communicator` of these. ``@pytest.mark.mpi(min_size=..., max_size=...)`` says in which lanes it runs: elsewhere it is
-not collected.
+A test runs on every rank. It takes ``mpi_comm``, a fresh communicator of all ranks, or with
+``@pytest.mark.parametrize("mpi_comm", [5, 7], indirect=True)`` of the first 5 and then 7; or it takes ``comm``, a
+`Communicator` of these. ``@pytest.mark.mpi(min_size=..., max_size=...)`` limits its lanes: elsewhere it is not
+collected.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from collectives import Communicator
-from tests.mpi.lanes import TIMEOUT_S, parametrize_sizes
-from tests.run_lanes import ONCE, lanes_of
+from tests.mpi.lanes import TIMEOUT_S, delay_messages
+from tests.run_lanes import lanes_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,11 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--once", choices=ONCE, default="none", help="tests that run in one lane only, see run_lanes.py")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize_sizes(metafunc)
+    parser.addoption("--once", action="store_true", help="run each test in its own lanes, see run_lanes.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -62,7 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip(reason="runs under mpirun with --with-mpi: python tests/run_lanes.py"))
         return
-    fits = [_fits(item, plugin.size) and _runs_here(item, plugin.size, config.getoption("--once")) for item in items]
+    once = config.getoption("--once")
+    fits = [_fits(item, plugin.size) and (not once or _is_of_lane(item, plugin.size)) for item in items]
     left_out = [item for item, is_run in zip(items, fits, strict=True) if not is_run]
     items[:] = [item for item, is_run in zip(items, fits, strict=True) if is_run]
     config.hook.pytest_deselected(items=left_out)
@@ -77,19 +73,14 @@ def _marker_problem(item: pytest.Item) -> str | None:
     return None
 
 
-def _runs_here(item: pytest.Item, size: int, once: str) -> bool:
-    # other numbers of ranks give a test that runs on all of the lane's another parameter
-    return item.get_closest_marker("all_lanes") is not None or size in lanes_of(
-        item.path, lambda n_ranks: _fits(item, n_ranks, whole=size), once
-    )
+def _is_of_lane(item: pytest.Item, size: int) -> bool:
+    return size in lanes_of(lambda n_ranks: _fits(item, n_ranks), {mark.name for mark in item.iter_markers()})
 
 
-def _fits(item: pytest.Item, size: int, whole: int = 0) -> bool:
-    """Return whether a test can run on `size` ranks; one on `whole` ranks of this lane runs on all of another."""
+def _fits(item: pytest.Item, size: int) -> bool:
     limits = [mark.kwargs for mark in item.iter_markers("mpi")]
     callspec = getattr(item, "callspec", None)
     needed = callspec.params.get("mpi_comm", 1) if callspec else 1
-    needed = 1 if needed == whole else needed
     return needed <= size and all(lim.get("min_size", 1) <= size <= lim.get("max_size", size) for lim in limits)
 
 
@@ -132,27 +123,8 @@ def folder(mpi_comm: MPI.Intracomm, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """``jitter(seed)``: from now on this rank sleeps now and then, so that messages arrive in another order."""
-    from collectives.consistency.call_check import RecursiveDoubling
-    from collectives.execution.pipelined import PipelinedExecution
-    from collectives.execution.stepwise import StepwiseExecution
-
-    def start(seed: int) -> None:
-        chance = random.Random(seed)
-
-        def delayed(method: Callable[..., Any], part: float) -> Callable[..., Any]:
-            def late(*args: Any) -> Any:
-                if chance.random() < part:
-                    time.sleep(chance.random() * 1e-3)
-                return method(*args)
-
-            return late
-
-        monkeypatch.setattr(PipelinedExecution, "_turn", delayed(PipelinedExecution._turn, 0.05))
-        monkeypatch.setattr(StepwiseExecution, "_round", delayed(StepwiseExecution._round, 0.5))
-        monkeypatch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
-
-    return start
+    """Give ``jitter(seed)``: from now on this rank sleeps now and then, so that messages arrive in another order."""
+    return partial(delay_messages, monkeypatch)
 
 
 @pytest.fixture(params=["at once", "in parts"])

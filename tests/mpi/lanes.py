@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +22,11 @@ if TYPE_CHECKING:
 
 # How long the communicators of these tests wait for a silent rank.
 TIMEOUT_S = 20.0
-# Sizes whose plans powers of two hide, tried as parts of a lane of at least this many ranks.
-PARTS = (5, 7)
-PARTS_FROM = 8
-# Marks a test, or a module, above the communicator that runs in all lanes, because a lone rank takes another way.
-all_lanes = pytest.mark.all_lanes
-# Marks a test, or a module, that runs on these parts too.
+# Marks a test, or a module, that also runs in the lane of one rank, because a lone rank takes another way.
+alone_too = pytest.mark.alone_too
+# Marks a test of plans that also runs in the lane of eight ranks.
+eight_too = pytest.mark.eight_too
+# Marks such a test that 1, 4, 5 and 7 ranks run as threads, too, in tests/unit/collectives/threads.
 every_size = pytest.mark.every_size
 # Marks a test, or a module, for which more ranks take longer and show nothing else.
 few_ranks = pytest.mark.mpi(max_size=3)
@@ -50,23 +52,25 @@ def impatient(mpi_comm: MPI.Intracomm, seconds: float, **options: Any) -> Commun
     return comm
 
 
-def lane_size(metafunc: pytest.Metafunc) -> int:
-    """Return the number of ranks, which is 1 without MPI."""
-    plugin = metafunc.config.pluginmanager.get_plugin("rank_agreement")
-    return 1 if plugin is None else plugin.size
+def delay_messages(patch: pytest.MonkeyPatch, seed: int) -> None:
+    """Let this rank sleep now and then from now on, so that messages arrive in another order."""
+    from collectives.consistency.call_check import RecursiveDoubling
+    from collectives.execution.pipelined import PipelinedExecution
+    from collectives.execution.stepwise import StepwiseExecution
 
+    chance = random.Random(seed)
 
-def parametrize_sizes(metafunc: pytest.Metafunc) -> None:
-    """Run every test that asks for `mpi_comm` on the whole lane, and where sizes matter on 5 and 7 ranks too.
+    def delayed(method: Callable[..., Any], part: float) -> Callable[..., Any]:
+        def late(*args: Any) -> Any:
+            if chance.random() < part:
+                time.sleep(chance.random() * 1e-3)
+            return method(*args)
 
-    A module that generates its own tests chooses their ranks itself.
-    """
-    marked = any(mark.args[0] == "mpi_comm" for mark in metafunc.definition.iter_markers("parametrize"))
-    if "mpi_comm" not in metafunc.fixturenames or marked or hasattr(metafunc.module, "pytest_generate_tests"):
-        return
-    size = lane_size(metafunc)
-    parts = PARTS if size >= PARTS_FROM and metafunc.definition.get_closest_marker("every_size") else ()
-    metafunc.parametrize("mpi_comm", [size, *parts], indirect=True)
+        return late
+
+    patch.setattr(PipelinedExecution, "_turn", delayed(PipelinedExecution._turn, 0.05))
+    patch.setattr(StepwiseExecution, "_round", delayed(StepwiseExecution._round, 0.5))
+    patch.setattr(RecursiveDoubling, "_take", delayed(RecursiveDoubling._take, 0.5))
 
 
 def topologies(size: int) -> list[Topology]:

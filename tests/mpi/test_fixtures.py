@@ -1,6 +1,7 @@
-"""Results, states and traffic equal the recorded ones to the bit; recorded states load and go on.
+"""Results, states and traffic over MPI equal the recorded ones to the bit; recorded states load and go on.
 
-A part of the record in `tests/fixtures`; ``make fixtures`` compares with all of it.
+A part of the record in `tests/fixtures`; ``make fixtures`` compares with all of it. Other numbers of ranks are those of
+threads, in `tests/unit/algorithms/test_algorithms_fixtures.py`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,11 @@ from mpi4py import MPI
 
 from mpicomp import ALGORITHMS
 from tests.fixtures import record
-from tests.fixtures.cases import SIZES, STATE_LENGTH, STATE_RANKS, STATES, Case, cases
-from tests.mpi.lanes import lane_size
+from tests.fixtures.cases import STATE_LENGTH, STATE_RANKS, STATES, Case, cases
+from tests.mpi.lanes import three_ranks
 
-# By the number of ranks. MPI's own dense sums are left out: their bits are the library's.
-PLACES = {
-    1: ("ring/float32",),
-    2: ("star/float16", "auto/float64"),
-    3: ("ring/float32", "auto/float64"),
-    5: ("star/float16", "torus/bfloat16"),
-    8: ("ring/float32", "torus/bfloat16"),
-}
+# MPI's own dense sums are left out: their bits are the library's.
+PLACES = ("ring/float32", "auto/float64")
 METHODS = ("allreduce", *ALGORITHMS)
 OPTIONS = (
     "marsit(full_precision_every=3, residual=paper)/ring/float32",
@@ -32,14 +27,6 @@ OPTIONS = (
     "double-squeeze(compressor=quantize:coding=entropy,norm=l2,bucket=100)/ring/float32",
     "scalecom(rate=10, beta=0.3)/ring/float32",
 )
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on the whole lane, but not in a lane without a record."""
-    lane = lane_size(metafunc)
-    if not any(mark.args[0] == "mpi_comm" for mark in metafunc.definition.iter_markers("parametrize")):
-        # With more ranks than there are, a test is not collected.
-        metafunc.parametrize("mpi_comm", [lane if lane in SIZES else lane + 1], indirect=True)
 
 
 def compared(mpi_comm: MPI.Intracomm, chosen: list[Case]) -> list[str]:
@@ -54,14 +41,16 @@ def compared(mpi_comm: MPI.Intracomm, chosen: list[Case]) -> list[str]:
     ]
 
 
+@three_ranks
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_gives_what_it_gave_before(mpi_comm: MPI.Intracomm, method: str) -> None:
-    names = {f"{method}/{place}" for place in PLACES[mpi_comm.size]}
+    names = {f"{method}/{place}" for place in PLACES}
     chosen = [case for case in cases(mpi_comm.size) if case.name in names]
     assert len(chosen) == len(names)
     assert compared(mpi_comm, chosen) == []
 
 
+@three_ranks
 def test_options_give_what_they_gave_before(mpi_comm: MPI.Intracomm) -> None:
     chosen = [case for case in cases(mpi_comm.size) if case.name in OPTIONS]
     assert len(chosen) == len(OPTIONS)

@@ -15,7 +15,16 @@ import pytest
 
 from tests import run_lanes
 from tests.conftest import Durations, first_cases, pytest_collection_modifyitems
-from tests.run_lanes import ABOVE_COMMUNICATOR, HOME_LANES, MOST_RANKS_ABOVE, PROJECT, TESTS, lanes_of, left_out
+from tests.run_lanes import (
+    ABOVE_COMMUNICATOR,
+    FURTHER_LANES,
+    HOME_LANES,
+    MOST_RANKS_ABOVE,
+    PROJECT,
+    TESTS,
+    lanes_of,
+    left_out,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -97,27 +106,27 @@ def test_many_ranks_leave_out_layers_above_the_communicator_where_no_test_needs_
     for path in (TESTS / name for name in ABOVE_COMMUNICATOR):
         for file in path.rglob("test_*.py") if path.is_dir() else [path]:
             text = file.read_text()
-            assert "every_size" not in text, file
+            assert not any(marker in text for marker, lane in FURTHER_LANES.items() if lane > MOST_RANKS_ABOVE), file
             assert all(int(n) <= MOST_RANKS_ABOVE for n in re.findall(r"min_size=(\d+)", text)), file
 
 
 @pytest.mark.parametrize(
-    ("path", "most", "once", "lanes"),
+    ("marker", "least", "most", "lanes"),
     [
-        ("torch/ddp/test_hook.py", 8, "above", {3}),
-        ("torch/ddp/test_hook.py", 2, "above", {2}),
-        ("torch/ddp/test_hook.py", 1, "above", {1}),
-        ("test_readme.py", 4, "above", {3}),
-        ("torch/ddp/test_hook.py", 3, "none", {1, 2, 3}),
-        ("algorithms/test_marsit.py", 4, "above", {1, 2, 3, 4}),
-        ("algorithms/test_marsit.py", 4, "all", {3}),
-        ("collectives/test_split.py", 8, "above", {1, 2, 3, 4, 8}),
-        ("collectives/test_split.py", 8, "all", {3, 8}),
-        ("collectives/test_split.py", 2, "all", {2}),
+        ("", 1, 8, {3}),
+        ("", 1, 2, {2}),
+        ("", 1, 1, {1}),
+        ("", 4, 8, {4}),
+        ("", 5, 8, {8}),
+        ("alone_too", 1, 8, {1, 3}),
+        ("alone_too", 2, 8, {3}),
+        ("eight_too", 1, 8, {3, 8}),
+        ("every_size", 2, 8, {3, 8}),
+        ("every_size", 1, 3, {3}),
     ],
 )
-def test_a_run_of_all_tests_runs_each_in_its_lanes(path: str, most: int, once: str, lanes: set[int]) -> None:
-    assert lanes_of(TESTS / path, lambda n_ranks: n_ranks <= most, once) == lanes
+def test_a_run_of_all_tests_runs_each_in_its_lanes(marker: str, least: int, most: int, lanes: set[int]) -> None:
+    assert lanes_of(lambda n_ranks: least <= n_ranks <= most, {marker}) == lanes
     assert set(HOME_LANES) == {1, 2, 3, 4, 8}
 
 
@@ -126,21 +135,21 @@ def test_a_lane_leaves_out_what_another_runs(tmp_path: Path) -> None:
         def test_all(mpi_comm):
             pass
 
-        @pytest.mark.all_lanes
-        def test_everywhere(mpi_comm):
+        @pytest.mark.alone_too
+        def test_alone_too(mpi_comm):
             pass
 
         @pytest.mark.mpi(max_size=2)
         def test_few(mpi_comm):
             pass
 
-        @pytest.mark.parametrize("mpi_comm", [2], indirect=True)
+        @pytest.mark.parametrize("mpi_comm", [2, 4], indirect=True)
         def test_part(mpi_comm):
             pass
     """
-    output = run_lane(tmp_path, "2,3", body, "--once", "all").output
-    assert "2 passed, 2 deselected" in output.partition("=== 3 ranks ===")[0], output
-    assert "3 passed, 1 deselected" in output.partition("=== 3 ranks ===")[2], output
+    output = run_lane(tmp_path, "1,2,3", body, "--once").output
+    found = [re.findall(r"(\d passed(?:, \d deselected)?)", part) for part in output.split(" ranks ===\n")]
+    assert found == [[], ["1 passed, 4 deselected"], ["1 passed, 4 deselected"], ["3 passed, 2 deselected"]], output
 
 
 def test_one_rank_failing_fails_all_and_is_named(tmp_path: Path) -> None:

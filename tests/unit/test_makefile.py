@@ -97,7 +97,7 @@ def test_all_parts_of_the_tests_run_and_the_worst_status_counts(failing: str, ta
     assert (done.returncode == 0) == (failing == "neither")
     is_short = target == "test"
     assert (" --smoke --ignore tests/unit/apps " in done.stdout) == is_short
-    assert (" --once all" in done.stdout) == is_short
+    assert (" --ranks 3,8,2\n" in done.stdout) == is_short
 
 
 def test_what_the_short_run_leaves_out_exists() -> None:

@@ -4,7 +4,8 @@ Started by ``sudo python -m apps.performance.cluster``.
 
 - `grid`: which cells (hosts, rates, sizes) are measured
 - `implementations`: what is compared in each, and what it should take
-- `driver`: starts jobs on a standing cluster; `records`: what they leave
+- `driver`: starts the jobs of a measurement whose records are missing; `records`: what they leave
+- `measurements`: the table of those that have clusters to themselves
 - `job`, on every rank: `prepared` makes implementations callable, `rounds` times all
 - `methods`: all methods, beside what a training step computes; `training`: whole trainings
 - `pipeline`: stages of one model that send activations in few bits; `pipeline_tables`: its tables

@@ -6,27 +6,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from apps.appendices import publish
 from apps.launch import PROJECT, exit_on_signals
-from apps.performance.cluster import (
-    backward,
-    methods,
-    overlap,
-    picture_data,
-    pipeline,
-    pipeline_grid,
-    pipeline_grid_tables,
-    pipeline_tables,
-    predicted,
-    steps,
-    targets,
-    training,
-    two_levels,
-)
-from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells
+from apps.performance.cluster import picture_data, predicted, targets, training
+from apps.performance.cluster.driver import FAILURES, Limits, has_mpich, log, measure_cells, measure_missing
 from apps.performance.cluster.grid import (
     BUDGET_S,
     RATES,
@@ -34,11 +20,11 @@ from apps.performance.cluster.grid import (
     TARGET_BUDGET_S,
     TWO_LEVEL,
     Cell,
-    Cluster,
     by_cluster,
     default_plan,
     product,
 )
+from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.part import chosen_from
@@ -56,18 +42,7 @@ CAPTIONS = {
     "cluster-training": "Bars: training seconds to the same accuracy by method, at two rates of the links",
 }
 """What the figures show, for readers who do not see them."""
-PARTS = (
-    "grid",
-    "overlap",
-    "methods",
-    "backward",
-    "steps",
-    "pipeline",
-    "pipeline-grid",
-    "two-levels",
-    "training",
-    "tables",
-)
+PARTS = ("grid", *MEASUREMENTS, "training", "tables")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,19 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     folder = options.json_dir or FOLDER
     failed = grid(cells, folder, options) if "grid" in options.only else []
-    runs = {
-        "overlap": overlap.run,
-        "methods": methods.run,
-        "backward": backward.run,
-        "steps": steps.run,
-        "pipeline": pipeline.run,
-        "pipeline-grid": pipeline_grid.run,
-        "two-levels": two_levels.run,
-        "training": training.run,
-    }
-    for name, run in runs.items():
-        if name in options.only:
-            failed += run(folder / name, options.fresh)
+    for name, measurement in MEASUREMENTS.items():
+        failed += measure_missing(measurement, folder, options.fresh) if name in options.only else []
+    failed += training.run(folder / "training", options.fresh) if "training" in options.only else []
     if "tables" in options.only:
         write(folder, options)
     for text in failed:
@@ -134,30 +99,23 @@ def grid(cells: Sequence[Cell], folder: Path, options: argparse.Namespace) -> li
 
 def write(folder: Path, options: argparse.Namespace) -> None:
     """Tables and plots of all records there are; parts without records stay in the document as they are."""
-    records, overlaps = read(folder, "cluster"), read(folder / "overlap", "overlap")
-    timed, trained = read(folder / "methods", "methods"), training.records(folder / "training")
-    hidden, stepped = read(folder / "backward", "backward"), read(folder / "steps", "steps")
-    piped, gridded = read(folder / "pipeline", "pipeline"), read(folder / "pipeline-grid", "pipeline-grid")
-    levels = read(folder / "two-levels", "two-levels")
+    records, trained = read(folder, "cluster"), training.records(folder / "training")
+    found = {name: read(folder / name, name) for name in MEASUREMENTS}
     document = options.docs or (None if options.json_dir else DOCUMENT)
     folder_of_figures = options.figures or (folder if options.json_dir else FIGURES)
-    parts = picture_data.condense(records, overlaps, timed, hidden, training.summaries(trained))
+    parts = picture_data.condense(
+        records, found["overlap"], found["methods"], found["backward"], training.summaries(trained)
+    )
     if parts:
         picture_data.update(folder_of_figures / "data" / picture_data.NAME, parts)
     drawn = {path.stem: path for path in picture_data.draw_parts(parts, folder_of_figures)}
     for path in drawn.values():
         log(f"wrote {path}")
-    bodies = tables(records, overlaps)
+    bodies = tables(records)
     bodies["cluster-training"] = training.render(trained)
     bodies["cluster-predictions"] = predicted.render(records)
-    bodies["cluster-methods"] = methods.render(timed)
-    bodies["cluster-backward"] = backward.render(hidden)
-    bodies["cluster-steps"] = steps.render(stepped)
-    bodies["cluster-pipeline"] = pipeline_tables.render(piped)
-    bodies["cluster-pipeline-grid"] = pipeline_grid_tables.render(gridded)
-    bodies["cluster-two-levels"] = two_levels.render(levels)
     bodies["cluster-targets"] = targets.render(records)
-    bodies["cluster-overlap"] += "\n\n" + targets.render_overlaps(overlaps)
+    bodies |= {f"cluster-{name}": one.render(found[name]) for name, one in MEASUREMENTS.items()}
     if document is None:
         for name, body in bodies.items():
             print(f"\n## {name}\n\n{body}", flush=True)
@@ -166,16 +124,10 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     for name in own & drawn.keys():
         bodies[name] += "\n\n" + figures([drawn[name]], document.parent)
     bodies["cluster-figures"] = figures([drawn[name] for name in drawn if name not in own], document.parent)
-    made_of: dict[str, list[Sequence[object] | Mapping[Cluster, object]]] = {
-        "cluster-overlap": [overlaps],
-        "cluster-figures": [records, overlaps],
+    made_of: dict[str, list[Sequence[object]]] = {
+        "cluster-figures": [records, found["overlap"]],
         "cluster-training": [parts.get("training", ())],
-        "cluster-methods": [timed],
-        "cluster-backward": [hidden],
-        "cluster-steps": [stepped],
-        "cluster-pipeline": [piped],
-        "cluster-pipeline-grid": [gridded],
-        "cluster-two-levels": [levels],
+        **{f"cluster-{name}": [mine] for name, mine in found.items()},
     }
     for name, body in bodies.items():
         if body != NOTHING and all(made_of.get(name, [records])):

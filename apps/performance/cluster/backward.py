@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import numpy as np
 
 import mpicomp
 from apps.environment import describe, environment
-from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.ratios import payload_rate
 from apps.performance.cluster.tables import NOTHING
@@ -47,16 +47,13 @@ FIRST_BATCH, SECOND_BATCH, LONGEST_BATCH = 16, 512, 4096
 CALIBRATION_STEPS, CORRECTIONS = 5, 3
 
 
-def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Record:
-    """Time methods with batches that are to make backward `FACTORS` times as long as communication; collective.
-
-    `n` has the elements and the names of the methods.
-    """
+def measure_here(comm: Communicator, n: int, methods: Sequence[str], repeats: int) -> Record:
+    """Time methods with batches that are to make backward `FACTORS` times as long as communication; collective."""
     import torch  # which other jobs can do without
 
     torch.set_num_threads(1)
-    rows = [row for name in n["methods"] for row in _measure_method(comm, name, n["n"], repeats)]
-    return {"part": "backward", "n": n["n"], "environment": environment(), "rows": rows}
+    rows = [row for name in methods for row in _measure_method(comm, name, n, repeats)]
+    return {"part": "backward", "n": n, "environment": environment(), "rows": rows}
 
 
 def _backward_and_rest(comm: Communicator, step: Step, batch: int) -> list[float]:
@@ -171,18 +168,10 @@ def _medians(comm: Communicator, values: Sequence[Sequence[float]]) -> list[floa
     return medians
 
 
-def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
-    """Measure the cells without a record; returns the failures."""
-    failed = []
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Give a job for each cluster."""
     for cluster, names in CLUSTERS.items():
-        path = folder / f"backward-{cluster.name}.json"
-        if fresh or not path.exists():
-            log(f"backward: {cluster.nodes} nodes, {cluster.links}")
-            try:
-                measure_alone("backward", cluster, path, n={"n": n, "methods": names}, repeats=REPEATS)
-            except FAILURES as error:
-                failed.append(f"backward, {cluster.name}: {error}")
-    return failed
+        yield ClusterJob(cluster, f"backward-{cluster.name}", {"n": N, "methods": names, "repeats": REPEATS})
 
 
 def over(row: dict[str, Any]) -> float:
@@ -218,3 +207,4 @@ COLUMNS = (
     ("both over the longer", lambda row: f"{over(row):.2f}" + (" †" if over(row) > MOST_OVER else "")),
     ("exposed, ms", in_unit("exposed_s", MS)),
 )
+MEASUREMENT = ClusterMeasurement("backward", jobs, measure_here, render)

@@ -1,4 +1,4 @@
-"""Jobs on a standing cluster, and the records they leave."""
+"""Jobs on a standing cluster, the records they leave, and the loop over the jobs of a measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +28,84 @@ LONGEST_JOB_S = 1800.0
 MPICH_PYTHON = PROJECT / ".venv-mpich" / "bin" / "python"
 FAILURES = (ClusterError, JobFailed, FileNotFoundError)
 """What a job that measures nothing raises."""
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """Job of a measurement: its cluster, the name of its record, and arguments of the function that measures.
+
+    `turn` counts the jobs whose records become one.
+    """
+
+    cluster: Cluster
+    name: str
+    arguments: Mapping[str, Any]
+    ranks_per_node: int = 1
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class ClusterMeasurement:
+    """Measurement that has a cluster to itself: its jobs, the work of each rank in one, and the tables of all records.
+
+    Parameters
+    ----------
+    part : str
+        Name of the measurement, and of its folder of records.
+    jobs : callable
+        Gives the jobs in their order, of the folder in which the measurements have theirs. A job may depend on records
+        of those before it; an error of `FAILURES` ends the list.
+    measure : callable
+        Called with a communicator of all ranks, a job's arguments and, if it has such a parameter, the ``address`` of
+        the first host; collective. Returns a record.
+    render : callable
+        Markdown of all records.
+    turns : int
+        Jobs of each record.
+    merge : callable, optional
+        Makes one record of those of several turns.
+    """
+
+    part: str
+    jobs: Callable[[Path], Iterable[ClusterJob]]
+    measure: Callable[..., Record]
+    render: Callable[[Sequence[Record]], str]
+    turns: int = 1
+    merge: Callable[[Sequence[Record]], Record] | None = None
+
+
+def measure_missing(measurement: ClusterMeasurement, records: Path, fresh: bool) -> list[str]:
+    """Run the jobs whose record is missing, or all if `fresh`; returns the failures."""
+    folder, failed = records / measurement.part, list[str]()
+    try:
+        for job in measurement.jobs(records):
+            path = folder / f"{job.name}.json"
+            turns = [folder / "parts" / f"{job.name}.{turn}.json" for turn in range(measurement.turns)]
+            if fresh and job.turn == 0:
+                for old in turns:
+                    old.unlink(missing_ok=True)
+            if path.exists() and not fresh:
+                continue
+            mine = turns[job.turn] if measurement.merge else path
+            if mine == path or not mine.exists():
+                failed += _measure_one(measurement.part, job, mine)
+            if measurement.merge and all(turn.exists() for turn in turns):
+                write_record(path, measurement.merge([read_record(turn) for turn in turns]))
+                for turn in turns:
+                    turn.unlink()
+    except FAILURES as error:
+        failed.append(f"{measurement.part}: {error}")
+    return failed
+
+
+def _measure_one(part: str, job: ClusterJob, path: Path) -> list[str]:
+    what = f"{job.name}, job {job.turn + 1}"
+    log(f"{what}: {job.cluster.nodes} nodes, {job.cluster.links}")
+    try:
+        measure_alone(part, job.cluster, path, job.ranks_per_node, **job.arguments)
+    except FAILURES as error:
+        return [f"{what}: {error}"]
+    return []
 
 
 @dataclass(frozen=True)
@@ -101,11 +179,12 @@ def measure_cells(
             path.unlink()
 
 
-def measure_alone(kind: str, cluster: Cluster, path: Path, **request: Any) -> Record:
-    """Run a job of the kind "overlap" or "methods" on a cluster of its own; returns the record."""
+def measure_alone(part: str, cluster: Cluster, path: Path, ranks_per_node: int = 1, **arguments: Any) -> Record:
+    """Run a job of a measurement on a cluster of its own; returns the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with standing(cluster) as (network, scratch, links):
-        run_job(network, scratch, cluster, {**request, "kind": kind, "links": links, "path": str(path.resolve())})
+        request = {"kind": part, "arguments": arguments, "ranks_per_node": ranks_per_node, "links": links}
+        run_job(network, scratch, cluster, request | {"path": str(path.resolve())})
     return read_record(path)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import mpicomp
 from apps.environment import environment
-from apps.performance.cluster import backward, methods, overlap, pipeline, pipeline_grid, steps, two_levels
 from apps.performance.cluster.grid import Cell, Cluster
 from apps.performance.cluster.implementations import SLOW_S, Implementation, of_library
+from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.predicted import measure_advice
 from apps.performance.cluster.prepared import TIMEOUT_S, Resources
 from apps.performance.cluster.rounds import measure, repeats_for
@@ -29,17 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if request["kind"] == "grid":
         measure_cells(request)
         return 0
-    kinds: dict[str, Callable[[Communicator, Any, int], Record]] = {
-        "overlap": overlap.measure_here,
-        "methods": methods.measure_here,
-        "backward": backward.measure_here,
-        "pipeline": pipeline.measure_here,
-        "pipeline-grid": pipeline_grid.measure_here,
-        "steps": partial(steps.measure_here, address=request["address"]),
-        "two-levels": partial(two_levels.measure_here, which=request.get("which", "")),
-    }
+    measure_here = MEASUREMENTS[request["kind"]].measure
+    where = {"address": request["address"]} if "address" in signature(measure_here).parameters else {}
     with Communicator(topology="ring", timeout=TIMEOUT_S) as comm:
-        measured = kinds[request["kind"]](comm, request["n"], request["repeats"])
+        measured = measure_here(comm, **request["arguments"], **where)
         record = {**measured, "settings": request["cluster"]}
         _publish(comm, record, request, request["path"])
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod, sqrt
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import mpicomp
 from apps.environment import describe, environment
-from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.predicted import closeness, measure_methods
 from apps.performance.cluster.prepared import Prepared
@@ -110,18 +110,10 @@ def codec_processor_s(aggregator: Aggregator, x: NDArray[Any], out: NDArray[Any]
     return cost.seconds_encoding + cost.seconds_merging + cost.seconds_decoding
 
 
-def run(folder: Path, fresh: bool, n: int = N) -> list[str]:
-    """Make the missing measurements; returns the failures."""
-    failed = []
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Give a job for each cluster."""
     for cluster, repeats in REPEATS.items():
-        path = folder / f"methods-{cluster.name}.json"
-        if fresh or not path.exists():
-            log(f"methods: {cluster.nodes} nodes, {cluster.links}")
-            try:
-                measure_alone("methods", cluster, path, n=n, repeats=repeats)
-            except FAILURES as error:
-                failed.append(f"methods, {cluster.name}: {error}")
-    return failed
+        yield ClusterJob(cluster, f"methods-{cluster.name}", {"n": N, "repeats": repeats})
 
 
 def render(records: Sequence[Record]) -> str:
@@ -180,3 +172,4 @@ COLUMNS = (
     ("fewer bytes", get("ratio", ".1f")),
     ("predicted, ms", _predicted),
 )
+MEASUREMENT = ClusterMeasurement("methods", jobs, measure_here, render)

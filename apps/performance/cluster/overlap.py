@@ -8,7 +8,8 @@ processor time of the wire alone where ranks that wait sleep, and do not poll.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -16,13 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.environment import environment
-from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.launch import JobFailed
+from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.prepared import ONE_BIT
 from apps.performance.cluster.ratios import balanced
 from apps.performance.cluster.records import merge_environments
+from apps.performance.cluster.tables import overlap_table
+from apps.performance.cluster.targets import render_overlaps
 from apps.performance.cluster.vectors import filled
-from apps.records import Record, read_record, write_record
+from apps.records import Record, read_record
 from collectives import Communicator, Traffic
 from collectives.execution.handle import Call
 from collectives.execution.pipelined import Cache, execute
@@ -150,41 +154,20 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     }
 
 
-def run(folder: Path, fresh: bool, n: int = N, repeats: int = REPEATS, jobs: int = JOBS) -> list[str]:
-    """Make the missing measurements; returns the failures."""
-    failed = _measure({cluster: f"overlap-{cluster.name}" for cluster in CLUSTERS}, folder, fresh, n, repeats, jobs)
-    paths = [folder / f"overlap-{cluster.name}.json" for cluster in CLUSTERS if cluster.nodes == 2]
-    records = [read_record(path) for path in paths if path.exists()]
-    balanced_mbit = balance(records)
-    if balanced_mbit is None:
-        return [*failed, "overlap: no rate found at which wire and computing take equally long"]
-    equal = {Cluster(2, f"{balanced_mbit}mbit"): "overlap-balanced"}
-    return failed + _measure(equal, folder, fresh, n, repeats, jobs)
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Let the clusters take turns, a job each; then measure where wire and computing take equally long."""
+    names = {cluster: f"overlap-{cluster.name}" for cluster in CLUSTERS}
+    yield from _turns(names)
+    paths = [records / "overlap" / f"{name}.json" for cluster, name in names.items() if cluster.nodes == 2]
+    mbit = balance([read_record(path) for path in paths if path.exists()])
+    if mbit is None:
+        raise JobFailed("no rate found at which wire and computing take equally long")
+    yield from _turns({Cluster(2, f"{mbit}mbit"): "overlap-balanced"})
 
 
-def _measure(names: Mapping[Cluster, str], folder: Path, fresh: bool, n: int, repeats: int, jobs: int) -> list[str]:
-    """Let the clusters whose record is missing take turns, a job each; returns the failures, which have no record."""
-    failed = []
-    missing = {cluster: name for cluster, name in names.items() if fresh or not (folder / f"{name}.json").exists()}
-    parts = {
-        cluster: [folder / "parts" / f"{name}.{job}.json" for job in range(jobs)] for cluster, name in missing.items()
-    }
-    for path in (path for paths in parts.values() for path in paths if fresh):
-        path.unlink(missing_ok=True)
-    for job in range(jobs):
-        for cluster, paths in parts.items():
-            if not paths[job].exists():
-                log(f"overlap, job {job + 1} of {jobs}: {cluster.nodes} nodes, {cluster.links}")
-                try:
-                    measure_alone("overlap", cluster, paths[job], n=n, repeats=repeats)
-                except FAILURES as error:
-                    failed.append(f"overlap, {cluster.name}, job {job + 1}: {error}")
-    for cluster, paths in parts.items():
-        if all(path.exists() for path in paths):
-            write_record(folder / f"{missing[cluster]}.json", merge_jobs([read_record(path) for path in paths]))
-            for path in paths:
-                path.unlink()
-    return failed
+def _turns(names: Mapping[Cluster, str]) -> Iterator[ClusterJob]:
+    for turn, (cluster, name) in product(range(JOBS), names.items()):
+        yield ClusterJob(cluster, name, {"n": N, "repeats": REPEATS}, turn=turn)
 
 
 def merge_jobs(jobs: Sequence[Record]) -> Record:
@@ -208,3 +191,11 @@ def balance(records: Sequence[Record]) -> int | None:
     """The rate to ask for, in Mbit/s, so that wire and computing take equally long."""
     found = balanced(records)
     return None if found is None else round(found / 0.956 / 1e6)
+
+
+def render(records: Sequence[Record]) -> str:
+    """A table of the measurements, and one of their targets."""
+    return f"{overlap_table(records)}\n\n{render_overlaps(records)}"
+
+
+MEASUREMENT = ClusterMeasurement("overlap", jobs, measure_here, render, JOBS, merge_jobs)

@@ -9,7 +9,7 @@ processor's time, times as many as share one. From it and the size of messages f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apps.environment import environment
-from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.launch import JobFailed
+from apps.performance.cluster.driver import ClusterJob
 from apps.performance.cluster.grid import Cluster
 from apps.performance.part import vectors
 from apps.records import Record, read_record
@@ -75,14 +76,14 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Record:
-    """Time steps of all methods and schedules, computing and codecs; collective. `n` has the fields of a `Load`."""
+def measure_here(comm: Communicator, repeats: int, **load_options: int) -> Record:
+    """Time steps of all methods and schedules, computing and codecs; collective. The options are those of a `Load`."""
     import torch  # which other jobs can do without
 
     from apps.performance.pipeline_load import Load, module_and_loss
 
     torch.set_num_threads(1)
-    load = Load(**n)
+    load = Load(**load_options)
     module, loss = module_and_loss(load, comm.rank, comm.size)
     computing = _computing(comm, module, loss, load)
     steps = {
@@ -189,31 +190,16 @@ def _coding(comm: Communicator, load: Any, name: str) -> dict[str, float]:
     return {"forward_bytes": there.size, "backward_bytes": back.size, "seconds": seconds}
 
 
-def run(folder: Path, fresh: bool, n: Mapping[str, Any] | None = None) -> list[str]:
-    """Make the missing measurements; returns the failures."""
-    failed = []
-    for rate in RATES:
-        cluster = Cluster(STAGES, rate)
-        failed += measure_missing("pipeline", cluster, folder / f"pipeline-{cluster.name}.json", fresh, REPEATS, n)
-    unlimited = folder / f"pipeline-{Cluster(STAGES, 'none').name}.json"
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Give a job for each rate, and one at the rate that follows from the record without a limit."""
+    clusters = [Cluster(STAGES, rate) for rate in RATES]
+    paths = {cluster.rate: f"pipeline-{cluster.name}" for cluster in clusters}
+    for cluster in clusters:
+        yield ClusterJob(cluster, paths[cluster.rate], {"repeats": REPEATS})
+    unlimited = records / "pipeline" / f"{paths['none']}.json"
     if not unlimited.exists():
-        return [*failed, "pipeline: computing was not measured, so the slow rate is not known"]
-    slow = Cluster(STAGES, f"{slow_mbit(read_record(unlimited)):g}mbit")
-    return failed + measure_missing("pipeline", slow, folder / f"{SLOW}.json", fresh, REPEATS, n)
-
-
-def measure_missing(
-    kind: str, cluster: Cluster, path: Path, fresh: bool, repeats: int, n: Mapping[str, Any] | None
-) -> list[str]:
-    """Run a job of this kind on a cluster unless its record is there, or anyway if `fresh`; returns the failures."""
-    if path.exists() and not fresh:
-        return []
-    log(f"{kind}: {cluster.nodes} nodes, {cluster.links}")
-    try:
-        measure_alone(kind, cluster, path, n=n or {}, repeats=repeats)
-    except FAILURES as error:
-        return [f"{kind}, {cluster.name}: {error}"]
-    return []
+        raise JobFailed("computing was not measured, so the slow rate is not known")
+    yield ClusterJob(Cluster(STAGES, f"{slow_mbit(read_record(unlimited)):g}mbit"), SLOW, {"repeats": REPEATS})
 
 
 def slow_mbit(record: Record) -> float:

@@ -7,7 +7,7 @@ once it has frozen its variance: from then on gradients travel in 4 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.environment import environment
+from apps.launch import JobFailed
+from apps.performance.cluster.driver import ClusterJob
 from apps.performance.cluster.grid import Cluster
-from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW, measure_missing, staged
+from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW, staged
 from apps.records import Record, read_record
 from collectives import Communicator
 from collectives.communicator.splitting import Grid
@@ -88,14 +90,14 @@ def _optimizer(
     )
 
 
-def measure_here(comm: Communicator, n: Mapping[str, Any], repeats: int) -> Record:
-    """Time steps of all ways; collective over `REPLICAS` x `STAGES` ranks. `n` has the fields of a `Load`."""
+def measure_here(comm: Communicator, repeats: int, **load_options: int) -> Record:
+    """Time steps of all ways; collective over `REPLICAS` x `STAGES` ranks. The options are those of a `Load`."""
     import torch  # which other jobs can do without
 
     from apps.performance.pipeline_load import Load
 
     torch.set_num_threads(1)
-    load = Load(**n)
+    load = Load(**load_options)
     with comm.grid(replica=REPLICAS, stage=STAGES) as grid:
         ways = {way: Way(comm, grid, load, *way, seed=number) for number, way in enumerate(WAYS)}
         timed = alternate({" and ".join(way): ways[way].step for way in WAYS}, repeats, load.batches + 1, comm)
@@ -123,15 +125,13 @@ def _row(way: tuple[str, str], seconds: Seconds, sent: NDArray[np.float64]) -> d
     }
 
 
-def run(folder: Path, fresh: bool, n: Mapping[str, Any] | None = None) -> list[str]:
-    """Make the missing measurements; returns the failures. The records of `pipeline` lie in the folder beside."""
-    paths = {rate: folder / f"pipeline-grid-{Cluster(REPLICAS * STAGES, rate).name}.json" for rate in RATES}
-    failed = []
-    slow = folder.parent / "pipeline" / f"{SLOW}.json"
-    if slow.exists():
-        paths[read_record(slow)["settings"]["rate"]] = folder / "pipeline-grid-slow.json"
-    else:
-        failed = ["pipeline-grid: the slow rate is not known, since the part pipeline was not measured"]
-    for rate, path in paths.items():
-        failed += measure_missing("pipeline-grid", Cluster(REPLICAS * STAGES, rate), path, fresh, REPEATS, n)
-    return failed
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Give a job for each rate, and one at the slow rate of `pipeline`'s record."""
+    clusters = [Cluster(REPLICAS * STAGES, rate) for rate in RATES]
+    for cluster in clusters:
+        yield ClusterJob(cluster, f"pipeline-grid-{cluster.name}", {"repeats": REPEATS})
+    slow = records / "pipeline" / f"{SLOW}.json"
+    if not slow.exists():
+        raise JobFailed("the slow rate is not known, since the part pipeline was not measured")
+    rate = read_record(slow)["settings"]["rate"]
+    yield ClusterJob(Cluster(REPLICAS * STAGES, rate), "pipeline-grid-slow", {"repeats": REPEATS})

@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 
 from apps.environment import describe
-from apps.performance.cluster.pipeline_grid import ACTIVATIONS, ADAM, DENSE, REPLICAS, SCHEDULE, SENT, STAGES, WAYS
+from apps.performance.cluster.driver import ClusterMeasurement
+from apps.performance.cluster.pipeline_grid import (
+    ACTIVATIONS,
+    ADAM,
+    DENSE,
+    REPLICAS,
+    SCHEDULE,
+    SENT,
+    STAGES,
+    WAYS,
+    jobs,
+    measure_here,
+)
 from apps.performance.cluster.pipeline_tables import throughput
 from apps.performance.cluster.ratios import payload_rate
 from apps.performance.cluster.tables import NOTHING
@@ -82,3 +94,6 @@ def _times(record: Record) -> Mapping[tuple[str, str], Seconds]:
 
 def _way(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["activations"], row["gradients"]
+
+
+MEASUREMENT = ClusterMeasurement("pipeline-grid", jobs, measure_here, render)

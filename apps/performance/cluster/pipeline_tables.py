@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from apps.environment import describe
+from apps.performance.cluster.driver import ClusterMeasurement
 from apps.performance.cluster.pipeline import (
     ALIVE_MICRO_BATCHES,
     DELTAS,
@@ -19,6 +20,8 @@ from apps.performance.cluster.pipeline import (
     SCHEDULES,
     STAGES,
     computing_s,
+    jobs,
+    measure_here,
     message_bytes,
     way_s,
 )
@@ -153,3 +156,6 @@ MICRO_BATCH: Sequence[Column] = (
     *((name, get(name)) for name in ("forward computing", "forward message", "backward computing", "backward message")),
     ("codec of a stage", get("codec")),
 )
+
+
+MEASUREMENT = ClusterMeasurement("pipeline", jobs, measure_here, render)

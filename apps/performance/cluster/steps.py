@@ -7,9 +7,10 @@ take turns, in another order in each round. The slowest rank counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import mpicomp
 from apps.environment import describe, environment
 from apps.performance.auto import plan_of
-from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import NOTHING
 from apps.performance.part import get, table
@@ -78,7 +79,7 @@ def build(name: str) -> tuple[Any, Loss]:
     return model, lambda model: cross_entropy(model(images), labels)
 
 
-def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Record:
+def measure_here(comm: Communicator, model: str, repeats: int, address: str) -> Record:
     """Time the implementations with the model of this name; collective."""
     import torch
     from torch import distributed
@@ -90,8 +91,8 @@ def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Reco
             "gloo", init_method=f"tcp://{address}:{GLOO_PORT}", rank=comm.rank, world_size=comm.size,
             timeout=timedelta(seconds=GLOO_TIMEOUT_S),
         )  # fmt: skip
-    steps = {name: _gloo(name, n) for name in GLOO} | {
-        name: _ours(comm, algorithm, options, n) for name, (algorithm, options) in OURS.items()
+    steps = {name: _gloo(name, model) for name in GLOO} | {
+        name: _ours(comm, algorithm, options, model) for name, (algorithm, options) in OURS.items()
     }
     warm = {
         name: slowest(np.array([elapsed(step, comm) for _ in range(WARM_UPS)]), comm) for name, step in steps.items()
@@ -101,9 +102,9 @@ def measure_here(comm: Communicator, n: str, repeats: int, address: str) -> Reco
     seconds = alternate(steps, counts, 0, comm)
     rows = [{"name": name, "step": summary(mine)} for name, mine in seconds.items()]
     compared = {name: compare(seconds["Auto"], seconds[name]) for name in CANDIDATES}
-    parameters = sum(one.numel() for one in build(n)[0].parameters())
+    parameters = sum(one.numel() for one in build(model)[0].parameters())
     distributed.destroy_process_group()
-    told = {"part": "steps", "model": n, "parameters": parameters, "environment": environment()}
+    told = {"part": "steps", "model": model, "parameters": parameters, "environment": environment()}
     return told | {"rows": rows, "compared": compared, "tried": tried}
 
 
@@ -158,19 +159,10 @@ def _step(model: Any, loss: Loss, optimizer: Any) -> None:
     optimizer.zero_grad()  # here, as gradients of all implementations together take a fifth of the memory
 
 
-def run(folder: Path, fresh: bool) -> list[str]:
-    """Make the missing measurements; returns the failures."""
-    failed = []
-    for cluster in CLUSTERS:
-        for model in MODELS:
-            path = folder / f"steps-{cluster.name}-{model}.json"
-            if fresh or not path.exists():
-                log(f"steps: {cluster.nodes} nodes, {cluster.links}, {model}")
-                try:
-                    measure_alone("steps", cluster, path, n=model, repeats=REPEATS[cluster.rate])
-                except FAILURES as error:
-                    failed.append(f"steps, {cluster.name}, {model}: {error}")
-    return failed
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Give a job for each cluster and model."""
+    for cluster, model in product(CLUSTERS, MODELS):
+        yield ClusterJob(cluster, f"steps-{cluster.name}-{model}", {"model": model, "repeats": REPEATS[cluster.rate]})
 
 
 def render(records: Sequence[Record]) -> str:
@@ -203,3 +195,6 @@ def _column(record: Record) -> Callable[[Mapping[str, Any]], str]:
         return f"{1 / mine:.3g} ({plain / mine:.2f}×)"
 
     return cell
+
+
+MEASUREMENT = ClusterMeasurement("steps", jobs, measure_here, render)

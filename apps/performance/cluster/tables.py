@@ -38,7 +38,7 @@ COSTLY = (
 """Implementations whose cost is shown; with them the best of Open MPI, MPICH and Gloo."""
 
 
-def tables(records: Sequence[Record], overlaps: Sequence[Record]) -> dict[str, str]:
+def tables(records: Sequence[Record]) -> dict[str, str]:
     """All tables by the name of their place in the document."""
     ordered = in_order(records)
     full = [record for record in ordered if record["settings"]["nodes"] == FULL]
@@ -60,11 +60,13 @@ def tables(records: Sequence[Record], overlaps: Sequence[Record]) -> dict[str, s
         "cluster-mpich": _table(MPICH, mpich),
         "cluster-bound": _table(BOUND, bounded),
         "cluster-cost": _cost(full),
-        "cluster-overlap": _table(
-            OVERLAP, sorted(overlaps, key=lambda one: (one["settings"]["nodes"], ratios.payload_rate(one)))
-        ),
         "cluster-left-out": _left_out(ordered),
     }
+
+
+def overlap_table(records: Sequence[Record]) -> str:
+    """The table of the overlaps."""
+    return _table(OVERLAP, sorted(records, key=lambda one: (one["settings"]["nodes"], ratios.payload_rate(one))))
 
 
 def _by_size(records: Sequence[Record]) -> str:

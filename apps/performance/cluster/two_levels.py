@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from apps.environment import describe, environment
-from apps.performance.cluster.driver import FAILURES, log, measure_alone
+from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.implementations import MOST_NODES_OF_A_STAR, ONE_BIT, fits
 from apps.performance.cluster.predicted import closeness
@@ -44,25 +44,16 @@ SIZES = ((2, 1), (2, 2), (2, 4), (4, 1), (4, 2))
 Rows = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A job: the kind of measurement, a cluster, and the ranks of each node."""
-
-    which: str
-    cluster: Cluster
-    ranks_per_node: int
-
-    @property
-    def name(self) -> str:
-        """Name of the record's file."""
-        return f"two-levels-{self.which}-{self.cluster.name}x{self.ranks_per_node}"
-
-
-MEASUREMENTS = (
-    Measurement("memory", Cluster(1, "none"), 2),
-    *(Measurement("speed", Cluster(*size), 2) for size in ((2, "1gbit"), (4, "1gbit"), (2, "100mbit"))),
-    *(Measurement("bytes", Cluster(nodes, "1gbit"), each) for nodes, each in SIZES),
-)
+def jobs(records: Path) -> Iterator[ClusterJob]:
+    """Give the jobs of all kinds: with the cluster of each, and the ranks of its nodes."""
+    speed = (Cluster(*size) for size in ((2, "1gbit"), (4, "1gbit"), (2, "100mbit")))
+    for which, cluster, each in (
+        ("memory", Cluster(1, "none"), 2),
+        *(("speed", cluster, 2) for cluster in speed),
+        *(("bytes", Cluster(nodes, "1gbit"), each) for nodes, each in SIZES),
+    ):
+        arguments = {"n": N, "repeats": REPEATS, "which": which}
+        yield ClusterJob(cluster, f"two-levels-{which}-{cluster.name}x{each}", arguments, each)
 
 
 @dataclass(frozen=True)
@@ -149,21 +140,6 @@ def _memory(comm: Communicator, n: int, repeats: int) -> Rows:
         return measure({COPIES: Prepared(copy_twice), **ways}, comm, lambda name, seconds: repeats)
 
 
-def run(folder: Path, fresh: bool) -> list[str]:
-    """Make the missing measurements; returns the failures."""
-    failed = []
-    for one in MEASUREMENTS:
-        path = folder / f"{one.name}.json"
-        if fresh or not path.exists():
-            log(f"two levels, {one.which}: {one.cluster.nodes} nodes of {one.ranks_per_node} ranks")
-            request = {"n": N, "repeats": REPEATS, "which": one.which, "ranks_per_node": one.ranks_per_node}
-            try:
-                measure_alone("two-levels", one.cluster, path, **request)
-            except FAILURES as error:
-                failed.append(f"{one.name}: {error}")
-    return failed
-
-
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
@@ -236,3 +212,6 @@ def _missed(reached: bool) -> str:
 
 def _footer(record: Mapping[str, Any]) -> str:
     return f"<sub>n {record['n']}. {describe(record['environment'])}.</sub>"
+
+
+MEASUREMENT = ClusterMeasurement("two-levels", jobs, measure_here, render)

@@ -19,8 +19,6 @@ from mpicomp.codecs.sign import SignMerger
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
-pytestmark = every_size
-
 N = 16 * 4096
 # Distances of elements: neighbours, in one word, in the next word, in the next groups, in the next chunks.
 LAGS = (1, 2, 4, 8, 31, 32, 64, 128, 512, 2048, 4096, N // 8)
@@ -50,27 +48,27 @@ def assert_independent(one: Vector, other: Vector, size: int, what: str) -> None
     assert_chi_square(pairs, np.full(size**2, one.size / size**2), what)
 
 
-@pytest.fixture(params=["auto", "plans"])
-def ways(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> list[tuple[Topology | str, int]]:
-    """Topologies with lengths: under "auto" vectors must be short to be gathered."""
-    if request.param == "auto":
-        return [("auto", 16_384)]
-    return [(topology, N) for topology in topologies(mpi_comm.size)]
+gathered_or_planned = pytest.mark.parametrize("gathered", [True, False], ids=["auto", "plans"])
 
 
+def ways(size: int, gathered: bool) -> list[tuple[Topology | str, int]]:
+    """Return topologies with lengths: under "auto" vectors must be short to be gathered."""
+    return [("auto", 16_384)] if gathered else [(topology, N) for topology in topologies(size)]
+
+
+@gathered_or_planned
+@every_size
 @pytest.mark.mpi(min_size=2)
-def test_every_rank_wins_with_equal_chance_independently(
-    mpi_comm: MPI.Intracomm, ways: list[tuple[Topology | str, int]]
-) -> None:
+def test_every_rank_wins_with_equal_chance_independently(mpi_comm: MPI.Intracomm, gathered: bool) -> None:
     size = mpi_comm.size
-    found = []
-    for topology, n in ways:
+    tried, found = ways(size, gathered), []
+    for topology, n in tried:
         with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
             aggregator = STATELESS.start(comm, n)
             found.append([winners(comm, aggregator, step) for step in (0, 1)])
     if mpi_comm.rank:  # all have the same: one works it out
         return
-    for (topology, n), (first, second) in zip(ways, found, strict=True):
+    for (topology, n), (first, second) in zip(tried, found, strict=True):
         for won in (first, second):
             assert_binomial(np.bincount(won, minlength=size), n, 1 / size, f"{topology}: elements won by rank")
         for part in np.split(first, 8):  # chunks are owned by different ranks
@@ -81,10 +79,13 @@ def test_every_rank_wins_with_equal_chance_independently(
         assert_independent(first, second, size, f"{topology}: successive steps")
 
 
+@gathered_or_planned
+@every_size
 @pytest.mark.mpi(min_size=2)
-def test_whatever_the_signs_the_same_rank_wins(mpi_comm: MPI.Intracomm, ways: list[tuple[Topology | str, int]]) -> None:
+def test_whatever_the_signs_the_same_rank_wins(mpi_comm: MPI.Intracomm, gathered: bool) -> None:
     size, found = mpi_comm.size, []
-    for topology, n in ways:
+    tried = ways(size, gathered)
+    for topology, n in tried:
         every = np.random.default_rng(size).choice([-1, 1], (size, n))
         with Communicator(mpi_comm, topology, TIMEOUT_S) as comm:
             aggregator = STATELESS.start(comm, n)
@@ -95,7 +96,7 @@ def test_whatever_the_signs_the_same_rank_wins(mpi_comm: MPI.Intracomm, ways: li
         found.append((every, bits))
     if mpi_comm.rank:
         return
-    for (topology, _), (every, bits) in zip(ways, found, strict=True):
+    for (topology, _), (every, bits) in zip(tried, found, strict=True):
         voters = (every > 0).sum(axis=0)
         assert not bits[voters == 0].any(), f"{topology}: unanimous bits never flip"
         assert bits[voters == size].all(), f"{topology}: unanimous bits never flip"
@@ -104,6 +105,7 @@ def test_whatever_the_signs_the_same_rank_wins(mpi_comm: MPI.Intracomm, ways: li
             assert_binomial(of_k.sum(), of_k.size, k / size, f"{topology}: {k} of {size} ranks vote +1, count")
 
 
+@every_size
 @pytest.mark.mpi(min_size=2)
 def test_seeds_and_vectors_draw_apart(comm: Communicator) -> None:
     runs = [

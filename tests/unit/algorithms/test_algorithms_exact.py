@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exact import check_in_threads
+from tests.exact import check_in_threads, of_each_topology
 from tests.trials import TRIALS
 
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_results_and_states_are_those_of_one_process(name: str) -> None:
-    check_in_threads(3, TRIALS[name](3))  # tests/mpi has the trials of one rank
+    check_in_threads(3, TRIALS[name](3))
 
 
-@pytest.mark.parametrize("ranks", [2, 5, 8])
-def test_numbers_of_ranks_that_plans_treat_apart(ranks: int) -> None:
-    check_in_threads(ranks, [case for case in TRIALS["marsit"](ranks) if case[0].n > 10_000], None)
+@pytest.mark.parametrize("ranks", [1, 4, 5, 7])
+@pytest.mark.parametrize("name", TRIALS)
+def test_plans_of_other_numbers_of_ranks(name: str, ranks: int) -> None:
+    check_in_threads(ranks, of_each_topology(TRIALS[name](ranks)))

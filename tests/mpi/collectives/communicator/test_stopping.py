@@ -13,8 +13,6 @@ from collectives import CollectiveMismatch, Communicator
 from collectives.communicator import stopping
 from collectives.communicator.stopping import STOP_SIGNALS, StopSignals
 
-pytestmark = pytest.mark.every_size
-
 
 @pytest.fixture(autouse=True)
 def _no_signal_has_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

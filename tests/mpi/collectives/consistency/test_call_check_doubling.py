@@ -14,12 +14,15 @@ from collectives.consistency import call_check
 from collectives.consistency.call_check import AT_ONCE
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.communicator(topology="auto")]
 
 
-@pytest.fixture(params=[True, False], ids=["verified", "not-verified"])
-def comm(request: pytest.FixtureRequest, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
-    with Communicator(mpi_comm, timeout=TIMEOUT_S, verify=request.param) as made:
+verified_or_not = pytest.mark.parametrize("verify", [True, False], ids=["verified", "not-verified"])
+
+
+@pytest.fixture
+def comm(verify: bool, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
+    with Communicator(mpi_comm, timeout=TIMEOUT_S, verify=verify) as made:
         yield made
 
 
@@ -28,6 +31,7 @@ def longest(comm: Communicator) -> int:
     return call_check.most_bytes(comm.size, comm.one_node) // 4
 
 
+@verified_or_not
 @every_size
 def test_the_longest_vector_and_one_more_element_are_summed(comm: Communicator) -> None:
     for n in (longest(comm), longest(comm) + 1):
@@ -37,6 +41,7 @@ def test_the_longest_vector_and_one_more_element_are_summed(comm: Communicator) 
         assert (comm.allreduce(x, "mean", x) == expected / comm.size).all()
 
 
+@verified_or_not
 @every_size
 def test_even_nan_comes_out_with_the_same_bits_everywhere(comm: Communicator) -> None:
     for n in (1, 2, 100):
@@ -47,6 +52,7 @@ def test_even_nan_comes_out_with_the_same_bits_everywhere(comm: Communicator) ->
             assert same_everywhere(comm, result.view(np.uint32)), (n, in_place)
 
 
+@verified_or_not
 def test_overflow_is_infinite_and_warns_nobody(comm: Communicator) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -54,6 +60,7 @@ def test_overflow_is_infinite_and_warns_nobody(comm: Communicator) -> None:
             assert np.isinf(comm.allreduce(np.full(n, 3e38, np.float32))).all()
 
 
+@verified_or_not
 def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_check, "MOST_REMEMBERED", 4)
     for n in range(20):
@@ -61,6 +68,7 @@ def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, mon
     assert all(len(exchange._known) <= 4 for exchange in comm._call_check._exchanges)
 
 
+@verified_or_not
 @every_size
 def test_what_a_call_costs_is_counted(comm: Communicator) -> None:
     before = comm.traffic.bytes_sent
@@ -82,6 +90,7 @@ def test_a_mismatch_leaves_the_vectors_alone(mpi_comm: MPI.Intracomm, length: in
         assert (comm.allreduce(np.ones(10)) == comm.size).all()
 
 
+@verified_or_not
 def test_calls_one_after_the_other_meet_in_the_same_memory(comm: Communicator) -> None:
     for n in range(20):
         comm.allreduce(np.ones(n))

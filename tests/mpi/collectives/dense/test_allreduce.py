@@ -17,7 +17,7 @@ from collectives.dense import allreduce
 from collectives.execution import pipelined
 from collectives.execution.handle import Call
 from collectives.schedules.registry import TOPOLOGIES
-from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
+from tests.mpi.lanes import TIMEOUT_S, eight_too, every_size, same_everywhere, topologies
 from tests.reference.one_process.allreduce import dense
 
 LONG = 100_003
@@ -177,6 +177,7 @@ def test_long_pieces_do_not_stay_in_memory(mpi_comm: MPI.Intracomm) -> None:
     assert not comm.dense_buffers
 
 
+@eight_too
 def test_ranks_that_run_a_plan_stepwise_and_ranks_that_pipeline_it_understand_each_other(
     mpi_comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

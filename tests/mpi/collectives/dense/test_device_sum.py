@@ -14,7 +14,7 @@ from collectives.arrays.gpu_mpi import verdict
 from collectives.arrays.gpu_mpi.verdict import Outcome
 from collectives.dense import broadcast_gather, device_sum
 from tests.fake_device import FakeArray, FakeDevice, FakeStream
-from tests.mpi.lanes import every_size, few_ranks
+from tests.mpi.lanes import eight_too, few_ranks
 
 N = 20_011
 
@@ -31,7 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return one
 
 
-@every_size
+@eight_too
 @pytest.mark.parametrize("comm", ["ring", "double-tree", "halving-doubling"], indirect=True)
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 def test_bits_are_those_of_the_host_though_ranks_differ(
@@ -66,7 +66,6 @@ def test_the_thread_that_calls_mpi_has_the_device_for_its_current_one(
         assert threading.current_thread().name not in device.used_by
 
 
-@every_size
 @pytest.mark.parametrize("able", [0, 1], ids=["all can", "rank 1 cannot"])
 @pytest.mark.parametrize("comm", ["auto"], indirect=True)
 def test_a_broadcast_goes_directly_where_all_ranks_can(

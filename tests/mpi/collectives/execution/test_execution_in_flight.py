@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
 from collectives.schedules.registry import TOPOLOGIES
-from tests.mpi.lanes import TIMEOUT_S
+from tests.mpi.lanes import TIMEOUT_S, eight_too
 
 pytestmark = pytest.mark.communicator(piece_bytes=1024)
 
@@ -85,6 +85,7 @@ def test_a_mismatch_that_the_caller_has_not_heard_of_is_raised_by_the_next_call(
         bad.wait()
 
 
+@eight_too
 @pytest.mark.communicator(piece_bytes=512)
 @pytest.mark.parametrize("comm", TOPOLOGIES, indirect=True)
 def test_a_long_sequence_of_collectives_stays_in_step(comm: Communicator, jitter: Callable[[int], None]) -> None:

@@ -17,7 +17,7 @@ from collectives import Communicator, CommunicatorClosed, Handle
 from collectives.execution.handle import Call
 from mpicomp import SSDM, DoubleSqueeze, Marsit, ScaleCom
 from tests.exact import gradient
-from tests.mpi.lanes import TIMEOUT_S, every_size, few_ranks, impatient, same_everywhere
+from tests.mpi.lanes import TIMEOUT_S, few_ranks, impatient, same_everywhere
 
 pytestmark = pytest.mark.communicator(topology="ring")
 METHODS = (Marsit(2), DoubleSqueeze(), ScaleCom(), SSDM())
@@ -30,7 +30,6 @@ def driven(comm: Communicator) -> Communicator:
     return comm
 
 
-@every_size
 def test_driven_calls_give_the_bits_of_calls_that_the_caller_drives(mpi_comm: MPI.Comm) -> None:
     with Communicator(mpi_comm, timeout=TIMEOUT_S) as plain, Communicator(mpi_comm, timeout=TIMEOUT_S) as driven:
         assert driven.start_progress_thread()

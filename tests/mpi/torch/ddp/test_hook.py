@@ -22,11 +22,11 @@ from collectives.errors import NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, EFSignSGD, Marsit, PowerSGD, Relay, ScaleCom
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, ddp_hook, redistribute_states
-from tests.mpi.lanes import all_lanes, few_ranks, three_ranks
+from tests.mpi.lanes import alone_too, few_ranks, three_ranks
 from tests.mpi.torch.ddp.hooked_models import SMALL_BUCKETS, VIEWS, hooked, process_group, sgd
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train
 
-pytestmark = [few_ranks, all_lanes]
+pytestmark = [few_ranks, alone_too]
 FORMS: dict[str, Any] = {
     "dense": Dense(),
     "dense, 16 bits": Dense(wire="float16"),

@@ -10,10 +10,10 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, OneBitSGD
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.lanes import all_lanes
+from tests.mpi.lanes import alone_too
 from tests.mpi.torch.training import batch, has_grad_dtype, make_model, parameters_of, train, wrap, wrapped
 
-pytestmark = all_lanes
+pytestmark = alone_too
 
 
 def mean_gradient(alone: nn.Module, comm: Communicator, step: int) -> None:

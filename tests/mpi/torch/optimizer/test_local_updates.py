@@ -12,7 +12,7 @@ from torch import nn
 from collectives import Communicator
 from mpicomp import Dense, Marsit, SparseLoCo
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.lanes import all_lanes
+from tests.mpi.lanes import alone_too
 from tests.mpi.torch.training import (
     batch,
     make_model,
@@ -24,7 +24,7 @@ from tests.mpi.torch.training import (
     wrapped,
 )
 
-pytestmark = all_lanes
+pytestmark = alone_too
 
 
 def test_is_what_marsit_prefers_and_dense_does_not(comm: Communicator) -> None:

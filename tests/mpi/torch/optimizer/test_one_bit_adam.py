@@ -14,11 +14,11 @@ from collectives import Communicator
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters
 from mpicomp.torch.optimizer.momentum_optimizer import codec_of_bits
-from tests.mpi.lanes import all_lanes, few_ranks, two_ranks
+from tests.mpi.lanes import alone_too, few_ranks, two_ranks
 from tests.mpi.torch.training import make_model, same_on_all_ranks, train
 from tests.reference.one_process.one_bit_adam import OneBitAdamOneProcess
 
-pytestmark = [few_ranks, all_lanes]
+pytestmark = [few_ranks, alone_too]
 
 LENGTHS = (5, 70, 300, 64, 1)
 OPTIONS = ({"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.003, "betas": (0.8, 0.95), "eps": 1e-4})

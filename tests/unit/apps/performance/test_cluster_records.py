@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 from apps.emulator.network import ClusterError
 from apps.environment import environment
 from apps.performance.cluster import __main__ as program
-from apps.performance.cluster import overlap, ratios
+from apps.performance.cluster import driver, overlap, ratios
 from apps.performance.cluster.grid import Cell, Cluster, product
 from apps.performance.cluster.implementations import choose, of_library
 from apps.performance.cluster.overlap import balance
 from apps.performance.cluster.records import merge, read
-from apps.performance.cluster.tables import NOTHING, tables
+from apps.performance.cluster.tables import NOTHING, overlap_table, tables
 from apps.records import write_record
 from collectives.execution.traffic import COSTS
 
@@ -135,7 +136,7 @@ def test_what_a_token_bucket_spares_is_told() -> None:
     short["timings"]["one-bit ring"]["cost"]["bytes_sent"] = 1e9
     assert ratios.bucket_share(short) == pytest.approx(0.1)
     short["timings"]["one-bit ring"]["median_s"] = 0.005
-    assert "1MB †" in tables([short], [])["cluster-sizes"]
+    assert "1MB †" in tables([short])["cluster-sizes"]
     assert ratios.bucket_share(cell(rate="none")) == 0
 
 
@@ -185,7 +186,7 @@ def test_several_jobs_overlap_as_the_median_of_theirs() -> None:
     made = overlap.merge_jobs(jobs)
     assert (made["overlap"], made["wire_s"], made["overlaps"]) == (0.7, 2.0, [0.9, 0.5, 0.7])
     assert ratios.payload_rate(made) == 9.2e8
-    text = tables([], [made])["cluster-overlap"]
+    text = overlap_table([made])
     assert "| 70% (50 to 90%) |" in text
     assert "All processors at once read memory 1.1 to 1.9 times as fast as one." in text
 
@@ -194,7 +195,8 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
     asked: list[str] = []
     broken = True
 
-    def measure_alone(kind: str, cluster: Cluster, path: Path, **request: Any) -> dict[str, Any]:
+    def measure_alone(part: str, cluster: Cluster, path: Path, ranks: int, **arguments: Any) -> dict[str, Any]:
+        assert (part, ranks, arguments) == ("overlap", 1, {"n": overlap.N, "repeats": overlap.REPEATS})
         asked.append(path.name)
         if cluster.rate == "1gbit" and broken:
             raise ClusterError("a link is slow")
@@ -202,19 +204,23 @@ def test_overlap_goes_on_with_the_jobs_that_are_missing(tmp_path: Path, monkeypa
         write_record(path, record)
         return record
 
-    monkeypatch.setattr(overlap, "measure_alone", measure_alone)
-    monkeypatch.setattr(overlap, "log", lambda text: None)
-    names = {Cluster(2, "1gbit"): "one", Cluster(2, "2gbit"): "two"}
-    failed = overlap._measure(names, tmp_path, False, 1000, 1, 2)
-    assert failed == [f"overlap, 2x1gbit, job {job}: a link is slow" for job in (1, 2)]
-    assert [path.name for path in tmp_path.glob("*.json")] == ["two.json"]
+    monkeypatch.setattr(driver, "measure_alone", measure_alone)
+    monkeypatch.setattr(driver, "log", lambda text: None)
+    monkeypatch.setattr(overlap, "JOBS", 2)
+    names, folder = {Cluster(2, "1gbit"): "one", Cluster(2, "2gbit"): "two"}, tmp_path / "overlap"
+    measurement = replace(overlap.MEASUREMENT, jobs=lambda records: overlap._turns(names), turns=2)
+    failed = driver.measure_missing(measurement, tmp_path, False)
+    assert failed == [f"one, job {job}: a link is slow" for job in (1, 2)]
+    assert [path.name for path in folder.glob("*.json")] == ["two.json"]
     assert asked == ["one.0.json", "two.0.json", "one.1.json", "two.1.json"]
     broken, asked[:] = False, ["before"]
-    write_record(tmp_path / "parts" / "one.0.json", overlap_record(2, 1000) | {"times_s": {}})
-    assert overlap._measure(names, tmp_path, False, 1000, 1, 2) == []
+    write_record(folder / "parts" / "one.0.json", overlap_record(2, 1000) | {"times_s": {}})
+    assert driver.measure_missing(measurement, tmp_path, False) == []
     assert asked == ["before", "one.1.json"]
-    assert len(json.loads((tmp_path / "one.json").read_text())["overlaps"]) == 2
-    assert not list((tmp_path / "parts").iterdir())
+    assert len(json.loads((folder / "one.json").read_text())["overlaps"]) == 2
+    assert not list((folder / "parts").iterdir())
+    assert driver.measure_missing(measurement, tmp_path, True) == []
+    assert asked[2:] == ["one.0.json", "two.0.json", "one.1.json", "two.1.json"]
 
 
 def grid_of_records() -> list[dict[str, Any]]:
@@ -232,12 +238,12 @@ def test_a_star_of_many_nodes_is_listed_as_left_out() -> None:
     (many,) = product((8,), ("1gbit",), ("64kB",))
     kept, left_out = choose(of_library("openmpi", 8), many, budget_s=20, longest_s=15)
     assert "one-bit star" not in {way.name for way in kept}
-    text = tables([cell() | {"settings": many.settings, "left_out": left_out}], [])["cluster-left-out"]
+    text = tables([cell() | {"settings": many.settings, "left_out": left_out}])["cluster-left-out"]
     assert "| 8 | 1gbit | 64kB | one-bit star | more than 4 nodes, and its centre sends to each of the others |" in text
 
 
 def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
-    made = tables(grid_of_records(), [overlap_record(2, 1000), overlap_record(4, 1000)])
+    made = tables(grid_of_records())
     row = next(line for line in made["cluster-sizes"].splitlines() if line.startswith("| 100MB | 500"))
     cells = [text.strip() for text in row.strip("|").split("|")]
     assert cells[5:7] == ["4000 (4000) / 2000 Rabenseifner", "7000 (7000) / 3500"]
@@ -246,12 +252,12 @@ def test_tables_name_the_best_algorithm_and_what_was_left_out() -> None:
     assert "| 4 | 1gbit | 100MB | dense auto | no time |" in made["cluster-left-out"]
     assert "| 4.50 |" in made["cluster-mpich"]
     four = "| 4 | 1000mbit | 950 Mbit/s | 30.0 | 20.0 | 40.0 | 50% (40 to 80%) | 1.00 | 3.00 |"
-    assert four in made["cluster-overlap"]
+    assert four in overlap_table([overlap_record(2, 1000), overlap_record(4, 1000)])
     assert "1gbit/100mbit" not in made["cluster-bound"]
     assert "6000 (6000) / 3000 | 1200 | 5.00 | 1263 | 4.75 |" in made["cluster-bound"]
     for name in ("MPI Rabenseifner (best of Open MPI)", "MPI ring", "MPICH"):
         assert f"\n| {name} | " in made["cluster-cost"]
-    assert "| 4 | 1gbit | 1MB" in tables([cell()], [])["cluster-topologies"]
+    assert "| 4 | 1gbit | 1MB" in tables([cell()])["cluster-topologies"]
 
 
 def test_tables_stay_as_they_are_where_what_they_are_made_of_is_not_measured(tmp_path: Path) -> None:

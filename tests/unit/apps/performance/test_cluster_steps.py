@@ -20,7 +20,7 @@ LINKS = {"links": [{"bits_per_s": 1e9}], "settings": {"nodes": 2, "rate": "1gbit
 
 def test_backward_is_measured_with_and_without_overlap_and_drawn(tmp_path: Path) -> None:
     with Communicator() as comm:
-        record: Record = backward.measure_here(comm, {"n": 3000, "methods": ("dense", "Marsit")}, repeats=2) | LINKS
+        record: Record = backward.measure_here(comm, 3000, ("dense", "Marsit"), repeats=2) | LINKS
     assert [row["method"] for row in record["rows"]] == ["dense"] * 3 + ["Marsit"] * 3
     for row in record["rows"]:
         assert row["both_s"] > 0

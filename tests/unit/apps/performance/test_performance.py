@@ -18,6 +18,7 @@ from apps.appendices import replace_block
 from apps.environment import environment
 from apps.launch import mpi_environment, python_command, run
 from apps.performance import run_all
+from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.compare_checkouts import compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
@@ -41,9 +42,10 @@ def test_a_document_without_a_place_for_a_table_is_refused(text: str) -> None:
 
 
 def test_the_document_has_a_place_for_every_table() -> None:
-    text, of_clusters = run_all.DOCUMENT.read_text(), tables([], [])
+    text, of_clusters = run_all.DOCUMENT.read_text(), tables([])
     assert set(of_clusters.values()) == {NOTHING}
-    for name in (*(job.name for job in run_all.jobs()), *of_clusters, "cluster-figures"):
+    names = [*(job.name for job in run_all.jobs()), *of_clusters, *(f"cluster-{name}" for name in MEASUREMENTS)]
+    for name in (*names, "cluster-figures"):
         assert replace_block(text, name, "other") != text
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from apps.appendices import replace_block
 from apps.environment import environment
-from apps.performance.cluster import pipeline, pipeline_grid, pipeline_grid_tables
+from apps.performance.cluster import driver, pipeline_grid, pipeline_grid_tables
 from apps.performance.cluster.__main__ import DOCUMENT
 from apps.performance.cluster.grid import Cluster
+from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW
 from apps.performance.cluster.pipeline_grid import ADAM, DENSE, SENT, WAYS
 from apps.performance.cluster.tables import NOTHING
@@ -41,7 +42,7 @@ def made(rate: str, bits_per_s: float, seconds: dict[tuple[str, str], list[float
 @pytest.fixture(scope="module")
 def measured() -> Record:
     """Return the measurements of rank 0 of a grid of threads."""
-    return run_local(4, lambda comm: pipeline_grid.measure_here(comm, SMALL, repeats=1))[0]
+    return run_local(4, lambda comm: pipeline_grid.measure_here(comm, 1, **SMALL))[0]
 
 
 def test_every_compression_of_activations_is_timed_with_both_kinds_of_gradients(measured: Record) -> None:
@@ -75,16 +76,16 @@ def test_a_load_draws_examples_of_its_own_for_each_replica() -> None:
 def test_the_slow_rate_is_that_of_the_pipelines_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[tuple[str, Cluster, str]] = []
 
-    def measure_alone(kind: str, cluster: Cluster, path: Path, **_: Any) -> None:
-        jobs.append((kind, cluster, path.name))
+    def measure_alone(part: str, cluster: Cluster, path: Path, *_: Any, **__: Any) -> None:
+        jobs.append((part, cluster, path.name))
 
-    monkeypatch.setattr(pipeline, "measure_alone", measure_alone)
-    folder = tmp_path / "pipeline-grid"
-    assert "the slow rate is not known" in pipeline_grid.run(folder, fresh=False)[0]
+    monkeypatch.setattr(driver, "measure_alone", measure_alone)
+    measurement = MEASUREMENTS["pipeline-grid"]
+    assert "the slow rate is not known" in driver.measure_missing(measurement, tmp_path, fresh=False)[0]
     assert [cluster.rate for _, cluster, _ in jobs] == ["1gbit", "100mbit"]
     jobs.clear()
     write_record(tmp_path / "pipeline" / f"{SLOW}.json", links("13.3mbit", 12.7e6))
-    assert pipeline_grid.run(folder, fresh=False) == []
+    assert driver.measure_missing(measurement, tmp_path, fresh=False) == []
     assert jobs[2:] == [("pipeline-grid", Cluster(4, "13.3mbit"), "pipeline-grid-slow.json")]
 
 
@@ -92,13 +93,14 @@ def test_a_record_that_is_there_is_measured_again_only_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[str] = []
-    monkeypatch.setattr(pipeline, "measure_alone", lambda kind, cluster, path, **_: jobs.append(path.name))
+    monkeypatch.setattr(driver, "measure_alone", lambda part, cluster, path, *_, **__: jobs.append(path.name))
+    measurement = MEASUREMENTS["pipeline-grid"]
     write_record(tmp_path / "pipeline" / f"{SLOW}.json", links("13.3mbit", 12.7e6))
     write_record(tmp_path / "pipeline-grid" / "pipeline-grid-4x1gbit.json", links("1gbit", 1e9))
-    pipeline_grid.run(tmp_path / "pipeline-grid", fresh=False)
+    driver.measure_missing(measurement, tmp_path, fresh=False)
     assert jobs == ["pipeline-grid-4x100mbit.json", "pipeline-grid-slow.json"]
     jobs.clear()
-    pipeline_grid.run(tmp_path / "pipeline-grid", fresh=True)
+    driver.measure_missing(measurement, tmp_path, fresh=True)
     assert jobs[0] == "pipeline-grid-4x1gbit.json"
 
 

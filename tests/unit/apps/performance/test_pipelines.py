@@ -49,7 +49,7 @@ def made(rate: str, bits_per_s: float, seconds: dict[str, float]) -> Record:
 
 def test_all_methods_train_with_both_schedules_and_are_timed() -> None:
     with Communicator(MPI.COMM_SELF) as comm:
-        record: Record = pipeline.measure_here(comm, SMALL, 2) | links("none", 1e9)
+        record: Record = pipeline.measure_here(comm, 2, **SMALL) | links("none", 1e9)
     assert [(row["schedule"], row["method"]) for row in record["rows"]] == [
         (schedule, name) for schedule in SCHEDULES for name in METHODS
     ]

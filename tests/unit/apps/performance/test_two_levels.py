@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from apps.performance.cluster.tables import NOTHING
 from apps.performance.cluster.two_levels import (
     COPIES,
-    MEASUREMENTS,
+    MEASUREMENT,
     PER_NODE,
     PER_NODE_DENSE,
     contenders,
@@ -58,8 +59,9 @@ def test_sums_of_one_node_are_compared_with_copies() -> None:
     assert "PerNode(dense) has 50% of the speed of two copies (target: 80%, missed)." in render([found])
 
 
-def test_records_have_names_of_their_own() -> None:
-    assert len({one.name for one in MEASUREMENTS}) == len(MEASUREMENTS) == 9
+def test_records_have_names_of_their_own(tmp_path: Path) -> None:
+    jobs = [*MEASUREMENT.jobs(tmp_path)]
+    assert len({job.name for job in jobs}) == len(jobs) == 9
     assert render([]) == NOTHING
 
 
