@@ -120,7 +120,8 @@ def empty_gpu() -> Iterator[Counter[str]]:
     counts = Stream.counts
     counts.clear()
     device, default = TorchDevice.__new__(TorchDevice), Stream()
-    empty, from_dlpack, kinds = torch.empty, torch.from_dlpack, torch.Tensor.__dlpack_device__
+    empty, from_dlpack = torch.empty, torch.utils.dlpack.from_dlpack
+    kinds = torch.Tensor.__dlpack_device__
     exported = torch.zeros(1)
 
     def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -155,7 +155,7 @@ def _ddp_step(buckets: int, stack: ExitStack) -> Callable[[], None]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def average(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def average(bucket: Any) -> torch.futures.Future[torch.Tensor]:
         # as `allreduce_hook` of PyTorch; a future of this process group has no value
         tensor = bucket.buffer().div_(1)
         brought.add(bucket.index())

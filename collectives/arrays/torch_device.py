@@ -249,16 +249,17 @@ class QueuedEvent(Event, Queued):
 class CopyInTurn(Queued):
     """Copy to a device among its kernels: an event is recorded once a caller needs one."""
 
-    __slots__ = ("_queued", "device")
+    __slots__ = ("_done", "_queued", "device")
 
     def __init__(self, device: TorchDevice) -> None:
-        self.device = device
+        self.device, self._done = device, device.done
         self._queued: Queued | None = None
 
     def _recorded(self) -> Queued:
-        if self._queued is None:
-            self._queued = self.device.done()
-        return self._queued
+        queued = self._queued
+        if queued is None:
+            self._queued = queued = self._done()
+        return queued
 
     @override
     def Test(self) -> bool:  # noqa: N802 - MPI's name
