@@ -16,8 +16,8 @@ Options = Mapping[str, Any]
 class Grade(IntEnum):
     """Learning record of a method in trainings; a lower grade is better."""
 
-    AS_DENSE = 1  # within a point of dense in each of many trainings, with momentum and Adam too
-    PROMISING = 2  # as dense in the few trainings that were tried
+    AS_DENSE = 1  # where exact means of the same steps end, in each of many trainings, with momentum and Adam too
+    PROMISING = 2  # near dense in most trainings, or in the few that were tried
     BEHIND = 3  # more than a point behind dense, or clearly above its loss, in a training of a usual kind
     COMPARED = 4  # for comparison only: behind, or never the best choice
 
