@@ -145,7 +145,7 @@ class MPIAccelerator(SurvivingAccelerator):
     >>> import mpicomp
     >>> import torch
     >>> from mpicomp.accelerate import MPIAccelerator
-    >>> accelerator = MPIAccelerator(mpicomp.DoubleSqueeze())
+    >>> accelerator = MPIAccelerator(mpicomp.Relay())
     >>> model = accelerator.prepare(torch.nn.Linear(16, 1))
     >>> accelerator.num_processes
     1

@@ -158,7 +158,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         All ranks; None makes one, and closes it when the Trainer is done.
     synchronize : "ddp" or "optimizer"
         "ddp": DistributedDataParallel with `ddp_hook`. "optimizer": a `DistributedOptimizer` around each optimizer of
-        the module, for methods that average updates, as Marsit, and for several local steps.
+        the module, for methods that average updates, and for several local steps.
     optimizer_options : mapping, optional
         Options of `DistributedOptimizer`, such as ``{"local_steps": 4}``.
     stop_checkpoint : str or Path, optional
@@ -184,7 +184,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     >>> import mpicomp
     >>> from lightning.pytorch import Trainer
     >>> from mpicomp.lightning import MPIStrategy
-    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.DoubleSqueeze()), accelerator="cpu", logger=False)
+    >>> trainer = Trainer(strategy=MPIStrategy(mpicomp.Relay()), accelerator="cpu", logger=False)
     >>> trainer.world_size
     1
     """
@@ -208,7 +208,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         if synchronize not in ("ddp", "optimizer"):
             raise ValueError(f"synchronize is {synchronize!r}: choose 'ddp' or 'optimizer'")
         if synchronize == "optimizer" and algorithm is None:
-            raise ValueError("synchronize='optimizer' needs an algorithm, as mpicomp.Marsit(full_precision_every=100)")
+            raise ValueError("synchronize='optimizer' needs an algorithm, such as mpicomp.Relay()")
         if optimizer_options and synchronize == "ddp":
             raise ValueError("optimizer_options are of DistributedOptimizer: pass synchronize='optimizer' too")
         if comm is not None:

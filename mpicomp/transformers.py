@@ -62,7 +62,7 @@ class MPICallback(TrainerCallback):
     >>> import mpicomp
     >>> from transformers import TrainingArguments
     >>> from mpicomp.transformers import MPICallback
-    >>> with MPICallback(mpicomp.DoubleSqueeze()) as callback:
+    >>> with MPICallback(mpicomp.Relay()) as callback:
     ...     arguments = TrainingArguments(use_cpu=True, report_to="none")
     ...     arguments.world_size
     1
