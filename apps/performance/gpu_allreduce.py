@@ -11,7 +11,7 @@ Copying is hidden to the share of its time in which kernels of the same rank ran
 is not hidden that the GPU makes while it waits for signs to travel. Where ranks share a GPU, a kernel's time has in it
 that of others whose turn came in between.
 
-Memory is PyTorch's peak (``torch.cuda.max_memory_allocated``) in `CALLS` calls and what comes before them, beyond the
+Memory is PyTorch's peak (``torch.cuda.max_memory_allocated``) in `CALLS` calls and before them, beyond the
 vector, the residual and the result.
 """
 

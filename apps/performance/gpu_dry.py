@@ -1,7 +1,7 @@
 """Run a program for GPUs on the CPU, with a clock of the host in place of events: its figures mean nothing.
 
 ``python -m apps.performance.gpu_dry gpu_training --quick`` makes every call that the program makes on a GPU, but for
-those of the device itself, so that a program that was changed without a GPU does not fail where there is one.
+those of the device itself. So a program that was changed without a GPU does not fail where there is one.
 """
 
 from __future__ import annotations

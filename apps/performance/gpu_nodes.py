@@ -1,12 +1,12 @@
-"""Predict training steps on nodes with several GPUs, by the rate of the links between the nodes, and what to choose.
+"""Predict training steps on nodes with several GPUs, by the rate of the links between the nodes, and advise a method.
 
 ``python -m apps.performance.gpu_nodes`` prints the table of docs/gpu-nodes.md; ``--publish`` writes it into the page.
 Nothing is measured here. The times of exchanges are those of the model of `mpicomp advise`. Kernels have the times of
-the H100 of docs/performance-gpu.md, and each bucket the time that its host takes there beside a backward. Computing,
+the H100 of docs/performance-gpu.md, and each bucket the host's time there during backward. Computing,
 links within a node and the host's work for a byte are assumptions, which options and constants set.
 
-A step that averages gradients is forward, then backward, with the exchange beside it if that is shorter, and the host's
-time of all buckets. Backward takes two thirds of computing. Local steps exchange at the end of every tenth step.
+A step that averages gradients is forward, then the longer of backward and exchange, and the host's time of all
+buckets. Backward takes two thirds of computing. Local steps exchange at the end of every tenth step.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def exchange_s(algorithm: Algorithm, job: PredictedJob, gpu: Gpu) -> float:
 
 
 def overlapped_s(computing_s: float, exchanging_s: float, host_s: float = 0.0) -> float:
-    """Return the time of a step whose exchange runs beside backward."""
+    """Return the time of a step whose exchange overlaps with backward."""
     backward_s = BACKWARD * computing_s
     return computing_s - backward_s + max(backward_s, exchanging_s) + host_s
 

@@ -1,8 +1,8 @@
 """Measure on a machine with GPUs, in six minutes: tests, kernels, training steps, all-reduces and NCCL.
 
 ``python -m apps.performance.gpu_session`` prints tables in the order of `PARTS`, and writes them to ``report.md`` in
-``--folder``, beside a record of each part. Every part has a limit of its own: one that fails or takes too long is named
-at the end, and the others go on. ``--only kernels,training`` runs some.
+``--folder``, next to a record of each part. Every part has a limit of its own: one that fails or takes too long is
+named at the end, and the others go on. ``--only kernels,training`` runs some.
 
 ``--dry-run`` runs everything on the CPU with short vectors, by `apps.performance.gpu_dry`, so that nothing is tried for
 the first time where the GPU is. Tests are collected then, and kernels are interpreted.

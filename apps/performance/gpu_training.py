@@ -6,11 +6,11 @@ Marsit and Relay average gradients, encode them on the GPU and overlap with back
 NCCL, or over Gloo where ranks share a GPU or NCCL is missing: this is the cost of PyTorch's own hooks.
 
 Computing is the time of forward and backward on the GPU, from CUDA events on the stream that computes: gradients are
-encoded meanwhile, and no result is waited for. Its slowdown is the ratio of medians, beside and without encoding, and
-so has in it kernels that take turns, memory that is shared, and what hooks cost where the host is slower than the GPU.
-A step goes on to the end of the optimizer's, by the clock, and so has in it what is waited for.
+encoded meanwhile, and no result is waited for. Its slowdown is the ratio of medians with and without encoding: it
+includes kernels that take turns, memory that is shared, and the cost of hooks where the host is slower than the GPU. A
+step ends with the optimizer's, by the clock, and includes its waits.
 
-A profile of some steps, by PyTorch's profiler, tells apart what the GPU does: what runs on streams of the step alone is
+A profile of some steps, by PyTorch's profiler, divides the GPU's time: kernels on streams of the step alone are
 computing, copies to the host and back are copies, and everything else is encoding and decoding. ``--trace FILE`` writes
 the profile of rank 0 for chrome://tracing. Python's profiler shows where the host is in ``optimizer.step()``.
 """

@@ -41,7 +41,7 @@ def measure(n: int, batch: int, repeats: int) -> Record | None:
 
 
 def _steps(comm: Communicator, algorithm: Algorithm, n: int, batch: int, side: str) -> Callable[[], None]:
-    """Return a function that makes as many steps as two audits are apart."""
+    """Return a function that makes `AUDIT_EVERY` steps."""
     from mpicomp.torch import DistributedOptimizer
 
     model, inner = perceptron("SGD", n)
