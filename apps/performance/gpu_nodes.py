@@ -163,7 +163,8 @@ def render(cluster: Cluster, gpu: Gpu) -> str:
     )  # fmt: skip
     settings = (
         f"{cluster.nodes} nodes of {cluster.gpus} GPUs, {cluster.tokens:,} tokens and {cluster.tflops:g} TFLOP/s a "
-        f"GPU; measured: {gpu.encode_s * 1e12:.1f} and {gpu.decode_s * 1e12:.1f} ps to encode and decode an element, "
+        "GPU; measured with the quantizer and with Marsit, and taken for Relay: "
+        f"{gpu.encode_s * 1e12:.1f} and {gpu.decode_s * 1e12:.1f} ps to encode and decode an element, "
         f"{scaled(gpu.bucket_s, MS)} ms of the host for a bucket"
     )
     columns = [(heading, itemgetter(at)) for at, heading in enumerate(headings)]

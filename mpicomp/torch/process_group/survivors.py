@@ -1,6 +1,6 @@
 """Exchanges of frameworks over a communicator that regroups, in place of their process group, which keeps dead ranks.
 
-Frameworks exchange metrics, decisions and paths of files so. Their sums and rows are those of the survivors.
+These are metrics, decisions and paths of files. Sums and rows are those of the survivors.
 """
 
 from __future__ import annotations
