@@ -200,7 +200,7 @@ def read_description(message: bytes) -> tuple[str, bool]:
 # Recursive doubling ---------------------------------------------------------------------------------------------------
 
 
-class Round(NamedTuple):
+class Swap(NamedTuple):
     """Messages of one rank in one round."""
 
     peer: int
@@ -210,18 +210,18 @@ class Round(NamedTuple):
     final: bool = False  # the message received is the result
 
 
-def rounds_of(rank: int, size: int) -> list[Round]:
+def rounds_of(rank: int, size: int) -> list[Swap]:
     """Return the rounds of rank `rank` among `size` ranks."""
     doublings = size.bit_length() - 1
     extras = size - (1 << doublings)
     paired = rank < 2 * extras  # pairs of a core rank (even) and an extra one (odd)
     if paired and rank % 2:
-        return [Round(rank - 1, True, False), Round(rank - 1, False, True, final=True)]
+        return [Swap(rank - 1, True, False), Swap(rank - 1, False, True, final=True)]
     position = rank // 2 if paired else rank - extras
     others = [position ^ 1 << bit for bit in range(doublings)]
-    swaps = [Round(2 * other if other < extras else other + extras, True, True, other < position) for other in others]
+    swaps = [Swap(2 * other if other < extras else other + extras, True, True, other < position) for other in others]
     if paired:
-        return [Round(rank + 1, False, True), *swaps, Round(rank + 1, True, False)]
+        return [Swap(rank + 1, False, True), *swaps, Swap(rank + 1, True, False)]
     return swaps
 
 
@@ -328,7 +328,7 @@ class RecursiveDoubling(Testable):
         assert request is not None
         request.Start()
 
-    def _take(self, at: int, here: Round) -> None:
+    def _take(self, at: int, here: Swap) -> None:
         """Compare the mark that has arrived, and add the numbers."""
         if self._has_checksums and not _is_sealed(self._landing[at]):
             raise DamagedMessage.of(f"rank {self._comm.rank} of {self._comm.size}", here.peer, self._messages.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.consistency.call_check import MOST_BYTES_IN_A_NODE, Round, most_bytes, rounds_of
+from collectives.consistency.call_check import MOST_BYTES_IN_A_NODE, Swap, most_bytes, rounds_of
 
 SIZES = range(1, 34)
 
@@ -56,7 +56,7 @@ def test_there_are_as_few_rounds_as_possible(size: int) -> None:
 
 
 def test_who_is_too_many_hands_over_and_waits() -> None:
-    assert rounds_of(1, 3) == [Round(0, True, False), Round(0, False, True, final=True)]
+    assert rounds_of(1, 3) == [Swap(0, True, False), Swap(0, False, True, final=True)]
 
 
 def test_many_ranks_sum_less_this_way() -> None:
