@@ -79,7 +79,7 @@ class TorchDevice(Device):
             raise TypeError("the array is a DTensor, of which this rank holds a part only: pass array.to_local()")
         self.follow()
         # CuPy and JAX let the current stream, here the device's own, wait for theirs. PyTorch lets it wait for the
-        # current one, which would be itself: hence the line above.
+        # current one, which would be itself: hence `follow`.
         with self._on_stream():
             tensor = self._torch.from_dlpack(array)
         contiguous = tensor.is_contiguous()
@@ -97,8 +97,7 @@ class TorchDevice(Device):
                     "the call outside of the capture"
                 )
             self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
-            with self._marking:
-                self._marked = None
+        self._changed()  # copies on streams of their own wait for the memory's writers, too
 
     @override
     def zeros(self, n: int, dtype: str) -> Tensor:
@@ -115,7 +114,7 @@ class TorchDevice(Device):
             self._changed()
 
     def _behind_kernels(self) -> Any:
-        """Return an event behind all kernels so far, but behind no copy that has begun since the last of them."""
+        """Return an event behind all kernels and short copies so far, but behind no long copy since the last of them."""
         with self._marking:
             if self._launched is None:
                 self._launched = self._stream.record_event()
@@ -128,8 +127,9 @@ class TorchDevice(Device):
         if (target if to_host else source).nbytes <= SHORT_BYTES and not (to_host and self._copies_apart()):
             with self._current(), self._torch.cuda.stream(self._stream):
                 to.copy_(from_, non_blocking=True)
+            with self._marking:
+                self._unmarked.append((from_, to))
             self._changed()
-            self._unmarked.append((from_, to))
             if to_host:
                 return Event(self.done().Test)
             return self.done() if len(self._unmarked) > MOST_UNMARKED else CopyInTurn(self)

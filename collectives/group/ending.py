@@ -225,7 +225,7 @@ class Ending:
 
     @property
     def keeps_requests(self) -> bool:
-        """Calls were in flight when the communicator was closed: MPI may use their memory until it is finalized."""
+        """A call had failed or was in flight at the close: MPI may use its memory until it is finalized."""
         return self._is_closed and self._calls.failure is not None
 
     @property

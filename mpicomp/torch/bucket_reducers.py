@@ -133,7 +133,7 @@ class BucketReducer:
         self._moves = None
 
     def begin(self) -> Handle:
-        """Begin to average ``vector`` over the ranks. Its padding is zeroed first."""
+        """Begin to average ``vector`` over the ranks. Its padding is zeroed first, where it may hold other values."""
         self._clear_padding()
         self._end_event = begin_event(self._event_name)
         self._handle = self.aggregator.begin(self._moves or self._vector_array, out=self._mean_array)

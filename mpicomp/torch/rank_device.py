@@ -74,7 +74,7 @@ def _look(local_rank: int) -> tuple[int, str, str]:
         torch.cuda.set_device(index)
         identity = getattr(torch.cuda.get_device_properties(index), "uuid", "")
         return _Found(count, f"cuda:{index}", str(identity))
-    except RuntimeError as error:  # of a GPU that another program has for itself
+    except Exception as error:  # noqa: BLE001 - of a GPU that another program has for itself; raised on all ranks
         return _Found(count, "", f"cuda:{index} cannot be used ({one_line(error)})")
 
 

@@ -33,11 +33,12 @@ _launched: dict[tuple[Any, ...], Any] = {}  # compiled kernels, by the forms of 
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch a kernel whose arguments have the same forms in each step of a vector.
 
-    Triton examines arguments in Python to find the compiled kernel, which takes longer than the launch. Here they have
-    a form each: the type of a tensor and whether its memory begins at a multiple of 16 bytes, or the value of a number.
+    Triton examines arguments in Python to find the compiled kernel, which takes longer than the launch. Here each has a
+    form: the value of a number, or of a tensor its type, whether its memory begins at a multiple of 16 bytes, and whether
+    it ends within 2 GiB, as offsets of 32 bits need on AMD's GPUs.
     """
-    forms = [(one.dtype, not one.data_ptr() & 15) if isinstance(one, Tensor) else one for one in arguments]
-    form = id(kernel), arguments[0].get_device(), *forms
+    forms = [_form(one) if isinstance(one, Tensor) else one for one in arguments]
+    form = id(kernel), arguments[0].get_device(), *forms, *options.items()
     compiled = _launched.get(form)
     if compiled is None:
         if len(_launched) >= MOST_FORMS:
@@ -47,6 +48,10 @@ def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
             _launched[form] = compiled
     else:
         compiled[programs, 1, 1](*arguments)
+
+
+def _form(tensor: Tensor) -> tuple[torch.dtype, bool, bool]:
+    return tensor.dtype, not tensor.data_ptr() & 15, tensor.untyped_storage().nbytes() < 1 << 31
 
 
 @contextmanager

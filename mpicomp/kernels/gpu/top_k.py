@@ -121,7 +121,8 @@ def _threshold(size, k, low, high):
     """
     exact = k <= 0
     while tl.max(((low < high) & (exact == 0)).to(tl.int32)) > 0:
-        middle = low + ((high - low + 1) >> 1)
+        # rounded up; high - low + 1 would overflow where a NaN of all bits is among zeros
+        middle = high - ((high - low) >> 1)
         reached = tl.sum((size >= middle[:, None]).to(tl.int32), axis=1)
         exact = exact | (reached == k)
         low = tl.where(reached >= k, middle, low)

@@ -116,6 +116,10 @@ class GradientCounts:
         """Return True if a gradient of this step has not come."""
         return not self._counts[position]
 
+    def is_complete(self, position: int) -> bool:
+        """Return True if all gradients of this step have come."""
+        return self._counts[position] >= self._passes
+
     def complete(self, position: int, sent: bool) -> bool:
         """Count a gradient, and return True if it is complete; RuntimeError if it was, and is or may be `sent`."""
         self._order.setdefault(position)
@@ -168,6 +172,11 @@ class SentGradients:
         self._windows: dict[str, _Window] = {}
         self._step, self._watches_all = 1, True  # in steps 1, 2, 4, 8, ...
         self._n_buckets, self._buckets_before = 0, 1
+
+    def note_new(self, members: Sequence[NamedParameter]) -> None:
+        """Note the gradients that have not been noted: changes of the others must not be lost."""
+        noted = self._noted
+        self.note([member for member in members if member.name not in noted] if noted else members)
 
     def note(self, members: Sequence[NamedParameter]) -> None:
         """Note gradients that are complete: the loop must leave them alone until the step."""

@@ -489,7 +489,7 @@ class Synchronizer(StateOwner):
     def _start_complete(self, index: int) -> None:
         """Start the buckets that are due once this one is complete, and watch its gradients and those that are sent."""
         queue = self._queue
-        self._sent.note(self.reducers[index].bucket.members)
+        self._sent.note_new(self.reducers[index].bucket.members)
         before = queue.n_started
         queue.start_complete()
         for reducer in self.reducers[before : queue.n_started]:
@@ -500,10 +500,10 @@ class Synchronizer(StateOwner):
         """Note the gradients of incomplete buckets at the end of a backward: the others are noted together."""
         self._notes_rest = False
         with self.gradient_counts.lock:
-            lacks, incomplete = self.gradient_counts.lacks, {*self._queue.incomplete}
+            is_complete, incomplete = self.gradient_counts.is_complete, {*self._queue.incomplete}
             pairs = self.reducers.bucket_of.items() if incomplete else ()
             members = self.reducers.members
-            self._sent.note([members[at] for at, bucket in pairs if bucket in incomplete and not lacks(at)])
+            self._sent.note_new([members[at] for at, bucket in pairs if bucket in incomplete and is_complete(at)])
 
     def _average(self, intent: StepIntent, reducers: Iterable[BucketReducer] | None = None) -> None:
         """Average buckets, None: all, and take their means, on all ranks or on none. With overlap they must be all.

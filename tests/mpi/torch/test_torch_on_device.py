@@ -144,6 +144,7 @@ def test_a_captured_stream_on_one_rank_is_an_error_on_all(comm: Communicator, ov
             device = StreamsDevice()
             device.torch.is_capturing = True
             patch.setattr(FakeTorchDevice, "take", lambda _, array: device.take(array))
+            patch.setattr(FakeTorchDevice, "follow", lambda _: device.follow())
         with pytest.raises(ValueError if mine else CollectiveMismatch, match="a CUDA graph is being captured"):
             step(model, optimizer, comm, 1, NAME)
 

@@ -341,3 +341,31 @@ def test_a_change_of_a_gradient_is_refused_though_its_bucket_lacks_another_one(c
     model[2].weight.grad.mul_(2)
     with pytest.raises(RuntimeError, match=r"gradient of '2\.weight' was changed"):
         optimizer.step()
+
+
+def test_a_change_between_two_backwards_is_refused_though_the_second_completes_the_bucket(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, synchronize="gradients", overlap=True)
+    train(model, optimizer, comm, range(2))
+    assert any({"2.weight", "2.bias"} <= {*names} for names in optimizer.buckets)
+    inputs, labels = batch(comm.rank)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(nn.functional.linear(model[:2](inputs), model[2].weight), labels).backward()
+    model[2].weight.grad.mul_(2)
+    model[2].bias.square().sum().backward()
+    with pytest.raises(RuntimeError, match=r"gradient of '2\.weight' was changed"):
+        optimizer.step()
+
+
+def test_a_gradient_that_lacks_a_pass_may_be_changed_before_it(comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, synchronize="gradients", overlap=True, backward_passes_per_step=2)
+    inputs, labels = batch(comm.rank)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(2):
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    nn.functional.cross_entropy(nn.functional.linear(model[:2](inputs), model[2].weight), labels).backward()
+    model[2].bias.grad.mul_(2)
+    optimizer.step()

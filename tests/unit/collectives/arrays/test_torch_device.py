@@ -246,6 +246,20 @@ def test_an_event_behind_kernels_is_not_one_behind_later_ones(device: StreamsDev
     assert done == [1, 1]
 
 
+def test_a_long_copy_waits_for_the_writer_of_memory_that_is_followed_later(
+    device: StreamsDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_device, "SHORT_BYTES", 7)
+    (first, second), here = (device.zeros(2, "float32") for _ in range(2)), np.zeros(2, np.float32)
+    device.follow()
+    device.copy(first, np.zeros(2, np.float32))
+    with device.torch.device(INDEX):
+        device.torch.launch(lambda: second.values.fill(5))
+    device.follow()
+    wait(device.copy(second, here))
+    assert here.tolist() == [5, 5]
+
+
 def test_a_long_copy_has_a_stream_of_its_own_and_short_ones_to_the_host_follow_it(
     device: StreamsDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.mpi.aggregator import test_aggregator_begin
@@ -15,6 +18,12 @@ CASES = [
     *cases(test_aggregator_begin, test_exchanges_of_numbers, test_call_check_doubling, test_allreduce),
     *cases(test_dense_gather, test_shared_selection, test_sign_merge),
 ]
+
+
+def test_every_module_with_such_tests_is_here() -> None:
+    folder = Path(__file__).parents[4] / "tests" / "mpi"
+    marked = {path for path in folder.rglob("test_*.py") if "every_size" in path.read_text()}
+    assert marked == {Path(str(sys.modules[case.function.__module__].__file__)) for case in CASES}
 
 
 @pytest.mark.parametrize(

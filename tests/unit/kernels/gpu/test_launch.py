@@ -75,3 +75,10 @@ def test_forms_are_forgotten_once_there_are_many(monkeypatch: pytest.MonkeyPatch
         launch(kernel, 1, vector, number)
     assert len(kernel.examined) == 4
     assert len(common._launched) == 2
+
+
+def test_other_options_are_examined_again() -> None:
+    kernel, vector = Kernel(), torch.zeros(8)
+    for warps in (1, 2, 1):
+        launch(kernel, 1, vector, num_warps=warps)
+    assert (len(kernel.examined), len(kernel.launched)) == (2, 1)

@@ -148,6 +148,13 @@ def test_sums_that_are_not_finite_are_told_by_the_largest_magnitude(
     assert (indices < shape[0]).all()
 
 
+@pytest.mark.timeout(60)
+def test_a_nan_of_all_bits_among_zeros_ends(to_device: Any, to_host: Any) -> None:
+    x = np.zeros(100, np.float32)  # whose last chunk is short
+    x[70] = np.uint32(0x7FFFFFFF).view(np.float32)  # the NaN that GPUs compute
+    assert_equal(gpu(to_device, to_host, x, None, 64, 3), cpu(x, None, 64, 3), "NaN")
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_of_equal_magnitudes_in_many_pieces_of_a_chunk_the_first_counts(
     to_device: Any, to_host: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any
