@@ -114,7 +114,7 @@ class TorchDevice(Device):
             self._changed()
 
     def _behind_kernels(self) -> Any:
-        """Return an event behind all kernels and short copies so far, but behind no long copy since the last of them."""
+        """Return an event behind all kernels and short copies so far, and no long copy since the last of them."""
         with self._marking:
             if self._launched is None:
                 self._launched = self._stream.record_event()

@@ -92,7 +92,7 @@ class Reducer(Protocol):
         return
 
     def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
-        """Have each piece encoded, call `encoded` after the last one of the first round, and have each complete piece decoded."""
+        """Have each piece encoded and each complete one decoded; call `encoded` once the first round is encoded."""
         ...
 
 

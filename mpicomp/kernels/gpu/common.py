@@ -34,8 +34,8 @@ def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch a kernel whose arguments have the same forms in each step of a vector.
 
     Triton examines arguments in Python to find the compiled kernel, which takes longer than the launch. Here each has a
-    form: the value of a number, or of a tensor its type, whether its memory begins at a multiple of 16 bytes, and whether
-    it ends within 2 GiB, as offsets of 32 bits need on AMD's GPUs.
+    form: the value of a number, or of a tensor its type, whether its memory begins at a multiple of 16 bytes, and
+    whether it ends within 2 GiB, as offsets of 32 bits need on AMD's GPUs.
     """
     forms = [_form(one) if isinstance(one, Tensor) else one for one in arguments]
     form = id(kernel), arguments[0].get_device(), *forms, *options.items()
