@@ -203,5 +203,7 @@ PART = Part(
     ranks=(1,),
 )
 
+main = PART.main
+
 if __name__ == "__main__":
-    sys.exit(PART.main())
+    sys.exit(main())

@@ -137,7 +137,8 @@ class Relay(Algorithm):
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Relayed sums x levels x decoding, adding and encoding on every hop."""
-        lengths = None if spec.tensor_lengths is None else tuple(spec.tensor_lengths)
+        # a rank without a shard has no tensors, and pieces of no length
+        lengths = tuple(spec.tensor_lengths) if spec.tensor_lengths else None
         codec = TensorLevels(self.levels, self.bucket, self.coding, lengths)
         buckets = codec.buckets(spec.n)
         nbytes, expected = buckets.nbytes, codec.expected_bytes(spec.n)

@@ -161,6 +161,21 @@ def test_results_and_residuals_of_a_shard_sum_up_to_the_means(layout: str) -> No
     np.testing.assert_allclose(np.sum(found[0][0], axis=0, dtype=np.float64) + pending, total / ranks, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_tensors_may_leave_a_rank_without_a_shard(name: str) -> None:
+    lengths = (4, 32, 8, 512)
+
+    def rank(comm: Communicator) -> Any:
+        aggregator = PerNode(METHODS[name]).start(comm, 704, tensor_lengths=lengths)
+        for _ in range(2):
+            mean = aggregator.aggregate(np.ones(704, np.float32))
+        return mean
+
+    first, *others = run_local(5, rank, ranks_per_node=2)
+    assert np.isfinite(first).all()
+    assert all(one.tobytes() == first.tobytes() for one in others)
+
+
 def test_a_rank_keeps_the_residual_of_its_shard_alone() -> None:
     found = per_node(LocalTopK(50), 4, 2)
     lengths = [state["residual"].size for _, state, _ in found]

@@ -115,7 +115,7 @@ def test_those_that_are_left_train_on_with_each_image_once_and_their_checkpoint_
     saved, data = tmp_path / "saved", write_images(tmp_path / "data")
     argv = [
         *("--dataset", "idx", "--data", str(data), "--hidden", "8", "--batch", str(BATCH), "--epochs", "3"),
-        *("--checkpoint", str(saved), "--full-precision-every", "5"),
+        *("--checkpoint", str(saved), "--method", "marsit", "--full-precision-every", "5"),
         *("--optimizer", "sgd", "--decay", "step", "--decay-epochs", "2"),
     ]
     record = tmp_path / "run.json"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi(min_size=3, max_size=3)
 @pytest.mark.parametrize(
     "argv",
     [
-        ("--optimizer", "adam", "--full-precision-every", "3"),
+        ("--method", "marsit", "--optimizer", "adam", "--full-precision-every", "3"),
         ("--local-steps", "3"),
         ("--algorithm", "double-squeeze"),
         ("--algorithm", "one-bit-adam"),

@@ -51,7 +51,7 @@ def test_learns_the_digits(folder: Path, comm: Communicator, method: tuple[str, 
 
 
 def test_lines_carry_what_a_comparison_needs(folder: Path, comm: Communicator) -> None:
-    *epochs, result = run(comm, folder / "run.json", *SHORT, "--full-precision-every", "none")
+    *epochs, result = run(comm, folder / "run.json", *SHORT, "--method", "marsit", "--full-precision-every", "none")
     for record in (*epochs, result):
         assert record["algorithm"] == "marsit"
         assert record["algorithm_options"] == {"full_precision_every": None}
@@ -70,7 +70,7 @@ def test_lines_carry_what_a_comparison_needs(folder: Path, comm: Communicator) -
 @two_ranks
 def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator) -> None:
     wide = ("--batch", "64", "--hidden", "2048", "--epochs", "1")
-    one_bit = run(comm, folder / "a.json", *wide, "--full-precision-every", "none")[-1]
+    one_bit = run(comm, folder / "a.json", *wide, "--method", "marsit", "--full-precision-every", "none")[-1]
     dense = run(comm, folder / "b.json", *wide, "--algorithm", "dense")[-1]
     assert 1.0 <= one_bit["bits_per_element"] < 1.15
     assert 32.0 <= dense["bits_per_element"] < 32.5
@@ -80,7 +80,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
 @pytest.mark.parametrize(
     "argv",
     [
-        (*SHORT, "--full-precision-every", "3", "--optimizer", "adam"),
+        (*SHORT, "--method", "marsit", "--full-precision-every", "3", "--optimizer", "adam"),
         (*SHORT, "--residual", "paper", "--local-steps", "2", "--decay", "cosine"),
         (*SHORT, "--algorithm", "dense", "--warmup-epochs", "1"),
         (*SHORT, "--algorithm", "one-bit-adam", "--option", "warmup_steps=5", "--option", "bits=4"),

@@ -13,7 +13,7 @@ from apps.train.agreement import JobError
 from apps.train.options import parse
 from mpicomp import run_local
 
-ARGV = ("--hidden", "8", "--per-node", "--bucket-mb", "0.001", "--full-precision-every", "3")
+ARGV = ("--method", "marsit", "--hidden", "8", "--per-node", "--bucket-mb", "0.001", "--full-precision-every", "3")
 
 
 def run(folder: Path, ranks: int, nodes: int | None, *argv: str) -> dict[str, Any]:

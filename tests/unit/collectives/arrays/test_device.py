@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from collectives.arrays import HOST_DEVICE, HostDevice, Landed, after_copy, named, wait
+from collectives.arrays import HOST_DEVICE, HostDevice, Landed, after_copy, named, torch_device, wait
 from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.execution.handle import Call
 from collectives.progress.polling import done
@@ -20,8 +20,9 @@ N = 4
 
 
 @pytest.fixture(params=[StreamsDevice, FakeDevice])
-def device(request: pytest.FixtureRequest) -> Any:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give a device that works on demand only, with the list of its pending work."""
+    monkeypatch.setattr(torch_device, "SHORT_BYTES", 0)  # each copy has a stream of its own, as long ones have
     return request.param()
 
 

@@ -164,6 +164,7 @@ def test_only_codes_cross(made: dict[int, FakeDevice]) -> None:
 def test_compressors_that_know_no_devices_are_refused(comm: Communicator) -> None:
     class Plain:
         alignment, nbytes, encode, decode = 64, FullPrecision.nbytes, FullPrecision.encode, FullPrecision.decode
+        encodes_on_devices, out_of_range = False, ""
 
     with pytest.raises(ValueError, match="on the CPU alone, not on cuda; leave out device"):
         DoubleSqueeze(Plain()).start(comm, 10, device="cuda")
