@@ -81,7 +81,7 @@ def test_bits_per_element_are_those_of_the_wire(folder: Path, comm: Communicator
     "argv",
     [
         (*SHORT, "--method", "marsit", "--full-precision-every", "3", "--optimizer", "adam"),
-        (*SHORT, "--residual", "paper", "--local-steps", "2", "--decay", "cosine"),
+        (*SHORT, "--method", "marsit", "--residual", "paper", "--local-steps", "2", "--decay", "cosine"),
         (*SHORT, "--algorithm", "dense", "--warmup-epochs", "1"),
         (*SHORT, "--algorithm", "one-bit-adam", "--option", "warmup_steps=5", "--option", "bits=4"),
     ],
@@ -191,7 +191,7 @@ def test_resume_with_other_options_is_refused_by_name(folder: Path, comm: Commun
         (("--algorithm", "dense", "--full-precision-every", "3"), "--method dense takes no such option"),
         (("--algorithm", "one-bit-adam", "--option", "clip=1"), "--method one-bit-adam takes no such option"),
         (("--algorithm", "one-bit-adam", "--option", "bits=9"), "bits is 9"),
-        (("--option", "clip=-1"), "clip must be positive"),
+        (("--method", "marsit", "--option", "clip=-1"), "clip must be positive"),
         (("--algorithm", "dense", "--local-steps", "2"), 'local_steps=2 needs synchronize="updates"'),
         (("--batch", "5000"), "1437 training images do not fill one batch of 5000"),
         (("--width", "3"), "use --hidden"),

@@ -364,7 +364,8 @@ OTHERS = {
         PipelineStage.hold_messages PipelineStage.settle_messages SplitClient.hold_messages
         SplitClient.settle_messages""",
     "made of ddp_hook, DistributedOptimizer, broadcast_parameters and files of ranks": """
-        lightning.MPIStrategy lightning.MPIShardedStrategy accelerate.MPIAccelerator transformers.MPICallback""",
+        lightning.MPIStrategy lightning.MPIShardedStrategy accelerate.MPIAccelerator accelerate.SurvivingAccelerator
+        transformers.MPICallback""",
 }
 NEED_A_GROUP = ("ddp_hook", "DDPHookState", "fsdp", "FSDPHook")
 
