@@ -5,6 +5,8 @@ Accelerate takes exact classes of its own as handlers, and no hooks but those of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +77,43 @@ class SurvivingAccelerator(Accelerator):
     def wait_for_everyone(self) -> None:
         if self._regroups:
             self.comm.barrier()
+            self.adopt_numbers()
         else:
             super().wait_for_everyone()
+
+    @contextmanager
+    @override
+    def main_process_first(self) -> Iterator[None]:
+        with self._go_first(self.comm.rank == 0) if self._regroups else super().main_process_first():
+            yield
+
+    @contextmanager
+    @override
+    def local_main_process_first(self) -> Iterator[None]:
+        with self._go_first(self.comm.local_rank == 0) if self._regroups else super().local_main_process_first():
+            yield
+
+    @contextmanager
+    def _go_first(self, leads: bool) -> Iterator[None]:
+        if not leads:
+            self.wait_for_everyone()
+        yield
+        if leads:
+            self.wait_for_everyone()
+
+    @override
+    def save_state(self, *arguments: Any, **options: Any) -> Any:
+        if self._regroups:
+            self.wait_for_everyone()  # notices deaths, after which another rank saves the model
+        return super().save_state(*arguments, **options)
 
     @override
     def gather(self, tensor: Any) -> Any:
         if not self._regroups:
             return super().gather(tensor)
-        return recursively_apply(self._gather_one, tensor)
+        gathered = recursively_apply(self._gather_one, tensor)
+        self.adopt_numbers()
+        return gathered
 
     def _gather_one(self, tensor: torch.Tensor) -> torch.Tensor:
         return gather_rows(self.comm, tensor.reshape(1) if tensor.ndim == 0 else tensor).flatten(0, 1)
@@ -91,7 +122,9 @@ class SurvivingAccelerator(Accelerator):
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         if not self._regroups or reduction == "none":
             return super().reduce(tensor, reduction, scale)
-        return recursively_apply(lambda one: reduce_rows(self.comm, one, reduction) * scale, tensor)
+        reduced = recursively_apply(lambda one: reduce_rows(self.comm, one, reduction), tensor)
+        self.adopt_numbers()
+        return reduced
 
     @override
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:

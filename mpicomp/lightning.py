@@ -56,6 +56,12 @@ def _local(path: Any) -> Path:
     return Path(path).resolve()
 
 
+def _require_all_ranks(group: Any) -> None:
+    """Raise ValueError for a part of the ranks, whose process group does not outlive them."""
+    if group is not None and group is not torch.distributed.group.WORLD:
+        raise ValueError("group= cannot be a part of the ranks where on_failure='regroup': leave it out")
+
+
 class _OverMPI:
     """Part of a strategy that takes ranks, devices and process group from MPI."""
 
@@ -135,9 +141,9 @@ class _OverMPI:
         super().on_exception(exception)  # type: ignore[misc]
 
     def teardown(self) -> None:
-        """Close the communicator if the strategy made it."""
+        """Close the communicator if the strategy made it, unless the ranks regroup: only it knows who has died."""
         super().teardown()  # type: ignore[misc]
-        if self._owns_comm and self.comm is not None and not self._failed:
+        if self._owns_comm and self.comm is not None and not self._failed and not self._survivors:
             self.comm.close()
             self.comm = None
 
@@ -155,7 +161,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
         Method, or methods by patterns of parameters' names, as for `ddp_hook`. None: gradients are averaged in full
         precision by PyTorch's DDP over MPI.
     comm : Communicator, optional
-        All ranks; None makes one, and closes it when the Trainer is done.
+        All ranks; None makes one, and closes it when the Trainer is done, or with the process where ranks regroup.
     synchronize : "ddp" or "optimizer"
         "ddp": DistributedDataParallel with `ddp_hook`. "optimizer": a `DistributedOptimizer` around each optimizer of
         the module, for methods that average updates, and for several local steps.
@@ -312,6 +318,7 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         if self._survivors and isinstance(tensor, torch.Tensor):
+            _require_all_ranks(group)
             return reduce_rows(self._survivors, tensor, reduce_op)
         return super().reduce(tensor, group, reduce_op)
 
@@ -324,6 +331,12 @@ class MPIStrategy(_OverMPI, DDPStrategy):
     @override
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
         if self._survivors:
+            _require_all_ranks(group)
+            if sync_grads and tensor.requires_grad:
+                raise ValueError(
+                    "all_gather(sync_grads=True) has no gradient where on_failure='regroup': pass sync_grads=False, or "
+                    "on_failure='raise'"
+                )
             return gather_rows(self._survivors, tensor)
         return super().all_gather(tensor, group, sync_grads)
 

@@ -19,7 +19,7 @@ from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_besi
 
 try:
     from accelerate import DistributedType
-    from transformers import Trainer, TrainerCallback
+    from transformers import ProgressCallback, Trainer, TrainerCallback
 
     from mpicomp.accelerate import SurvivingAccelerator, share_order
 except ImportError as error:
@@ -143,7 +143,20 @@ class MPICallback(TrainerCallback):
             control.should_training_stop = control.should_save = True
         if isinstance(accelerator := getattr(self._trainer, "accelerator", None), SurvivingAccelerator):
             accelerator.adopt_numbers()
+            self._appoint_first(state)
         return control
+
+    def _appoint_first(self, state: Any) -> None:
+        """Let the first survivor, and the first of each node, write logs, as the Trainer decides when it begins."""
+        trainer: Any = self._trainer
+        is_new = trainer.is_world_process_zero() and not state.is_world_process_zero
+        state.is_local_process_zero = trainer.is_local_process_zero()
+        state.is_world_process_zero = trainer.is_world_process_zero()
+        for one in trainer.callback_handler.callbacks if is_new else ():
+            if isinstance(one, ProgressCallback):
+                one.on_train_begin(trainer.args, state, trainer.control)  # makes the bar
+            elif hasattr(one, "_initialized"):
+                one._initialized = False  # of trackers such as W&B: the next log sets them up, on this rank too
 
     @override
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -56,6 +56,7 @@ def main() -> None:
                 loss = model(text.batch())
             (loss / given.accumulate).backward()
         optimizer.step()
+    optimizer.synchronize()  # added: takes in the steps since the last synchronization
 
     if world.rank == 0:
         report(loss, given.steps, optimizer.traffic.total.bytes_sent)

@@ -22,7 +22,7 @@ from collectives.execution.traffic import TrafficLog
 from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense
+from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense, PerNode
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.parameters import SIXTEEN_BIT, require_own_gradients
@@ -233,12 +233,15 @@ def given_communicator(comm: Communicator | None, call: str, *others: object) ->
     return comm
 
 
-def warn_of_ddp(members: Sequence[NamedParameter], comm: Communicator) -> None:
+def warn_of_ddp(members: Sequence[NamedParameter], algorithms: Iterable[Algorithm], comm: Communicator) -> None:
     """Warn on rank 0 if DistributedDataParallel also averages these parameters over as many ranks.
 
+    Under PerNode it may do so within the node, which has all ranks where a program for several nodes runs on one.
     Parameters do not refer to the wrapper, so it is searched for where PyTorch has the process group that it needs.
     """
     if comm.rank or comm.size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return
+    if len(comm.layout.sizes) == 1 and all(isinstance(one, PerNode) for one in algorithms):
         return
     ours = {id(member.parameter) for member in members}
     for wrapper in [one for one in gc.get_objects() if type(one) is DistributedDataParallel]:

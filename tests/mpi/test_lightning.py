@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -326,10 +327,20 @@ def test_residuals_are_not_saved_elsewhere_than_in_folders(comm: Communicator) -
 def test_what_cannot_be_used_is_refused() -> None:
     with pytest.raises(ValueError, match="synchronize is 'sum': choose 'ddp' or 'optimizer'"):
         MPIStrategy(Dense(), synchronize="sum")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="synchronize='optimizer' needs an algorithm, as"):
+    with pytest.raises(ValueError, match="synchronize='optimizer' needs an algorithm, such as"):
         MPIStrategy(synchronize="optimizer")
     with pytest.raises(ValueError, match="are of DistributedOptimizer: pass synchronize='optimizer' too"):
         MPIStrategy(Dense(), optimizer_options={"local_steps": 2})
+
+
+def test_exchanges_of_some_ranks_or_of_gradients_are_refused_among_survivors() -> None:
+    comm: Any = SimpleNamespace(regroup=object(), here="rank 0 of 2")
+    strategy, tensor = MPIStrategy(Dense(), comm), torch.ones(1, requires_grad=True)
+    for exchange in (strategy.reduce, strategy.all_gather):
+        with pytest.raises(ValueError, match="group= cannot be a part of the ranks where on_failure='regroup'"):
+            exchange(tensor, group=object())
+    with pytest.raises(ValueError, match=r"all_gather\(sync_grads=True\) has no gradient where on_failure='regroup'"):
+        strategy.all_gather(tensor, sync_grads=True)
 
 
 def test_the_earlier_name_of_an_option_is_accepted_with_a_warning() -> None:

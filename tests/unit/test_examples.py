@@ -202,6 +202,13 @@ def test_a_script_for_gpu_nodes_learns_and_sends_few_bits_between_nodes(name: st
     assert dense > 2.2 * sent / (3 if parts == 1 else parts)
 
 
+@pytest.mark.timeout(240)
+def test_steps_since_the_last_synchronization_are_taken_in_at_the_end() -> None:
+    pytest.importorskip("torch")
+    _, sent = on_two_nodes("local_steps", "--steps", "1")
+    assert sent > 0
+
+
 def test_the_page_of_gpu_nodes_has_the_lines_of_the_scripts() -> None:
     page = (PROJECT / "docs" / "gpu-nodes.md").read_text()
     (block,) = re.findall(r"The lines of FSDP2, .*?```text\n(.*?)```", page, re.DOTALL)

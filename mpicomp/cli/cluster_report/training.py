@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
@@ -35,7 +35,8 @@ def measure(
     """
     progress.begin(f"training steps of a model of {PARAMETERS / 1e6:.1f} million parameters")
     entry: dict[str, Any] = {"skipped": None, "parameters": PARAMETERS, "steps": []}
-    if not all(comm.allgather_object(find_spec("torch") is not None)):
+    hosts, have_torch = zip(*comm.allgather_object((platform.node(), find_spec("torch") is not None)), strict=True)
+    if not all(have_torch):
         return entry | {"skipped": "no torch"}
     if CALLS_EXPECTED * dense_s > budget.left_s():
         return entry | {"skipped": "time"}
@@ -45,7 +46,7 @@ def measure(
         for call in calls.values():
             call()
         timed = timed_rounds(calls, comm, budget.left_s() / 2, budget, progress)
-        lines = comm.allgather_object([(isinstance(one, CollectiveError), _line(one)) for one in errors[:1]])
+        lines = comm.allgather_object([(isinstance(one, CollectiveError), _line(one, hosts)) for one in errors[:1]])
         if not any(lines):
             return entry | {"steps": [{"name": name, **with_median(times)} for name, times in timed.items()]}
         raise _StepFailed  # so that the communicator is left instead of closed
@@ -80,9 +81,11 @@ def _guarded(algorithm: Algorithm | None, comm: Communicator, errors: list[Excep
     return call
 
 
-def _line(error: Exception) -> str:
+def _line(error: Exception, hosts: Iterable[str]) -> str:
     """Return an error on one line, without words that may be paths, addresses or names of hosts."""
-    text = one_line(f"{type(error).__name__}: {error}").replace(platform.node(), "...")
+    text = one_line(f"{type(error).__name__}: {error}")
+    for host in sorted(filter(None, hosts), key=len, reverse=True):  # n12 before n1
+        text = text.replace(host, "...")
     text = re.sub(r"\S*([/\\~@]|[A-Za-z0-9-]\.[A-Za-z]{2})\S*", "...", text)
     return re.sub(r"[^ -~]", "?", text)[:MOST_CHARACTERS]
 

@@ -33,7 +33,7 @@ def examine(name: str, check: Callable[[], Finding], on_error: Status = "warn") 
         return Finding(name, on_error, f"could not be examined: {type(error).__name__}: {error}")
 
 
-def list_ranks(ranks: Sequence[int]) -> str:
+def first_ranks(ranks: Sequence[int]) -> str:
     """Return ranks in words: the first four, and how many more."""
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{more}"

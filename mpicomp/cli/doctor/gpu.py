@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpicomp.cli.doctor.finding import Finding, examine, list_ranks
+from mpicomp.cli.doctor.finding import Finding, examine, first_ranks
 
 if TYPE_CHECKING:
     from collectives.arrays import Device
@@ -56,7 +57,8 @@ def seen(local_rank: int) -> Seen:
 
     index, identity = 0 if len(names) == 1 else local_rank, ""
     with suppress(RuntimeError, AssertionError):  # of a GPU that is not there, or is another program's
-        identity = str(torch.cuda.get_device_properties(index).uuid)
+        found = torch.cuda.get_device_properties(index)
+        identity = str(getattr(found, "uuid", "")) or f"{platform.node()}:{index}"  # older PyTorch has no uuid
     return Seen(len(names), identity, distributed.is_available() and distributed.is_nccl_available())
 
 
@@ -71,7 +73,7 @@ def of_ranks(hosts: Sequence[str], found: Sequence[Seen]) -> list[Finding]:
     for host, ranks in on_host.items():
         count, own = found[ranks[0]].n_gpus, {found[rank].identity for rank in ranks} - {""}
         if not count:
-            text = f"no GPU is found on {host} by {list_ranks(ranks)}, and other hosts have some"
+            text = f"no GPU is found on {host} by {first_ranks(ranks)}, and other hosts have some"
             return [Finding(name, "warn", text, "request GPUs on every host")]
         if len(own) < len(ranks):
             text = f"{len(ranks)} ranks on {host} share {len(own)} GPU{'s' * (len(own) != 1)}"
@@ -80,7 +82,7 @@ def of_ranks(hosts: Sequence[str], found: Sequence[Seen]) -> list[Finding]:
             return [Finding(name, "warn", f"{len(ranks)} of the {count} GPUs on {host} have a rank", cure)]
     lacking = [rank for rank, one in enumerate(found) if not one.has_nccl]
     if lacking:
-        text = f"PyTorch of {list_ranks(lacking)} has no NCCL"
+        text = f"PyTorch of {first_ranks(lacking)} has no NCCL"
         return [Finding(name, "warn", text, "install PyTorch's build for the GPU (pytorch.org, Get Started)")]
     several = f" on {len(on_host)} hosts" if len(on_host) > 1 else ""
     return [Finding(name, "ok", f"a GPU for each of {len(found)} ranks{several}, and NCCL")]

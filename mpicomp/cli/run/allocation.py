@@ -26,6 +26,7 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 DEVICES = Path("/dev")
 _SLURMS_GPUS = "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+_IS_GPU = re.compile(r"\s*(?:\d|GPU-|MIG-)").match
 
 
 class Host(NamedTuple):
@@ -191,13 +192,15 @@ def _siblings(cpu: int) -> str:
 
 
 def gpus(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs of a node: as Slurm has granted them, else those that this process may use."""
-    for name in _SLURMS_GPUS if environ.get("SLURM_JOB_ID") else ():
-        if text := environ.get(name):  # as in "4" and "h100:4"
-            return sum(_number(part.rpartition(":")[2]) for part in text.split(","))
-    for name in _VISIBLE_GPUS:
-        if name in environ:
-            return len(re.findall(r"(?:^|,)\s*(?:\d|GPU-|MIG-)", environ[name]))
+    """Return the number of GPUs of a node: those that Slurm has granted and the user left visible, else all here."""
+    granted = [text for name in _SLURMS_GPUS if environ.get("SLURM_JOB_ID") and (text := environ.get(name))]
+    visible = [environ[name] for name in _VISIBLE_GPUS if name in environ]
+    # as in "4" and "h100:4"
+    numbers = [sum(_number(part.rpartition(":")[2]) for part in text.split(",")) for text in granted[:1]]
+    # CUDA ignores all devices after one that does not exist
+    numbers += [len([*itertools.takewhile(_IS_GPU, text.split(","))]) for text in visible[:1]]
+    if numbers:
+        return min(numbers)
     nvidia = [file for file in DEVICES.glob("nvidia*") if file.name.removeprefix("nvidia").isdecimal()]
     amd = DEVICES.glob("dri/renderD*") if (DEVICES / "kfd").exists() else ()
     return len(nvidia) or len([*amd])

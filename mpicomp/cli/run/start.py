@@ -28,6 +28,7 @@ from mpicomp.cli.run.output import run_job
 
 USAGE_ERROR = 2
 FIRST_PORT = 29500  # torchrun's
+JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 MOST_HOSTS_SHOWN = 8
 _EXAMPLE = "mpicomp run -n 4 train.py"
 _HOST_OPTIONS = ("-H", "-host", "--host", "-hosts", "-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile")
@@ -159,10 +160,11 @@ def _gpus_of(found: Allocation, one_machine: bool) -> int:
         return here
     odd = next((host for host in found.hosts if host.slots != here), None)
     if odd is not None:
+        # resources of a PBS or an LSF have names of their own
+        slurms = f", as in sbatch --ntasks-per-node={here} --gpus-per-node={here}"
         raise ValueError(
             f"--gpus: {found.grantor} has {odd.slots} slot{'s' * (odd.slots != 1)} on {odd.name}, and a node has "
-            f"{here} GPU{'s' * (here != 1)}: ask for as many, as in sbatch --ntasks-per-node={here} "
-            f"--gpus-per-node={here}, or give -n"
+            f"{here} GPU{'s' * (here != 1)}: ask for as many{slurms * ('Slurm' in found.grantor)}, or give -n"
         )
     return found.slots
 
@@ -175,8 +177,10 @@ def _meeting_point(
         with socket.create_server(("127.0.0.1", 0)) as free:
             address, port = "127.0.0.1", free.getsockname()[1]
     else:
-        job = re.sub(r"\D", "", environ.get("SLURM_JOB_ID", ""))[-3:]
-        # jobs that share a node have ports of their own; hosts of the launcher's options are not known
+        # jobs of a batch system that share a node have ports of their own; "12[3].server" is the number 123
+        number = next(filter(None, map(environ.get, JOB_NUMBERS)), "").partition(".")[0]
+        job = re.sub(r"\D", "", number)[-3:]
+        # hosts of the launcher's options are not known
         address, port = "" if own_hosts else placed[0][0].name, FIRST_PORT + int(job or 0)
     found = {"MASTER_ADDR": environ.get("MASTER_ADDR") or address, "MASTER_PORT": environ.get("MASTER_PORT") or port}
     return {name: str(value) for name, value in found.items() if found["MASTER_ADDR"]}

@@ -231,7 +231,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
                 require_islands(islands, self.comm, optimizer, algorithms)
             fragment_of = deal_fragments(members, fragments)
             self.outer = outer_optimizer(outer, members)
-        warn_of_ddp(members, self.comm)
+        warn_of_ddp(members, algorithms.values(), self.comm)
         self._joining = False
 
         def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:

@@ -7,6 +7,7 @@ import json
 import platform
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,8 +170,10 @@ def test_an_error_in_a_training_step_is_written_into_the_report(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch, name: str, at: str | int
 ) -> None:
     """It comes on the last rank alone; the others are in the exchange of that step, or of the next one."""
-    step, text = training._step, "no room on device 0 of /dev/gpu or node17.example.org"
+    step, text = training._step, "no room on device 0 of /dev/gpu or node17.example.org, asked by shy0"
     failing = comm.rank == comm.size - 1
+    # another rank's, and of one that has no name
+    monkeypatch.setattr(training, "platform", SimpleNamespace(node=lambda: "" if failing else f"shy{comm.rank}"))
 
     def broken(algorithm: Any, own: Communicator) -> Any:
         made, count = step(algorithm, own), [0]
@@ -190,7 +193,7 @@ def test_an_error_in_a_training_step_is_written_into_the_report(
     monkeypatch.setattr(training, "CALLS_EXPECTED", 0)  # the time that is expected has no part in this
     found = measure(comm, 1, quiet(comm))
     assert same_everywhere(found)
-    assert found["training"]["skipped"] == "error: RuntimeError: no room on device 0 of ... or ..."
+    assert found["training"]["skipped"] == "error: RuntimeError: no room on device 0 of ... or ... asked by ..."
     assert found["training"]["steps"] == []
     assert [entry["skipped"] for entry in found["allreduce"]] == [None, None]
     assert problems(found) == []

@@ -76,13 +76,18 @@ class Finish(Callback):
         trainer.save_checkpoint(FOLDER / "saved" / "last.ckpt")
 
 strategy = MPIStrategy(mpicomp.Dense(), synchronize=WAY, on_failure="regroup")
-Trainer(
+trainer = Trainer(
     strategy=strategy, accelerator="cpu", max_steps=STEPS, logger=False, enable_progress_bar=False,
     enable_model_summary=False, default_root_dir=FOLDER, callbacks=[Finish()],
-).fit(Module(), loader)
+)
+trainer.fit(Module(), loader)
+assert trainer.is_global_zero == (me == 1)
+trainer.save_checkpoint(FOLDER / "saved" / "after.ckpt")
+assert (FOLDER / "saved" / f"after.ckpt.rank{strategy.comm.rank}-of-2").is_file()
 """
 
 ACCELERATE = """
+from accelerate.state import AcceleratorState, PartialState
 from mpicomp.accelerate import MPIAccelerator
 
 accelerator = MPIAccelerator(mpicomp.Dense(), on_failure="regroup")
@@ -95,20 +100,48 @@ while net.calls < STEPS:
         optimizer.step()
         if net.calls == STEPS:
             break
-accelerator.wait_for_everyone()
-assert accelerator.gather(torch.tensor(float(me))).tolist() == [1, 2]
-assert accelerator.reduce(torch.tensor([me]), "sum").tolist() == [3]
+many = torch.tensor([20_000_001])  # which float32 cannot hold
+found = accelerator.reduce(many, "max")
+assert (found.dtype, found.tolist()) == (torch.int64, many.tolist())
+for call in (
+    accelerator.wait_for_everyone,
+    accelerator.stop_requested,
+    lambda: accelerator.gather(torch.tensor(float(me))).tolist() == [1, 2] or sys.exit("gather"),
+    lambda: accelerator.reduce(torch.tensor([me]), "sum").tolist() == [3] or sys.exit("reduce"),
+    lambda: accelerator.save_state(FOLDER / "saved"),
+):
+    for state in (PartialState, AcceleratorState):
+        state._shared_state.update(process_index=me, num_processes=3)  # as before the death
+    call()
+    assert (accelerator.num_processes, accelerator.process_index, accelerator.is_main_process) == (2, me - 1, me == 1)
+for first in (accelerator.main_process_first, accelerator.local_main_process_first):
+    with first():
+        if me == 1:
+            time.sleep(0.2)
+            tell(first.__name__)
+        assert (FOLDER / first.__name__).is_file()
 rows = accelerator.pad_across_processes(torch.ones(2, me), dim=1)
 assert rows.tolist() == [[1, 0], [1, 0]] if me == 1 else [[1, 1], [1, 1]], rows
-assert (accelerator.num_processes, accelerator.is_main_process) == (2, me == 1)
-accelerator.save_state(FOLDER / "saved")
 finish(net, accelerator.comm)
 accelerator.end_training()
 """
 
 TRAINER = """
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from mpicomp.transformers import MPICallback
+
+class Tracker(TrainerCallback):  # as those of W&B and the like
+    def __init__(self):
+        self._initialized, self.logged = False, None
+    def on_train_begin(self, args, state, control, **_):
+        if not self._initialized:
+            self._initialized = True
+            if state.is_world_process_zero:
+                self.logged = []
+    def on_log(self, args, state, control, **_):
+        self.on_train_begin(args, state, control)
+        if state.is_world_process_zero:
+            self.logged.append(state.global_step)
 
 class Model(PreTrainedModel):
     config_class = PretrainedConfig
@@ -123,12 +156,14 @@ with MPICallback(mpicomp.Dense(), on_failure="regroup") as callback:
     arguments = TrainingArguments(
         output_dir=str(FOLDER / "saved"), use_cpu=True, max_steps=STEPS, per_device_train_batch_size=BATCH,
         ddp_find_unused_parameters=False, average_tokens_across_devices=False, logging_steps=1, save_steps=STEPS,
-        max_grad_norm=0, report_to="none", disable_tqdm=True,
+        max_grad_norm=0, report_to="none", disable_tqdm=False,
     )
     rows = [{"inputs": one} for one in examples]
     constant = torch.optim.lr_scheduler.LambdaLR(sgd, lambda _: 1.0)
     trainer = Trainer(Model(PretrainedConfig()), arguments, train_dataset=rows, optimizers=(sgd, constant))
+    trainer.add_callback(tracker := Tracker())
     callback.attach(trainer).train()
+    assert tracker.logged == ([6, 7, 8, 9, 10, 10] if me == 1 else None), tracker.logged
     assert len([one for one in trainer.state.log_history if "loss" in one]) == STEPS
     finish(net, callback.comm)
 """
@@ -180,6 +215,7 @@ def test_survivors_train_on_in_each_framework(jobs: Jobs, tmp_path: Path, name: 
         np.testing.assert_allclose(job.load(f"last-{rank}"), model, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(job.load(f"last-{survivors[0]}"), job.load(f"last-{survivors[1]}"))
     assert (tmp_path / "saved" / saved).is_file()  # by the new rank 0
+    assert package != "lightning" or (tmp_path / "saved" / "after.ckpt").is_file()
     # shuffled orders are the same on all ranks: in each epoch, no two survivors draw the same example
     per_epoch = EXAMPLES // (RANKS * BATCH)
     for first in range(0, STEPS, per_epoch):

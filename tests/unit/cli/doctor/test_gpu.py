@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -141,3 +142,5 @@ def test_a_rank_sees_the_gpu_with_its_number_or_the_only_one(
     monkeypatch.setattr("torch.cuda.get_device_properties", properties)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     assert gpu.seen(2) == Seen(len(names), "" if index is None else f"GPU-{index}", has_nccl=True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: object())  # of older PyTorch
+    assert gpu.seen(0).identity == f"{platform.node()}:0"

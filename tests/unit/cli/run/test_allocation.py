@@ -137,7 +137,9 @@ def test_a_variable_that_cannot_be_read_is_named(environ: dict[str, str], text: 
         ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
         ({"ROCR_VISIBLE_DEVICES": "0,1"}, 2),
-        (SLURM | {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}, 8),
+        (SLURM | {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}, 1),
+        (SLURM | {"SLURM_GPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, 2),
         (SLURM | {"SLURM_GPUS_PER_NODE": "h100:4"}, 4),
         (SLURM | {"SLURM_GPUS_PER_NODE": "a100:2,h100:1"}, 3),
         ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}, 1),  # of a job that has ended

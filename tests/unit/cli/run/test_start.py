@@ -195,6 +195,16 @@ def test_a_rank_for_each_gpu_of_an_allocation_whose_hosts_meet_on_the_first(
     assert " MASTER_ADDR=n1 MASTER_PORT=29507 " in capsys.readouterr().out  # the job is number 7
 
 
+@pytest.mark.parametrize(("name", "number"), [("PBS_JOBID", "4012[3].server7"), ("LSB_JOBID", "40123")])
+def test_jobs_of_each_batch_system_have_ports_of_their_own(
+    name: str, number: str, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "nodes").write_text("n1\nn2\n")
+    start("--gpus", "train.py", **{name: number}, PBS_NODEFILE=str(tmp_path / "nodes"), CUDA_VISIBLE_DEVICES="0")
+    assert cli.main(["run", "--gpus", "--dry-run", "train.py"]) == 0
+    assert " MASTER_ADDR=n1 MASTER_PORT=29623 " in capsys.readouterr().out
+
+
 def test_a_meeting_point_of_the_user_is_kept(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     start("--gpus", "train.py", **SLURM, **GPUS, MASTER_ADDR="n2", MASTER_PORT="12")
     assert cli.main(["run", "--gpus", "--dry-run", "train.py"]) == 0
@@ -264,6 +274,11 @@ def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[st
             SLURM | {"SLURM_GPUS_ON_NODE": "4"},
             "--gpus: the allocation of Slurm has 2 slots on n1, and a node has 4 GPUs: ask for as many, as in sbatch "
             "--ntasks-per-node=4 --gpus-per-node=4, or give -n",
+        ),
+        (
+            ["--gpus", "train.py"],
+            {"LSB_MCPU_HOSTS": "n1 2", "CUDA_VISIBLE_DEVICES": "0"},
+            "--gpus: the allocation of LSF has 2 slots on n1, and a node has 1 GPU: ask for as many, or give -n",
         ),
     ],
 )  # fmt: skip

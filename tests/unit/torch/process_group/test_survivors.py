@@ -25,6 +25,14 @@ def test_sums_and_rows_have_the_shape_and_type_of_the_tensor(dtype: str) -> None
         assert {one.dtype for one in (rows, *reduced)} == {getattr(torch, dtype)}
 
 
+def test_another_reduction_is_refused() -> None:
+    tensor = torch.ones(1, device="cpu", dtype=torch.float32)
+    with mpicomp.Communicator() as comm:
+        for op in ("product", ReduceOp.PRODUCT, ReduceOp.PREMUL_SUM, None, 7):
+            with pytest.raises(ValueError, match=r"have no reduction .*: sum, mean, avg, min, max$"):
+                reduce_rows(comm, tensor, op)
+
+
 def test_an_object_comes_from_its_rank_or_from_the_first_survivor() -> None:
     def exchange(comm: Any) -> Any:
         alive = broadcast_from(comm, comm.rank, 2)
@@ -38,3 +46,9 @@ def test_options_of_a_communicator_that_is_given_are_refused() -> None:
         assert open_communicator(comm, "raise", None) is comm
         with pytest.raises(ValueError, match="on_failure='regroup' is an option of comm: pass it to"):
             open_communicator(comm, "regroup", mpicomp.Dense())
+
+
+def test_no_communicator_is_made_to_regroup_without_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpicomp.torch.process_group.survivors.Communicator", None)
+    with pytest.raises(ValueError, match="on_failure='regroup' needs an algorithm, such as"):
+        open_communicator(None, "regroup", None)
