@@ -242,8 +242,10 @@ def slow_down(driver: Any, *, is_last: bool) -> None:
 
         return slower
 
-    feedback, reducer = driver.feedback, driver.reducer
-    feedback.encode, feedback.decode = slow(feedback.encode, 5 * SLOW_S if is_last else SLOW_S), slow(feedback.decode)
+    feedback, reducer, (one,) = driver.feedback, driver.reducer, driver._rounds
+    feedback.decode = slow(feedback.decode)  # of pieces that are decoded with the reports, in place of the round's
+    encode = slow(one.encode, 5 * SLOW_S if is_last else SLOW_S)
+    driver._rounds = (one._replace(encode=encode, decode=slow(one.decode)),)
     if hasattr(reducer, "payload"):
         reducer.payload.merge = slow(reducer.payload.merge)
 
