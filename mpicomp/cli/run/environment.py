@@ -38,7 +38,7 @@ _EVERYWHERE = {
     "OMPI_MCA_btl_tcp_rndv_eager_limit": "270336",
     "OMPI_MCA_btl_tcp_max_send_size": "270336",
     # Over a binary tree, its default, Open MPI 5.0.11's agreement of survivors does not end in some cases of several
-    # deaths within milliseconds: 5 of 250 jobs of one case, and none of 200 over a star.
+    # deaths within milliseconds: 5 of 250 jobs of one case, and none of 240 over a star.
     "OMPI_MCA_coll_ftagree_era_topology": "2",
 }
 # Open MPI refuses to start as root unless both variables are set; containers and CI often have no other user.
