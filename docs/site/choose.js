@@ -25,7 +25,7 @@ const METHODS = [
     bytes: (n, ranks) => 2 * ((ranks - 1) / ranks) * (n / 8), rounds: (ranks) => 2 * (ranks - 1),
   },
   {
-    name: "relay", page: "relay.html", codec_ns: 0.90, first: 0, grade: 1,
+    name: "relay", page: "relay.html", codec_ns: 0.90, first: 0, grade: 2,
     bytes: (n, ranks) => 2 * ((ranks - 1) / ranks) * (2.125 * n / 8), rounds: (ranks) => 2 * (ranks - 1),
   },
   {

@@ -52,7 +52,7 @@ class _PerPlace(int):
 
 @method(
     "relay",
-    Learned(Grade.AS_DENSE, "ended where exact means of the same steps do, with 10 local steps or four bits"),
+    Learned(Grade.PROMISING, "ended where exact means do with 10 local steps, and behind at high rates with momentum"),
     forms=(*({"levels": levels} for levels in (2, 3, 4, 8, 16, 256)), {"coding": "entropy"}),
 )
 @dataclass(frozen=True)
