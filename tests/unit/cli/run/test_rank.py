@@ -1,4 +1,4 @@
-"""A rank of ``mpicomp run --gpus``: the variables of torchrun by what each launcher sets, and the program."""
+"""A rank of ``mpicomp run --gpus``: torchrun's variables from those of each launcher, and the program."""
 
 from __future__ import annotations
 
