@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, Doubles, Testable, override
 from collectives.arrays import Device, after_copy
-from mpicomp.codecs.base import AveragingCodec, Codec, Finite, VariableCodec
+from mpicomp.codecs.base import Codec, Finite, is_averaging, is_variable
 from mpicomp.codecs.bucketed import count
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
@@ -218,7 +218,7 @@ class GatheredCodes(Codes):
     @override
     def _mean_of(self, piece: int) -> Decode:
         payloads, codec, of_rank = self._payloads, self._payloads.codec, len(self._cuts)
-        if isinstance(codec, AveragingCodec) and not self.on_host:
+        if is_averaging(codec) and not self.on_host:
             rows = payloads.rows(piece, of_rank)
             return lambda mean, _: codec.mean(rows, mean)
         return partial(take_mean, codec, payloads.there[piece::of_rank])
@@ -291,9 +291,9 @@ class OwnedCodes(Codes):
     def _mean_of(self, piece: int) -> Decode:
         codec, payload = self._means.codec, self._means.there[piece]
         decode: Callable[[Array], Finite] = partial(codec.decode, payload, weight=self._ranks)
-        if isinstance(codec, AveragingCodec) and not self.on_host:
+        if is_averaging(codec) and not self.on_host:
             decode = partial(codec.mean, payload.view(1, -1))  # which also looks for values that are not finite
-        elif isinstance(codec, VariableCodec) and codec.varies:
+        elif is_variable(codec) and codec.varies:
             decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(self._cuts[piece]))
         return lambda out, _: decode(out)
 

@@ -20,7 +20,7 @@ from collectives.annotations import Array, override
 from collectives.arrays import Device
 from collectives.arrays.elements import narrow, widen
 from mpicomp import kernels
-from mpicomp.codecs.base import AveragingCodec, Codec, Draw, FeedbackCodec
+from mpicomp.codecs.base import Codec, Draw, has_residual, is_averaging
 from mpicomp.feedback.base import Residual, StateKind
 from mpicomp.feedback.finite_flag import FiniteFlag
 from mpicomp.feedback.payloads import QUIET, codec_on
@@ -84,7 +84,7 @@ class ErrorFeedback(ErrorRule):
 
     def in_codec(self, codec: Codec) -> Callable[[Array, Array, Array, Array], Any] | None:
         """Return the codec's `encode_keeping` by this rule, if it has one: fewer passes, to the same bits."""
-        if not isinstance(codec, FeedbackCodec) or codec.fuses == "sent":
+        if not has_residual(codec) or codec.fuses == "sent":
             return None
         if codec.fuses == "decayed residual":
             return partial(codec.encode_keeping, decay=self.decay)
@@ -227,7 +227,7 @@ class FeedbackEncoder:
     def _write(self, values: Array, payload: Array, draw: Draw, sent: Array | None = None) -> Any:
         """Encode, and overwrite `sent`, if it is given, with the values that others will decode."""
         codec = self.codec
-        if sent is not None and isinstance(codec, FeedbackCodec) and codec.fuses == "sent":
+        if sent is not None and has_residual(codec) and codec.fuses == "sent":
             return self._try(partial(codec.encode_telling, values, payload, sent, draw=draw), values, payload, draw)
         finite = self._try(partial(codec.encode, values, payload, draw=draw), values, payload, draw)
         if sent is not None:
@@ -258,7 +258,7 @@ def take_mean(codec: Codec, payloads: Sequence[Array], mean: Array, decoded: Arr
     decoded : like mean, overwritten too; None on a device, where memory is allocated as it is needed.
     """
     codec.decode(payloads[0], mean, weight=1)
-    if isinstance(codec, AveragingCodec):  # in one pass, or touching few elements
+    if is_averaging(codec):  # in one pass, or touching few elements
         for payload in payloads[1:]:
             codec.add(payload, mean)
     else:

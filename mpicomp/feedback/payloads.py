@@ -13,7 +13,7 @@ from collectives.annotations import Array, Bytes, Testable
 from collectives.arrays import Device, after_copy
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp import kernels
-from mpicomp.codecs.base import Codec, Finite, VariableCodec, varies
+from mpicomp.codecs.base import Codec, Finite, is_variable, varies
 from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.feedback.base import compute_type, narrow_into, words_of
 from mpicomp.feedback.finite_flag import FiniteFlag
@@ -84,7 +84,7 @@ class Payloads:
         used: Callable[[Bytes, int], int] | None = None,
     ) -> None:
         self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
-        self._used = codec.used if used is None and isinstance(codec, VariableCodec) else used
+        self._used = codec.used if used is None and is_variable(codec) else used
         self.varies = varies(codec) if used is None else True
         sizes = list(map(self.codec.nbytes, lengths)) if sizes is None else sizes
         self.there: list[Array]
