@@ -10,6 +10,8 @@ from tests.fixtures import record
 from tests.fixtures.cases import cases
 from tests.ranks_as_threads import exchange_objects
 
+pytest.importorskip("torch")  # which makes the bfloat16 vectors
+
 # By the number of ranks: the lane of three compares the others, in tests/mpi/test_fixtures.py.
 PLACES = {
     1: ("ring/float32",),
