@@ -8,7 +8,6 @@ import os
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +19,11 @@ from apps.launch import mpi_environment, python_command, run
 from apps.performance import run_all
 from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.compare_checkouts import compare, figures
+from apps.performance.compare_checkouts import cluster_figures, compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
 from apps.performance.memory import forget_peak, resident_bytes
 from apps.performance.part import get, scaled, table
+from apps.records import write_record
 
 JOB_S = 150.0
 
@@ -99,16 +99,29 @@ def test_a_peak_of_memory_is_seen_after_it_is_over() -> None:
     assert 60e6 < resident_bytes("VmHWM") - before < 100e6
 
 
-def test_figures_that_both_checkouts_have_are_compared_in_turn() -> None:
-    def record(**seconds: float) -> dict[str, Any]:
-        return {"rows": [{"call": "ring", "median_s": seconds["ring"], "more": {"median_s": 1.0}, "cost": None}]}
+def test_figures_that_both_checkouts_have_are_compared_in_turn(tmp_path: Path) -> None:
+    def read(seconds: float) -> dict[tuple[str, ...], float]:
+        row = {"call": "ring", "median_s": seconds, "more": {"median_s": 1.0}, "cost": None}
+        write_record(tmp_path / "record.json", {"rows": [row]})
+        return dict(figures("allreduce", tmp_path / "record.json"))
 
-    old, new = ([dict(figures("allreduce", record(ring=s))) for s in of_one] for of_one in ((2.0, 4.0), (1.0, 5.0)))
+    old, new = ([read(seconds) for seconds in of_one] for of_one in ((2.0, 4.0), (1.0, 5.0)))
     assert list(old[0]) == [("allreduce", "ring", ""), ("allreduce", "ring", "more")]
     old[0] |= {("allreduce", "gone", ""): 1.0}
     ring, more = compare(old, new)
     assert (ring["old"], ring["new"], ring["ratio"], ring["each"]) == (3.0, 3.0, 1.0, [2.0, 0.8])
     assert more["ratio"] == 1
+
+
+def test_figures_of_a_cluster_are_named_by_their_places_in_all_records_but_parts(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    write_record(tmp_path / "4x1gbit.json", {"timings": {"ring": {"median_s": 2.0}}, "links": [{"bits_per_s": 1e9}]})
+    write_record(tmp_path / "model.json", {"rows": [{"name": "dense", "step": {"median_s": 3.0}}]})
+    write_record(tmp_path / "parts" / "4x1gbit.0.json", {"timings": {"ring": {"median_s": 9.0}}})
+    assert dict(cluster_figures("cluster-grid", tmp_path)) == {
+        ("cluster-grid", "4x1gbit", "ring"): 2.0,
+        ("cluster-grid", "model", "dense, step"): 3.0,
+    }
 
 
 def fill_place(job: run_all.Job, path: Path, printed: str) -> None:
