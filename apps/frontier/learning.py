@@ -48,8 +48,9 @@ def train(comm: Communicator, case: Case, lr: float, seed: int, steps: int) -> R
     task = TASKS[case.task]
     torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
     model = task.build(seed)
-    optimizer = make_optimizer(case, task, model, lr, comm)
-    rate = LearningRate(lr, steps, steps // 20)
+    optimizer = make_optimizer(case, task, model, lr, comm, steps)
+    # of the optimizer, where the method has a rate of its own beside that of the others
+    rate = LearningRate(optimizer.param_groups[0]["lr"], steps, steps // 20)
     random, scores = np.random.default_rng((seed, comm.rank)), []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apps.frontier import learning
-from apps.frontier.cases import DENSE, Case, cases_of
+from apps.frontier.cases import DENSE, GRADIENTS, Case, cases_of, make_optimizer
 from apps.frontier.tasks import TASKS
 from apps.records import Record, write_record
 from apps.studies.results import Results
 from collectives.errors import NonFiniteGradient
+from collectives.threads.run_local import run_local
 
 CASES = [Case("gpt", DENSE, 10), Case("gpt", DENSE, 30), Case("gpt", "Relay(4)", 10), Case("gpt", "Relay(4)", 0)]
 BEST = {(DENSE, 10): 1e-3, ("Relay(4)", 10): 4e-3, ("Relay(4)", 0): 2e-3}
@@ -91,3 +93,21 @@ def test_a_training_that_diverges_has_the_worst_score(monkeypatch: pytest.Monkey
     for task, score in (("gpt", 100.0), ("cnn", 0.0)):
         case = Case(task, DENSE, 1, ranks=1)
         assert learning.run(case, 1.0, 0, 2 * TASKS[task].evaluated)["scores"] == [score, score]
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "factor"), [("cnn", "EF21", 10.0), ("gpt", "Lion", 0.2), ("gpt", DENSE, 1.0)]
+)
+def test_a_method_trains_at_its_own_multiple_of_the_rate(
+    task: str, method: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    def make(*of_case: Any) -> Any:
+        optimizer = make_optimizer(*of_case)
+        monkeypatch.setattr(optimizer, "step", lambda: rates.append(optimizer.param_groups[0]["lr"]))
+        return optimizer
+
+    monkeypatch.setattr(learning, "make_optimizer", make)
+    run_local(1, lambda comm: learning.train(comm, Case(task, method, GRADIENTS, ranks=1), 0.01, 0, 1))
+    assert rates == [pytest.approx(0.01 * factor)]
