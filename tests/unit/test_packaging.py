@@ -180,7 +180,7 @@ def test_the_readme_of_a_package_index_has_no_relative_links(address: str | None
     assert all(link.startswith("https://") for link in found)
     assert ("![Speed-up" in text) == (address is not None)
     if address is not None:
-        assert f"{address}/raw/v1.2.3/docs/figures/cluster-speedup.png" in found
+        assert f"{address}/raw/v1.2.3/docs/figures/frontier-gpt.png" in found
         assert f"{address}/blob/v1.2.3/docs/faults.md" in found
 
 
