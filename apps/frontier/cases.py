@@ -20,6 +20,10 @@ from mpicomp.torch import DistributedLion, DistributedOptimizer, OneBitAdam, Zer
 from mpicomp.torch.optimizer.zero_one_moments import Intervals
 
 DENSE = "dense"
+OUTER = ", outer"
+"""End of the name of a method whose local steps have an outer optimizer."""
+OUTER_PAIRS = ((1.0, 0.3), (0.7, 0.6), (0.7, 0.9))
+"""Rates and momenta of outer optimizers that are tried for each method, at its best rate without one."""
 GRADIENTS = 0
 """Local steps of a method that averages the gradients of every step."""
 ALGORITHMS: dict[str, Algorithm] = {
@@ -108,6 +112,12 @@ class Case:
     local_steps: int
     ranks: int = 4
     topology: Any = "ring"
+    outer: tuple[float, float] | None = None
+
+    @property
+    def base(self) -> str:
+        """The method without an outer optimizer."""
+        return self.method.removesuffix(OUTER)
 
     @property
     def title(self) -> str:
@@ -122,8 +132,8 @@ class Case:
     @property
     def definition(self) -> str:
         """The method with all its options."""
-        if self.method in ALGORITHMS:
-            return repr(ALGORITHMS[self.method])
+        if self.base in ALGORITHMS:
+            return repr(ALGORITHMS[self.base])
         return DEFINITIONS.get(self.method, self.method)
 
 
@@ -147,11 +157,11 @@ def exchanges(method: str, local_steps: int, steps: int) -> list[Exchange]:
         rest = range(1, steps - when.warmup_steps + 1)
         return found + [Exchange.OWN if when.synchronizes(step) else Exchange.NOTHING for step in rest]
     every = max(local_steps, 1)
-    algorithm = ALGORITHMS.get(method)
-    exact = algorithm.full_precision_every if isinstance(algorithm, Marsit) else None
+    algorithm = ALGORITHMS.get(method.removesuffix(OUTER))
+    period = algorithm.full_precision_every if isinstance(algorithm, Marsit) else None
     found = [Exchange.NOTHING] * steps
     for number, step in enumerate(range(every - 1, steps, every)):
-        found[step] = Exchange.OWN if exact is None or number % exact else Exchange.EXACT
+        found[step] = Exchange.OWN if period is None or number % period else Exchange.EXACT
     return found
 
 
@@ -163,8 +173,8 @@ def make_optimizer(case: Case, task: Task, model: nn.Module, lr: float, comm: Co
     inner = task.optimizer(model.parameters(), lr)
     if not case.local_steps:
         return _of_gradients(inner, ALGORITHMS[case.method], comm)
-    options: dict[str, Any] = {"synchronize": "updates", "local_steps": case.local_steps}
-    return DistributedOptimizer(inner, ALGORITHMS[case.method], comm, **options, overlap=False)
+    options: dict[str, Any] = {"synchronize": "updates", "local_steps": case.local_steps, "outer": case.outer}
+    return DistributedOptimizer(inner, ALGORITHMS[case.base], comm, **options, overlap=False)
 
 
 def _of_gradients(inner: torch.optim.Optimizer, algorithm: Algorithm, comm: Communicator) -> DistributedOptimizer:
@@ -184,6 +194,7 @@ def cases_of(task: str) -> list[Case]:
     found += [Case(task, method, 10) for method in ("Marsit", "Relay(3)")]
     found += [Case(task, method, steps) for steps in (10, 30) for method in _LOCAL]
     found += [Case(task, method, 100) for method in (DENSE, "Relay(4)")]
+    found += [Case(task, method + OUTER, steps) for steps in (30, 100, 10) for method in (DENSE, "Relay(4)")]
     found += [Case(task, method, GRADIENTS) for method in ("float16", "PowerSGD", *own_optimizers(task))]
     found += [Case(task, "SparseLoCo", 30)]
     if task == "gpt":

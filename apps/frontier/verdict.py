@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.frontier.cases import DENSE, GRADIENTS, Exchange, exchanges, own_optimizers
+from apps.frontier.cases import DENSE, GRADIENTS, OUTER, Exchange, exchanges, own_optimizers
 from apps.frontier.tasks import TASKS, Task
 from apps.frontier.times import RATES, step_seconds
 from apps.records import Record
@@ -78,9 +78,10 @@ def steps_to(one: Learned, task: Task, goal: float) -> float | None:
 
 def seconds(one: Learned, task: Task, steps: float, times: Mapping[str, tuple[float, float]]) -> float | None:
     """Return the time of the first `steps` of a training; None: the method was not timed."""
-    if one.method not in times:
+    timed = one.method.removesuffix(OUTER)  # an outer optimizer takes next to no time
+    if timed not in times:
         return None
-    local, synchronized = times[one.method]
+    local, synchronized = times[timed]
     lengths = {Exchange.NOTHING: local, Exchange.OWN: synchronized, Exchange.EXACT: times[DENSE][1]}
     each = [lengths[kind] for kind in exchanges(one.method, one.local_steps, task.steps)]
     if one.method not in own_optimizers(task.name):  # synchronizations count evenly, wherever in H steps a goal is

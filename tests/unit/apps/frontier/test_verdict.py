@@ -45,8 +45,8 @@ def test_a_warm_up_takes_as_long_as_dense_steps_and_local_steps_exchange_nothing
     times = {DENSE: (0.1, 0.5), "1-bit Adam": (0.1, 0.2), "0/1 Adam": (0.1, 0.2), "Marsit, K = 100": (0.1, 0.2)}
     assert verdict.seconds(Learned("1-bit Adam", 0, 4, [], 0.0), GPT, 130.5, times) == pytest.approx(60 + 2.1)
     whole = verdict.seconds(Learned("0/1 Adam", 0, 4, [], 0.0), GPT, 600, times)
-    # v: 16 updates, then one in 2 (16), one in 4 (16); from step 121 on 120 exchanges, then one in 2, 4 and 8 steps
-    exact, own = 16 + 16 + 16, 120 - 48 + 120 + 60 + 30 + 15
+    # v: 16 updates, 16 in every second step, 16 in every fourth, one; then exchanges in all, every 2, 4 and 8 steps
+    exact, own = 16 + 16 + 16 + 1, 120 - 49 + 120 + 60 + 30 + 15
     assert whole == pytest.approx(0.5 * exact + 0.2 * own + 0.1 * (600 - exact - own))
     mean = 0.99 * 0.2 + 0.01 * 0.5
     assert verdict.seconds(Learned("Marsit, K = 100", 0, 4, [], 0.0), GPT, 150, times) == pytest.approx(150 * mean)
