@@ -27,8 +27,7 @@ from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
-from mpicomp.aggregator.residual_copies import Saved
-from mpicomp.aggregator.survival import make_copies, renew_copies, state_of_newcomer, state_of_survivor
+from mpicomp.aggregator.survival import Continuation, JointEnd
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 
@@ -92,7 +91,7 @@ class Aggregator(metaclass=Listed):
         self.algorithm, self.comm, self.spec = algorithm, comm, spec
         self.traffic = TrafficLog()
         self.step = 0
-        self._first_tag = comm.last_tag
+        self._first_tag = comm.users.last_tag
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._assemble()
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
@@ -106,13 +105,13 @@ class Aggregator(metaclass=Listed):
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[User] = ref(self)
-        if comm.regroup is not None:
-            comm.regroup.join(self)
+        if comm.recovery is not None:
+            comm.recovery.join(self, Continuation)
 
     def _assemble(self) -> None:
         """Make the parts, for the ranks that there are."""
         algorithm, comm, spec = self.algorithm, self.comm, self.spec
-        self._tag = comm.fixed_tag()
+        self.tag = comm.fixed_tag()
         parts, self.driver = algorithm.assemble(comm, spec)
         self.feedback: Any = parts.feedback
         self.reducer = parts.reducer
@@ -120,12 +119,12 @@ class Aggregator(metaclass=Listed):
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := self.feedback.matrix_rows:  # equal lengths may be different matrices
             tensors += f", rows of {tensors_listed(matrix_rows)},"
-        self._copies = make_copies(comm, algorithm, self.driver, self.feedback)
-        if self._copies is not None:
-            tensors += f", residuals copied every {self._copies.every} steps,"
+        self.joint_end = None if comm.recovery is None else JointEnd(comm, algorithm, self.driver, self.feedback)
+        if self.joint_end is not None:
+            tensors += self.joint_end.description
         text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "
-        text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
-        self._text = CallText(comm, algorithm, spec, self._tag, text)
+        text += f"{comm.routes}, wire format {VERSION}, tag {self.tag}"
+        self._text = CallText(comm, algorithm, spec, self.tag, text)
         self._fingerprint = self._text.fingerprint
 
     def __dir__(self) -> list[str]:
@@ -300,7 +299,7 @@ class Aggregator(metaclass=Listed):
         """Return a call of this vector, and its steps."""
         comm, step = self.comm, self.step
         # before the parts are read, which a progress thread may replace meanwhile
-        n_regrouped = 0 if comm.regroup is None else comm.regroup.count
+        epoch = 0 if comm.recovery is None else comm.recovery.count
         numbers, sums = self._carried
         if numbers is not None:
             self._carried = _NO_NUMBERS
@@ -321,9 +320,9 @@ class Aggregator(metaclass=Listed):
         written: Any = out if target is None else target.values
         call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
         call.result = result
-        if comm.regroup is not None:
+        if comm.recovery is not None:
             call.remake = partial(self._begin_steps, call, source, target, numbers, sums)
-            call.n_regrouped = n_regrouped
+            call.epoch = epoch
         return call, self._begin_steps(call, source, target, numbers, sums)
 
     def _begin_steps(
@@ -334,7 +333,7 @@ class Aggregator(metaclass=Listed):
         numbers: AnyArray | None,
         sums: AnyArray | None,
     ) -> Iterator[bool]:
-        """Return the steps of a call; also where the survivors make it again."""
+        """Return the steps of a call; also where it is made again."""
         comm, step, traffic, driver = self.comm, call.step, call.traffic, self.driver
         mark = self._fingerprint + step
         prepare = partial(driver.prepare, step) if driver.prepares else None
@@ -385,12 +384,11 @@ class Aggregator(metaclass=Listed):
     def _steps(
         self, call: VectorCall, check: Iterator[bool] | None, source: Flat | None, target: Flat | None
     ) -> Iterator[bool]:
-        self._call, self._can_undo, comm = call, False, self.comm
+        self._call, self._can_undo = call, False
         here: Staging | None = None
         there: Staging | None = None
         given: Any = None
-        has_committed = False
-        copies = self._copies
+        joint, end = self.joint_end, self.joint_end or self.driver
         of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
         if source is not None and target is not None:
             here, there = source.staging, target.staging
@@ -422,26 +420,14 @@ class Aggregator(metaclass=Listed):
                     yield from self.driver.steps(call)
                     if there is not None:
                         yield from deliver(call, there)
-                if comm.regroup is not None:
-                    if copies is not None and copies.are_due(self.step + 1):
-                        self.driver.commit()  # taken back unless all ranks have their copies
-                        has_committed = True
-                        state = self.feedback.state()
-                        yield from copies.exchange(state, self.step + 1, call.tag, call, call.traffic)
-                    yield from comm.regroup.settled(call)
+                if joint is not None:
+                    yield from joint.steps(call)
             except BaseException:
-                if has_committed and self.driver.can_undo:
-                    self.driver.undo()
-                if copies is not None:
-                    copies.drop()
-                self.driver.roll_back()
+                end.roll_back()
                 if call.wide is not None:  # it may have been overwritten; a repetition begins from the vector
                     call.values, call.wide = given, None
                 raise
-            if not has_committed:
-                self.driver.commit()
-            elif copies is not None:
-                copies.keep()
+            end.commit()
             self.step += 1
             self._can_undo = True
             call.traffic.ended = call.traffic.clock()
@@ -526,54 +512,6 @@ class Aggregator(metaclass=Listed):
             )
         return vector
 
-    # After the death of ranks ----------------------------------------------------------------------------------------
-
-    def save(self) -> Saved:
-        """Return the state to go on from once the survivors have regrouped."""
-        self.feedback.check_ready()
-        copies = self._copies
-        held, size = (None, 0) if copies is None else (copies.held, copies.size)
-        return Saved(self._state(self.feedback.state()), held, size)
-
-    def describe(self) -> str:
-        """Return the kind of the vectors, the method and its tag, which are equal on all ranks."""
-        spec = self.spec
-        lengths = spec.tensor_lengths
-        tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
-        return f"{spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {self.algorithm}, tag {self._tag}"
-
-    def enter(self, peers: Saved) -> Saved:
-        """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
-        return state_of_newcomer(self.algorithm, peers, self.state_kinds)
-
-    def restart(self, saved: Saved) -> None:
-        """Begin with the ranks as they are now, before any step: others have yet to make theirs; not collective."""
-        with self.comm.tags_from(self._first_tag):
-            self._assemble()
-        if {self.state_kinds[key] for key in saved.state} <= {"mean", "shared"}:
-            self.feedback.load(self._checked_state(saved.state))
-
-    def renew(self, saved: Saved, survivors: tuple[int, ...]) -> dict[int, int | None]:
-        """Go on among the survivors, each from its own residual and the copy that it holds; collective.
-
-        Without copies the residuals of dead ranks are lost, and so are errors of elements that they owned.
-
-        Returns
-        -------
-        dict
-            Age in steps of the residual that was added for each dead rank, None where it is lost; empty: no copies.
-        """
-        comm = self.comm
-        with comm.tags_from(self._first_tag):
-            self._assemble()
-        state, ages = state_of_survivor(comm, saved, survivors, self.state_kinds, self.feedback.stand_in)
-        taken = self._checked_state(state)
-        self.feedback.load(taken)
-        self.step, self._can_undo = taken["step"], False
-        if self._copies is not None:
-            renew_copies(comm, self._copies, self.feedback.state(), self.step, self._tag)
-        return ages
-
     # State -----------------------------------------------------------------------------------------------------------
 
     @property
@@ -613,8 +551,24 @@ class Aggregator(metaclass=Listed):
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """Return a state that later steps overwrite."""
         self.feedback.check_ready()
         return self._state(self.feedback.state())
+
+    def load(self, state: dict[str, Any]) -> str:
+        """Continue from a state; returns a description of the parts of it that the ranks compare."""
+        taken = self._checked_state(state)
+        restored: str = self.feedback.load(taken)
+        self.step, self._can_undo = taken["step"], False
+        return restored
+
+    def make_again(self) -> None:
+        """Make the parts again, with the same tags, where the ranks have become others."""
+        with self.comm.users.tags_from(self._first_tag):
+            self._assemble()
 
     @keep_uncompiled
     def check_state_dict(self, state: dict[str, Any]) -> None:
@@ -651,12 +605,9 @@ class Aggregator(metaclass=Listed):
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
-        taken = self._checked_state(state)
-        restored = self.feedback.load(taken)
-        if self._copies is not None:
-            self._copies.forget()
-        self.step = taken["step"]
-        self._can_undo = False
+        restored = self.load(state)
+        if self.joint_end is not None:
+            self.joint_end.forget()
         if restored:  # ranks that restored different states must notice it in their next call
             self._text = replace(self._text, restored=restored)
             self._fingerprint = self._text.fingerprint

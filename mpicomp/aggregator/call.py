@@ -82,7 +82,7 @@ class CallText:
                 (f"{spec.vector_id}", f"vector of {kind} number {spec.vector_id} by {by}"),
                 f"in {tensors_listed(spec.tensor_lengths)}" if spec.tensor_lengths is not None else "no tensor_lengths",
                 *(f"{name}={getattr(self.method, name)!r}" for name in options),
-                *self.group.route_parts,
+                *self.group.routes.parts,
                 f"aggregator {self.tag} of the communicator",
                 f"step {step}",
                 f"restored with {self.restored}" if self.restored else "not restored",

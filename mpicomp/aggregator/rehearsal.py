@@ -22,7 +22,7 @@ from collectives import Communicator
 from collectives.annotations import Array, FloatArray, override
 from collectives.arrays import Place, Taken, named, wait
 from collectives.arrays.vectors import Flat
-from collectives.recovery.newcomers import is_waiting
+from collectives.recovery.newcomers import is_waiting, n_ranks_of_steps
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from mpicomp.aggregator.base import Aggregator, Method
@@ -55,7 +55,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
 
     On a rank that waits for others to die they are also loaded.
     """
-    loads, size = is_waiting(comm), _ranks_of_steps(comm)
+    loads, size = is_waiting(comm), n_ranks_of_steps(comm)
     key = method, comm.topology, size, spec.dtype, spec.n.bit_length()
     try:
         if key in _done:
@@ -90,7 +90,7 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
     if lengths is not None:
         first = 65 if any(length % 64 for length in lengths[:-1]) else 64
         lengths = (first, n - -(-first // 64) * 64) if n > 256 else None
-    ranks = min(_ranks_of_steps(comm), MOST_DEVICE_RANKS)
+    ranks = min(n_ranks_of_steps(comm), MOST_DEVICE_RANKS)
     key = method, comm.topology, ranks, spec.dtype, spec.device, n, lengths
     with _lock:
         try:
@@ -104,12 +104,6 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
             _make_steps(_shortened(getattr(method, "method", method)), short, ranks, comm.topology, False)
         except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are launched
             _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
-
-
-def _ranks_of_steps(comm: Communicator) -> int:
-    """Return the number of ranks that make steps; one that waits has a communicator of itself alone."""
-    newcomers = comm.newcomers
-    return newcomers.n_wanted if newcomers is not None and newcomers.is_spare else comm.size
 
 
 def _compiles_on_devices() -> bool:
