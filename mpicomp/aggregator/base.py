@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, overload
 from weakref import ref
 
-import numpy as np
-
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept, Testable
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.staging import Staging
-from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
+from collectives.arrays.vectors import Flat
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
@@ -28,6 +25,7 @@ from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
 from mpicomp.aggregator.survival import Continuation, JointEnd
+from mpicomp.aggregator.vector_views import VectorViews
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 
@@ -95,12 +93,8 @@ class Aggregator(metaclass=Listed):
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._assemble()
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
-        # of arrays that need no view; none where a device encodes, and in bfloat16, as uint16 may be anything
-        self._plain = spec.stored if self._device is None and spec.dtype != "bfloat16" else None
-        self._shape = (spec.n,)
+        self.views = VectorViews(spec, self._device)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
-        self._fixed: tuple[Array, Array] = _NO_NUMBERS  # arrays of `fix`
-        self._fixed_views: tuple[Flat, Flat, Array] | None = None
         self._queued: Testable | None = None  # work of the last step on the device, which the host has not waited for
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
@@ -279,10 +273,6 @@ class Aggregator(metaclass=Listed):
             self.let_go(call)
             raise
 
-    def fix(self, vector: Array, out: Array) -> None:
-        """View arrays on the aggregator's device once, for a caller who keeps them and passes both to every call."""
-        self._fixed, self._fixed_views = (vector, out), None
-
     def carry(self, numbers: AnyArray, sums: AnyArray) -> None:
         """Have the next call sum `numbers` over the ranks, in the messages by which the ranks compare the call.
 
@@ -309,9 +299,9 @@ class Aggregator(metaclass=Listed):
             if self._call is not None:
                 self._reject_second_call(self._call)
             self.feedback.check_ready()
-            if not self._are_plain(vector, out):
+            if not self.views.are_plain(vector, out):
                 difference = vector if isinstance(vector, Difference) else None
-                source, target, result = self._views(vector, out)
+                source, target, result = self.views.of(vector, out)
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             self._can_undo = False  # as on the other ranks, where this step fails
             comm.reject(reword(error, f"{comm.here}, vector {self.vector_id}: {error}"), "aggregate")
@@ -344,42 +334,6 @@ class Aggregator(metaclass=Listed):
         call.is_compared = numbers is not None
         check = comm.check(call, mark, traffic, numbers, sums, prepare)
         return self._steps(call, check, source, target)
-
-    def _are_plain(self, vector: Array, out: Array) -> bool:
-        """Return True for two NumPy arrays that need no view: the common case, in a tenth of the time."""
-        if type(vector) is not np.ndarray or type(out) is not np.ndarray:
-            return False
-        dtype, shape, flags = self._plain, self._shape, out.flags
-        return (
-            vector.dtype is dtype
-            and out.dtype is dtype
-            and vector.shape == shape
-            and out.shape == shape
-            and vector.flags.c_contiguous
-            and flags.c_contiguous
-            and flags.writeable
-            and not np.may_share_memory(vector, out)
-        )
-
-    def _views(self, vector: Array | Difference, out: Array | None) -> tuple[Flat, Flat, Array]:
-        """Return the checked vector and result as flat arrays, and the result as the caller gets it."""
-        if isinstance(vector, Difference) and self._device is not None:
-            raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
-        device = self._device
-        is_fixed = device is not None and vector is self._fixed[0] and out is self._fixed[1]
-        if is_fixed and device is not None and self._fixed_views is not None:
-            device.follow()
-            return self._fixed_views
-        source = self._view(vector.vector if isinstance(vector, Difference) else vector)
-        result = empty_like(vector) if out is None else out
-        target = self._view(result)
-        if is_read_only(target, result):
-            raise ValueError("out is read-only: pass an array that can be written")
-        if source.overlaps(target):
-            raise ValueError("out shares memory with the vector: pass another array")
-        if is_fixed:
-            self._fixed_views = source, target, result
-        return source, target, result
 
     def _steps(
         self, call: VectorCall, check: Iterator[bool] | None, source: Flat | None, target: Flat | None
@@ -497,20 +451,6 @@ class Aggregator(metaclass=Listed):
             call.mark_seen()
         dropped = f"the call of step {call.step} was dropped without wait()"
         raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
-
-    def _view(self, array: Array) -> Flat:
-        vector = flat(array) if self._device is None else on_device(self._device, array)
-        if vector.dtype != self.dtype:
-            raise TypeError(
-                f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}: convert the vector, "
-                f'or start another by dtype="{vector.dtype}"'
-            )
-        if (n := math.prod(vector.shape)) != self.n:
-            raise ValueError(
-                f"the vector has {n} elements, the aggregator was started for {self.n}: start another for {n}, once, "
-                "and keep it"
-            )
-        return vector
 
     # State -----------------------------------------------------------------------------------------------------------
 

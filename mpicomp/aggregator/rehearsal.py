@@ -28,6 +28,7 @@ from collectives.schedules.registry import TopologyName
 from mpicomp.aggregator.base import Aggregator, Method
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.aggregator.vector_views import VectorViews
 from mpicomp.kernels.cache_folder import CACHE
 
 MOST_RANKS = 3  # 4 for an even number of ranks, among which votes may tie
@@ -164,20 +165,22 @@ def _is_no_rehearsal(record: logging.LogRecord) -> bool:
     return not hasattr(_thread, "rehearses")
 
 
-class _Rehearsal(Aggregator):
-    """Aggregator that takes NumPy arrays of every type, and tensors of its device."""
+class _AnyViews(VectorViews):
+    """NumPy arrays of every type, and tensors of the device."""
 
     @override
-    def _view(self, array: Array) -> Flat:
+    def view(self, array: Array) -> Flat:
+        dtype = self._spec.dtype
         if self._device is None:
-            return Flat(array, self.dtype, array.shape)
-        taken = Taken(self.dtype, tuple(array.shape), True, array.data_ptr(), array)
-        return Flat(array, self.dtype, taken.shape, Place(self._device, taken, array.nbytes))
+            return Flat(array, dtype, array.shape)
+        taken = Taken(dtype, tuple(array.shape), True, array.data_ptr(), array)
+        return Flat(array, dtype, taken.shape, Place(self._device, taken, array.nbytes))
 
 
 def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec, with_moves: bool) -> None:
     _thread.rehearses = True
-    aggregator = _Rehearsal(method, comm, spec)
+    aggregator = Aggregator(method, comm, spec)
+    aggregator.views = _AnyViews(spec, None if spec.device == "cpu" else named(spec.device))
     vector, out = _vector(spec, comm.rank), np.empty(spec.n, spec.stored)
     if spec.device != "cpu":
         device = named(spec.device)
