@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpi4py import MPI
 
@@ -29,25 +29,10 @@ from collectives.nodes.layout import NodeLayout, members_of
 from collectives.process_end import end_with_process, forget_endings
 from collectives.progress.polling import giving_up_by, keep_alive, wait
 
+if TYPE_CHECKING:
+    from collectives.communicator.nodes import Nodes
+
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
-
-
-class TwoLevels(Protocol):
-    """Groups of a two-level exchange, within this rank's node and between nodes."""
-
-    @property
-    def local(self) -> Group:
-        """Ranks of this rank's node."""
-        ...
-
-    @property
-    def across(self) -> Group:
-        """Ranks of several nodes, one of each."""
-        ...
-
-    def close(self) -> None:
-        """Close both; collective."""
-        ...
 
 
 class Group(metaclass=Listed):
@@ -72,7 +57,7 @@ class Group(metaclass=Listed):
     layout, hosts : NodeLayout
         Node and host of each rank.
     levels : dict
-        Groups of two-level exchanges (`TwoLevels`), which `nodes_of` has made, by their layouts.
+        Groups of two-level exchanges, which `nodes_of` has made, by their layouts.
     routes : Routes
         Topologies, lengths of messages and programs.
     users : Users
@@ -114,7 +99,7 @@ class Group(metaclass=Listed):
             everyone = opening.duplicate(options)
             mine = self.losses.members_of(everyone)
         self.key = everyone.key
-        self.levels: dict[NodeLayout, Any] = {}  # its values are `TwoLevels`
+        self.levels: dict[NodeLayout, Nodes] = {}
         self.observer: Observer | None = None
         self.recovery: Recovery | None = None
         self.users = Users()
@@ -330,7 +315,7 @@ class Group(metaclass=Listed):
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
 
-    def nodes_of(self, layout: NodeLayout) -> TwoLevels:
+    def nodes_of(self, layout: NodeLayout) -> Nodes:
         """Return the groups of both levels of a layout; collective where first called for it."""
         raise NotImplementedError  # `Communicator` makes them, by `split`
 

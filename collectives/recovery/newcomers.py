@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -35,6 +35,7 @@ from collectives.recovery.regroup import SavedUser, names_in_all
 from collectives.recovery.state_transfer import pack, transfer, unpack
 
 if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
     from collectives.group.group import Group
     from collectives.nodes.layout import NodeLayout
     from collectives.recovery.regroup import Regroup
@@ -75,21 +76,6 @@ class _View(NamedTuple):
     users: list[str]  # names of a member's long-lived ones
     n_joined: int  # of those that it has made
     damage: str = ""  # text of a damaged message in an earlier try
-
-
-class Recovering(Protocol):
-    """Group whose ranks may be lost."""
-
-    recovery: Any
-
-
-class Admitting(Recovering, Protocol):
-    """Communicator as `admit` uses it."""
-
-    @property
-    def allreduce(self) -> Callable[..., Any]:
-        """See `Communicator.allreduce`."""
-        ...
 
 
 class Newcomers:
@@ -455,7 +441,7 @@ def _adopt(comm: Group, shared: dict[str, Any]) -> None:
     comm.key, comm.routes.eager_bytes = shared["key"], shared["eager"]
 
 
-def newcomers_of(comm: Recovering) -> Newcomers | None:
+def newcomers_of(comm: Group) -> Newcomers | None:
     """Return the ranks of a group's job that wait for others to die; None: no rank waits."""
     recovery: Any = comm.recovery
     return None if recovery is None else recovery.newcomers
@@ -474,7 +460,7 @@ def n_ranks_of_steps(comm: Group) -> int:
 
 
 @keep_uncompiled
-def admit(comm: Admitting, state: GetState, load: Callable[[Any], object]) -> int:
+def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) -> int:
     """Let ranks that wait take the places of dead ones; collective, between two steps, a few microseconds.
 
     Call it at the beginning of each step. On a rank that waits, see ``Communicator(spares=...)``, it returns once the
@@ -523,7 +509,7 @@ def admit(comm: Admitting, state: GetState, load: Callable[[Any], object]) -> in
     return admit_by(comm, StateTransfer(state, lambda saved, _: load(saved), lambda: None))
 
 
-def admit_by(comm: Admitting, transfer: StateTransfer) -> int:
+def admit_by(comm: Communicator, transfer: StateTransfer) -> int:
     """Like `admit`, for states of which every member sends a part."""
     newcomers = newcomers_of(comm)
     return 0 if newcomers is None else newcomers.admit(transfer, comm.allreduce)

@@ -21,7 +21,7 @@ from collectives.group.routes import VERSION
 from collectives.listed_names import Listed
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
-from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
+from mpicomp.aggregator.call import CallText, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
 from mpicomp.aggregator.survival import Continuation, JointEnd
@@ -98,7 +98,7 @@ class Aggregator(metaclass=Listed):
         self._queued: Testable | None = None  # work of the last step on the device, which the host has not waited for
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
-        self._self: ref[User] = ref(self)
+        self._self: ref[Aggregator] = ref(self)
         if comm.recovery is not None:
             comm.recovery.join(self, Continuation)
 
