@@ -59,7 +59,7 @@ def measure_network(comm: Communicator) -> LinkModel:
     if not groups and each is not None and 1 < each < size:
         groups.append(each)  # nodes are groups, even if other work on the machine makes their memory look slow
     width = max(groups, default=size)
-    nbytes = comm.packed_piece_bytes()
+    nbytes = comm.routes.packed_piece_bytes()
     latency_s, bandwidth = _latency(comm, _inside(comm.rank, width)), nbytes / within[width]
     if not groups:
         return LinkModel(latency_s, bandwidth)
@@ -100,9 +100,9 @@ def _stream(comm: Communicator, peers: tuple[int, int], count: int) -> tuple[flo
     A link may pass a burst at once at first; that is over after a quarter of the messages.
     """
     to, source = peers
-    nbytes = comm.packed_piece_bytes()
+    nbytes = comm.routes.packed_piece_bytes()
     out, into = np.zeros(nbytes, np.uint8), np.empty((IN_FLIGHT, nbytes), np.uint8)
-    tag, mpi_comm = comm.next_tag(), comm.mpi_comm
+    tag, mpi_comm = comm.calls.next_tag(), comm.mpi_comm
     receives: deque[MPI.Request] = deque()
     sends: deque[MPI.Request] = deque()
     arrivals = np.empty(count)
@@ -125,7 +125,7 @@ def _latency(comm: Communicator, peers: tuple[int, int]) -> float:
     """Return the median seconds of a step in which every rank sends and receives a few bytes, on the slowest rank."""
     to, source = peers
     out, into = np.zeros(8, np.uint8), np.empty(8, np.uint8)
-    tag, mpi_comm = comm.next_tag(), comm.mpi_comm
+    tag, mpi_comm = comm.calls.next_tag(), comm.mpi_comm
     steps = np.zeros(ROUND_TRIPS)
     comm.barrier()
     for step in range(ROUND_TRIPS):

@@ -228,7 +228,7 @@ def _end_for_others() -> None:
     # MPI_Abort of Open MPI 5.0.11 ends no other rank of a tolerant job and may leave the launcher hanging, which it did
     # in 14 of 14 jobs of 5 and 8 ranks. The others' calls fail instead, or they regroup.
     shared = [ending for ending in _open if ending.is_shared]
-    regrouping = [ending for ending in shared if ending.regroups]
+    regrouping = [ending for ending in shared if ending.recovers]
     if is_tolerant_job() and _expects_deaths and regrouping and _can_regroup():
         for ending in shared:
             ending.leave_by_error()
@@ -245,7 +245,7 @@ def _end_for_others() -> None:
     if is_tolerant_job():
         # the launcher reports no rank to the others that leaves with a status other than 0
         for ending in shared:
-            ending.dismiss_spares()
+            ending.dismiss()
             revoke(ending.mpi_comm)
         revoke(MPI.COMM_WORLD)  # ranks whose program has ended wait there
         _make_progress(READING_S)  # in which they name the rank that died first
@@ -300,7 +300,7 @@ def _leave_all() -> None:
         for ending in tuple(_open):
             with suppress(MPI.Exception):
                 if not _aborts_next():
-                    ending.dismiss_spares()
+                    ending.dismiss()
                 ending.leave()
         # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
         if not _is_leaving and is_tolerant_job() and (reason := _await_others() or _await_farewells()):
@@ -470,7 +470,7 @@ def _can_regroup() -> bool:
 
     Groups by `split` fail with the first death of their ranks, and the others go on without them.
     """
-    return not any(ending.has_failed for ending in _open if ending.regroups)
+    return not any(ending.has_failed for ending in _open if ending.recovers)
 
 
 def _leave(status: int) -> NoReturn:

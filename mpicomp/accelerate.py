@@ -64,7 +64,7 @@ class SurvivingAccelerator(Accelerator):
 
     @property
     def _regroups(self) -> bool:
-        return self.comm.regroup is not None
+        return self.comm.recovery is not None
 
     @override
     def prepare_data_loader(self, *arguments: Any, **options: Any) -> Any:

@@ -133,7 +133,7 @@ class _OverMPI:
     @property
     def _survivors(self) -> Communicator | None:
         """The communicator if it regroups after a death."""
-        return self.comm if self.comm is not None and self.comm.regroup is not None else None
+        return self.comm if self.comm is not None and self.comm.recovery is not None else None
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave the communicator to the end of the process: other ranks may be in another call."""

@@ -113,7 +113,7 @@ class MPICallback(TrainerCallback):
                 f"{self.comm.here}: the gradient scaler of fp16=True lets gradients overflow, which the method "
                 "refuses: use bf16=True"
             )
-        if self.comm.regroup is not None:
+        if self.comm.recovery is not None:
             self._go_over_communicator(self._trainer, others["train_dataloader"])
         if not getattr(model, "_comm_hooks", ()):  # train() again keeps DistributedDataParallel and its hook
             self.state, hook = ddp_hook(self.algorithm, self.comm, model)

@@ -25,6 +25,7 @@ from apps.chaos.lines import Lines
 from apps.records import Record, read_record
 from apps.train.models import build
 from collectives import Communicator
+from collectives.recovery.newcomers import newcomers_of
 from mpicomp.torch import DistributedOptimizer
 
 TIMEOUT_S = 120.0
@@ -129,8 +130,8 @@ def train(request: Record, lines: Lines) -> None:
             if joined and is_spare:
                 is_spare = False
                 restored("joined")
-            assert comm.newcomers is not None or not request["spares"]
-            waiting = 0 if comm.newcomers is None else comm.newcomers.waiting
+            assert newcomers_of(comm) is not None or not request["spares"]
+            waiting = 0 if (newcomers := newcomers_of(comm)) is None else newcomers.waiting
             # agreed on, since a rank may notice a death one call later than another
             if comm.allreduce(int(comm.size < ranks and not waiting), "max"):
                 training.write_checkpoint()

@@ -65,7 +65,7 @@ def run(case: Case, folder: Path) -> None:
                     with faults.checkpoint():
                         lines.write("save", step=step, error=_save(folder / f"state-{number}", training.digest))
                 faults.end()
-            in_flight = comm.calls_in_flight
+            in_flight = len(comm.calls.ordered)
             comm.close()
             lines.write("end", in_flight=in_flight)
         except DamagedMessage as error:

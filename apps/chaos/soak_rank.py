@@ -159,7 +159,7 @@ class Soak:
 
 def counts(comm: Communicator) -> dict[str, float]:
     """Return resident memory and the numbers of objects of a rank that must not grow."""
-    users, routes = comm._users, comm._routes
+    users, routes = comm.users, comm.routes
     return {
         "resident_mb": resident_bytes() / 2**20,
         "objects": len(gc.get_objects()),
@@ -183,7 +183,7 @@ def main() -> None:
     with Communicator(timeout=TIMEOUT_S, on_failure=request["on_failure"], spares=request["spares"]) as comm:
         soak = Soak(request, comm, lines)
         soak.run(MPI.COMM_WORLD.rank >= request["ranks"])
-        lines.write("end", in_flight=comm.calls_in_flight)
+        lines.write("end", in_flight=len(comm.calls.ordered))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from apps.faults.messages import WatchedComm
 from collectives import atomic_file
 from collectives.consistency.call_check import rounds_of
 from collectives.execution.handle import Call, Steps
-from collectives.recovery.regroup import Regroup
+from collectives.recovery.regroup import Regroup, is_settled
 from mpicomp.aggregator.base import Aggregator
 
 
@@ -72,7 +72,7 @@ class Injector:
         settled, assemble = Regroup.settled, Aggregator._assemble
 
         def watch_barrier(regroup: Regroup, call: Call) -> Steps:
-            if not call.is_settled:
+            if not is_settled(call):
                 self.reach(Phase.BEFORE_BARRIER)
             yield from settled(regroup, call)
             self.reach(Phase.AFTER_BARRIER)

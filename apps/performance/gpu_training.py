@@ -106,7 +106,7 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
         place = placed(timing, WHAT)
         if place is None:
             return None
-        if comm.lacks_thread_support:
+        if comm.calls.lacks_thread_support:
             if timing.rank == 0:
                 lack = "MPI lacks MPI_THREAD_MULTIPLE, so that nothing is encoded in backward"
                 print(f"{comm.here}: {lack}: {WHAT} not measured", file=sys.stderr, flush=True)

@@ -51,7 +51,7 @@ def measure(buckets: int, repeats: int) -> Record | None:
     rows: list[Row] = []
     with ExitStack() as stack:
         comm = stack.enter_context(Communicator())
-        if comm.lacks_thread_support or comm.size > 1:
+        if comm.calls.lacks_thread_support or comm.size > 1:
             print(f"{comm.here}: this takes one rank, and MPI_THREAD_MULTIPLE: not measured", file=sys.stderr)
             return None
         counts = stack.enter_context(empty_gpu())

@@ -43,7 +43,7 @@ def measure(steps: int) -> Record | None:
                     looks.append(_resident_mb())
             seconds = time.perf_counter() - start
             early, late = (max(comm.mpi_comm.allgather(one)) for one in (looks[1], looks[-1]))
-            in_flight = sum(comm.mpi_comm.allgather(comm.calls_in_flight))
+            in_flight = sum(comm.mpi_comm.allgather(len(comm.calls.ordered)))
             rows.append(
                 {"name": name, "steps": steps, "early_mb": early, "late_mb": late, "in_flight": in_flight}
                 | {"step_ms": 1e3 * seconds / steps}

@@ -21,7 +21,7 @@ import torch
 from mpi4py import MPI
 
 import mpicomp
-from apps.train.agreement import LAST_RANK_S, JobError, any_rank, fail, is_waiting, on_rank_0, raise_on_all_ranks
+from apps.train.agreement import LAST_RANK_S, JobError, any_rank, fail, on_rank_0, raise_on_all_ranks
 from apps.train.checkpoint import require_writable
 from apps.train.data import load
 from apps.train.options import ONE_BIT_ADAM, parse
@@ -30,6 +30,7 @@ from apps.train.saver import Saver, require_unused, resume
 from apps.train.training import Training, device_of
 from collectives import Communicator
 from collectives.errors import CollectiveError, CollectiveMismatch, NonFiniteGradient
+from collectives.recovery.newcomers import is_waiting, newcomers_of
 from mpicomp.algorithms import Algorithm
 
 _STAGGER_S = 0.2
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (JobError, CollectiveMismatch) as error:
             return fail(comm.mpi_comm, str(error))
         except CollectiveError as error:
-            if comm.regroup is not None:
+            if comm.recovery is not None:
                 raise  # MPI_Abort would end no other rank of a tolerant job
             # Ranks that wait for another one give up at about the same time: the first that prints ends the others.
             time.sleep(min(_STAGGER_S * comm.rank, LAST_RANK_S))
@@ -134,7 +135,7 @@ def _run(
         """Let ranks that wait take the places of dead ones; a rank that waits returns once it has joined."""
         return training.optimizer.admit(training.model, counters, adopt)
 
-    before_step = None if comm.newcomers is None else admit
+    before_step = None if newcomers_of(comm) is None else admit
     report.begin(options.algorithm, training.n_steps, training.position)
     while training.epoch < options.epochs:
         if not training.train_epoch(after_step, before_step):

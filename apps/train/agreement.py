@@ -58,11 +58,6 @@ def naming_cure(path: Path, other: str) -> Iterator[None]:
         ) from error
 
 
-def is_waiting(comm: Communicator) -> bool:
-    """Return True on a rank that waits to take the place of a dead one, and is rank 0 of no other."""
-    return comm.newcomers is not None and comm.newcomers.is_spare
-
-
 def any_rank(comm: Communicator, flag: bool) -> bool:
     """Return True on all ranks if `flag` is true on at least one."""
     return float(np.asarray(comm.allreduce(np.array([float(flag)]), op="sum"))[0]) > 0

@@ -73,8 +73,8 @@ class Dealer:
         # that of the last batch, and those to come
         self._shares = [_Share((0, 0), comm.rank, comm.size, batch * comm.size)]
         self._order = epoch_order(n_samples, seed, 0), 0
-        if comm.regroup is not None:
-            comm.regroup.join(self)
+        if comm.recovery is not None:
+            comm.recovery.join(self)
 
     @property
     def global_batch(self) -> int:

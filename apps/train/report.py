@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from apps.train.agreement import is_waiting, naming_cure
+from apps.train.agreement import naming_cure
 from apps.train.run_records import MOST_DIGITS
 from collectives import Communicator
 from collectives.json_file import fields, parse_json
+from collectives.recovery.newcomers import is_waiting
 from mpicomp.cli.command import on_terminal
 
 QUIET_S = 5.0  # between lines of progress, where no bar is shown

@@ -24,6 +24,7 @@ from apps.train.meter import Meter
 from apps.train.models import build
 from collectives import Communicator
 from collectives.json_file import fields
+from collectives.recovery.newcomers import newcomers_of
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_node import method_of
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, average_buffers, broadcast_parameters
@@ -335,7 +336,8 @@ def device_of(kind: str, comm: Communicator) -> torch.device:
             f"--device {kind}, but PyTorch finds no GPU: install its build for the GPU, start ranks where "
             "there is one, or take --device cpu"
         )
-    local_rank = comm.local_rank if comm.newcomers is None else comm.newcomers.local_rank
+    newcomers = newcomers_of(comm)
+    local_rank = comm.local_rank if newcomers is None else newcomers.local_rank
     device = torch.device(kind, local_rank % count)
     torch.cuda.set_device(device)
     return device

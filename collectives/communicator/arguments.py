@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -14,20 +13,21 @@ from mpi4py import MPI
 
 from collectives import launcher
 from collectives.arrays import gpu_mpi
-from collectives.checksums.checked_messages import validate_checksums
+from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
-from collectives.emulation.slow_link import link_of, linked_node, validate_link
+from collectives.emulation.slow_link import link_of, linked_node, slow_down, validate_link
 from collectives.errors import LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import Options, refuse
+from collectives.losses import Losses
 from collectives.nodes.layout import NodeLabel, validate_ranks_per_node
 from collectives.process_end import install_unless_attended
-from collectives.recovery.fault_tolerance import CURE, is_tolerant
+from collectives.recovery.arguments import validate_recovery
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from collectives.schedules.registry import topology as topology_of
-from collectives.trace.opening import open_trace
+from collectives.trace.opening import open_history, open_trace
 
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 SILENCE_S = 60.0  # default within a collective, where all ranks are at work
@@ -71,70 +71,54 @@ def validate_arguments(
     try:
         if swapped:
             raise TypeError(f"the first argument is mpi_comm: write Communicator(topology={mpi_comm!r})")
-        if parent == MPI.COMM_WORLD and not alone and MPI.Comm.Get_parent() == MPI.COMM_NULL:
-            problem = launcher.problem(parent.size, os.environ)
-            if problem:
-                raise LauncherMismatch(problem)
-        if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
-            raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
-        if isinstance(threads, bool) or not isinstance(threads, Integral):
-            raise TypeError(f"threads must be a whole number, not {threads!r}")
-        if not 1 <= threads <= MOST_THREADS:
-            raise ValueError(f"threads must lie in 1 .. {MOST_THREADS}, not {threads}")
+        _require_whole_job(parent, alone)
+        _validate_piece_bytes(piece_bytes)
+        n_threads = _validate_threads(threads)
         gpu_mpi.require_if_on(parent)
-        emulated = validate_link(link)
-        if emulated is not None and link_of(parent) is not None:
-            raise ValueError(f"mpi_comm has an emulated link of {link_of(parent)} already: leave out link")
-        _validate_on_failure(on_failure, parent)
+        emulated = _validate_link(link, parent)
         others = {"link": emulated, "trace": trace, "copy_residuals_every": copy_residuals_every}
-        _validate_spares(spares, on_failure, parent, others)
-        every = _validate_copies(copy_residuals_every, on_failure)
-        checked = validate_checksums(checksums, topology)
-        workers = Workers(int(threads)) if threads > 1 else None
+        regroups, n_spares, every = validate_recovery(on_failure, spares, copy_residuals_every, parent, others)
+        checks = validate_checksums(checksums, topology)
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
             per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
         limits = timeouts(timeout, arrival_timeout)
-        route = _topology(topology, parent)
         return Options(
-            parent, route, *limits, workers, emulated, per_node, checked, every, verify, piece_bytes, network,
-            None if trace is None else partial(open_trace, trace),
-            on_failure == "regroup", spares,
+            parent, _topology(topology, parent), *limits, Workers(n_threads) if n_threads > 1 else None,
+            link_of(parent) if emulated is None else emulated, per_node, checks, every, verify, piece_bytes, network,
+            None if trace is None else partial(open_trace, trace), open_history, Losses(regroups, n_spares),
+            partial(with_checksums, checks=checks), partial(slow_down, link=emulated),
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
         raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
 
 
-def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
-    if on_failure not in ("raise", "regroup"):
-        raise ValueError(f"on_failure is {on_failure!r}: choose 'raise' or 'regroup'")
-    if on_failure == "regroup" and parent.size > 1 and not is_tolerant(parent):
-        raise ValueError(f"on_failure='regroup' needs an MPI whose ranks outlive others: {CURE}")
+def _require_whole_job(parent: MPI.Comm, alone: bool) -> None:
+    if parent == MPI.COMM_WORLD and not alone and MPI.Comm.Get_parent() == MPI.COMM_NULL:
+        problem = launcher.problem(parent.size, os.environ)
+        if problem:
+            raise LauncherMismatch(problem)
 
 
-def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, others: Mapping[str, object]) -> None:
-    if isinstance(spares, bool) or not isinstance(spares, Integral):
-        raise TypeError(f"spares must be a whole number, not {spares!r}")
-    if not 0 <= int(spares) < parent.size:
-        raise ValueError(f"spares must lie in 0 .. {parent.size - 1}, since a rank has to train, not {spares}")
-    if spares and on_failure != "regroup":
-        raise ValueError(f"spares={spares} need on_failure='regroup': without it the job ends with the first dead rank")
-    given = [name for name, option in others.items() if option is not None]
-    if spares and given:
-        raise ValueError(f"spares={spares} cannot be combined with {given[0]}: leave one out")
+def _validate_piece_bytes(piece_bytes: int | None) -> None:
+    if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
+        raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
 
 
-def _validate_copies(every: object, on_failure: str) -> int | None:
-    if every is None:
-        return None
-    if isinstance(every, bool) or not isinstance(every, Integral):
-        raise TypeError(f"copy_residuals_every must be a number of steps or None, not {every!r}")
-    if every < 1:
-        raise ValueError(f"copy_residuals_every must be at least 1, not {every}")
-    if on_failure != "regroup":
-        raise ValueError("copy_residuals_every has no use without on_failure='regroup': pass both, or neither")
-    return int(every)
+def _validate_link(link: EmulatedLink | str | None, parent: MPI.Comm) -> EmulatedLink | None:
+    emulated, outer = validate_link(link), link_of(parent)
+    if emulated is not None and outer is not None:
+        raise ValueError(f"mpi_comm has an emulated link of {outer} already: leave out link")
+    return emulated
+
+
+def _validate_threads(threads: object) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, Integral):
+        raise TypeError(f"threads must be a whole number, not {threads!r}")
+    if not 1 <= int(threads) <= MOST_THREADS:
+        raise ValueError(f"threads must lie in 1 .. {MOST_THREADS}, not {threads}")
+    return int(threads)
 
 
 def require_rank(alone: bool = False) -> None:

@@ -177,7 +177,7 @@ def broadcast(comm: Group, x: Kept, root: int = 0) -> Kept:
         return comm.check(call, fingerprint(text), None, ready, ready)
 
     with comm.observe("broadcast", root=root, bytes=nbytes):
-        program = partial(comm.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
+        program = partial(comm.routes.program, broadcast_chain(nbytes, root), nbytes, 64, nbytes)
         comm.run(call, broadcast_steps(call, vector, root, check, program))
     return x
 
@@ -254,7 +254,7 @@ def barrier(comm: Group) -> None:
 def _barrier(comm: Group, call: Call, check: Steps) -> Steps:
     yield from check
     if comm.size > 1:
-        yield from comm.turn_of(call)
+        yield from call.turn()
         missing = f"{comm.here}: not all ranks reach the barrier"
         yield from comm.await_request(call, comm.mpi_comm.Ibarrier(), lambda: missing)
 

@@ -21,10 +21,8 @@ from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.traffic import Traffic
 from collectives.group.group import Group
 from collectives.nodes.layout import NodeLabel, NodeLayout
-from collectives.recovery import newcomers
-from collectives.recovery.fault_tolerance import (
-    repeat_after_deaths,
-)
+from collectives.recovery.fault_tolerance import repeat_after_deaths
+from collectives.recovery.newcomers import admit
 from collectives.recovery.parts import make_on_all
 from collectives.schedules.plan import Topology, TopologyError
 from collectives.schedules.registry import TopologyName
@@ -198,6 +196,27 @@ class Communicator(Group):
         """The trace that ``Communicator(trace=...)`` records, for spans of your own; None without one."""
         return cast("Trace | None", self.observer)
 
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among the ranks of its host."""
+        return self.hosts.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks of this rank's host."""
+        return self.hosts.sizes[self.hosts.node]
+
+    def select(self, payload_bytes: int) -> Topology:
+        """Return the topology for a payload of `payload_bytes`.
+
+        Examples
+        --------
+        >>> import mpicomp
+        >>> mpicomp.run_local(4, lambda comm: comm.select(100_000_000).name, topology="torus")[0]
+        'torus'
+        """
+        return self.routes.select(payload_bytes)
+
     def __enter__(self) -> Self:
         return self
 
@@ -323,7 +342,7 @@ class Communicator(Group):
         if isinstance(x, NUMBERS):
             return exchanges.allreduce_number(self, x, name, out, self.traffic)
         source, target, result = validate_sum(self, x, name, out)
-        mark, describe = self._routes.all_reduce(source, name, "allreduce")
+        mark, describe = self.routes.all_reduce(source, name, "allreduce")
         call = Call(self, describe, self.traffic.clock)
         steps = self._sum_steps(call, source, target, name, mark, self.traffic)
         if self.observer is None:
@@ -366,7 +385,7 @@ class Communicator(Group):
         """
         name = validate_operation(self, op)
         source, target, result = validate_sum(self, x, name, out)
-        mark, describe = self._routes.all_reduce(source, name, "iallreduce")
+        mark, describe = self.routes.all_reduce(source, name, "iallreduce")
         call = Call(self, describe)
         call.result = result
         steps = self._sum_steps(call, source, target, name, mark, Traffic(), background=True)
@@ -382,8 +401,8 @@ class Communicator(Group):
             call.is_compared = dense.is_small(self, source.values, source.dtype)
             return dense.sum_arrays(self, call, source, target, op, traffic, mark, background=background)
 
-        if self.regroup is not None:
-            call.remake = self.regroup.from_copy(source, target, steps)
+        if self.recovery is not None:
+            call.remake = self.recovery.from_copy(source, target, steps)
         return steps()
 
     dense_steps, mean_of_arrays = dense.dense_steps, dense.mean_of_arrays
@@ -393,7 +412,7 @@ class Communicator(Group):
     broadcast, allgather, barrier = exchanges.broadcast, exchanges.allgather, exchanges.barrier
     broadcast_object, allgather_object = exchanges.broadcast_object, exchanges.allgather_object
     stop_requested = stopping.stop_requested
-    admit = newcomers.admit
+    admit = admit
     send, recv, isend, irecv = point_to_point.send, point_to_point.recv, point_to_point.isend, point_to_point.irecv
 
     # Parts of the ranks ----------------------------------------------------------------------------------------------
@@ -463,9 +482,9 @@ class Communicator(Group):
                     chosen,
                     self.timeout,
                     self.verifies,
-                    self.piece_bytes,
+                    self.options.piece_bytes,
                     arrival_timeout=self.arrival_timeout,
-                    threads=self.threads,
+                    threads=self.options.threads,
                     abort_hook=False,  # this one has installed it, or must not
                     ranks_per_node=None if self.options.ranks_per_node is None else NodeLabel(self.layout.node),
                     checksums=self.options.checksums,
@@ -474,16 +493,13 @@ class Communicator(Group):
             part.Free()
             raise TopologyError(f"{self.here}, split(color={color}): {error}; pass another topology to it") from error
         part.Free()
-        if self.regroup is None:
+        if self.recovery is None:
             made.ending.join(self.ending)
-        else:  # a death among other ranks ends no call of the group
-            made.fails_with_others = False
+        else:  # the loss of other ranks ends no call of the group
+            made.losses.end_calls = False
         return made
 
     grid = splitting.grid
-
-    def _n_regrouped(self) -> int:
-        return 0 if self.regroup is None else self.regroup.count
 
     @property
     @keep_uncompiled
@@ -511,12 +527,12 @@ class Communicator(Group):
 
     def nodes_of(self, layout: NodeLayout) -> Nodes:
         """Like `nodes`, for any layout of this communicator's ranks; collective where first called for it."""
-        nodes: Nodes | None = self._nodes.get(layout)
+        nodes: Nodes | None = self.levels.get(layout)
         if nodes is None:
-            count = self._n_regrouped()
+            epoch = self.calls.epoch
             nodes = open_nodes(self, layout)
-            if self._n_regrouped() == count:  # else they are of ranks that have regrouped at the end of the last call
-                self._nodes[layout] = nodes
+            if self.calls.epoch == epoch:  # else they are of ranks that have become others at the end of the last call
+                self.levels[layout] = nodes
         for part in (nodes.local, nodes.across):  # calls of both levels begin on this communicator, which frees its own
-            part.free_unused()
+            part.users.free_unused()
         return nodes

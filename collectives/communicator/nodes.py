@@ -126,7 +126,7 @@ def layout_of_parts(comm: Communicator, part: Communicator) -> NodeLayout:
     mine = [before[one] if one >= 0 else one for one in ranks_in(comm.mpi_comm, part.mpi_comm)]
     found, now = dict(comm.allgather_object((before[comm.rank], mine))), comm.members
     # without ranks that have died before this call or in it
-    everyones = [[one for one in found[rank] if comm.regroup is None or one in now] for rank in now]
+    everyones = [[one for one in found[rank] if comm.recovery is None or one in now] for rank in now]
     layout = NodeLayout.of_keys([members[0] for members in everyones], comm.rank)
     for rank, members in enumerate(everyones):
         place, size = members.index(now[rank]), len(members)

@@ -35,9 +35,9 @@ def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
         chosen = MPI.UNDEFINED if color is None else _validate_integer("color", color, 0)
         place = _validate_integer("key", key, -_MOST)
     mine, everyones = np.array([chosen, place]), np.empty((comm.size, 2), np.int64)
-    if comm.regroup is not None and comm.regroup.is_active_here:  # all survivors are here, and can make no call
+    if comm.recovery is not None and comm.recovery.is_active_here:  # all ranks that are left are here
         wait(comm.mpi_comm.Iallgather(mine, everyones), comm.timeout, lambda: f"{comm.here}: not all ranks {name}")
-        return comm.regroup.with_survivors(lambda: _part(comm, mine, everyones))
+        return comm.recovery.complete(lambda: _part(comm, mine, everyones))
     call = Call(comm, lambda: name)
     with comm.observe("split"):
         part: MPI.Comm = comm.run(call, _steps(comm, call, mine, everyones))
@@ -46,7 +46,7 @@ def split(comm: Group, color: int | None, key: int) -> MPI.Comm | None:
 
 def _steps(comm: Group, call: Call, mine: Indices, everyones: Indices) -> Steps:
     yield from comm.check(call, fingerprint(call.name()))  # made here, as the ranks may regroup before this step
-    yield from comm.turn_of(call)
+    yield from call.turn()
     missing = f"{comm.here}: not all ranks come to split the communicator"
     yield from comm.await_request(call, comm.mpi_comm.Iallgather(mine, everyones), lambda: missing)
     # MPI splits in a call that waits for all ranks: none may wait there for a rank that does not come, such as one that
@@ -187,7 +187,7 @@ def grid(comm: Communicator, **shape: int) -> Grid:
         require_shape(shape, comm.size)
     size = comm.size
     comm.agree(fingerprint(text), lambda: text)
-    if comm.regroup is not None and count_ranks(comm, True) != (size, size):  # equal on all, unlike `comm.size` here
+    if comm.recovery is not None and count_ranks(comm, True) != (size, size):  # equal on all, unlike `comm.size` here
         raise RanksLost(f"{comm.here}: a rank died during {text}; the survivors can make the call again", comm.members)
     along: dict[str, Communicator] = {}
     stride = comm.size

@@ -55,7 +55,7 @@ class CallCheck:
 
     def __init__(self, comm: MPI.Comm, missing: MissingRanks, most_bytes: int = 0, has_checksums: bool = False) -> None:
         # it counts the calls that this rank comes to in `missing`, and sets its partners there
-        self._comm, self._missing, self._most_bytes, self._has_checksums = comm, missing, most_bytes, has_checksums
+        self._comm, self._missing, self.most_bytes, self.has_checksums = comm, missing, most_bytes, has_checksums
         self._here = f"rank {comm.rank} of {comm.size}"
         self._numbers = [one or AT_ONCE for one in range(AT_ONCE)]  # number of the call that uses each tag now, or next
         self._exchanges: list[RecursiveDoubling] = []
@@ -132,7 +132,7 @@ class CallCheck:
 
     def _another(self) -> RecursiveDoubling:
         # over the communicator without checksums, for which its messages have room
-        made = RecursiveDoubling(self._missing.comm, self._most_bytes, self._has_checksums)
+        made = RecursiveDoubling(self._missing.comm, self.most_bytes, self.has_checksums)
         self._exchanges.append(made)  # keeps its buffers alive, since MPI may write to them after a call has failed
         return made
 

@@ -79,7 +79,8 @@ def dense_steps(
         start = traffic.clock()
         source, sums = _operands(values, dtype, out)
         if mark is None:
-            yield from comm.sum_small(call, source, sums, traffic)
+            yield from call.turn()
+            yield from comm.call_check.sum(call, source, sums, traffic)
         else:
             yield from comm.check(call, mark, traffic, source, sums, combine=combine)
         _finish(comm.size, sums, dtype, mean, out)
@@ -196,7 +197,7 @@ def _refused(comm: Group, call: Call, mark: int, error: MemoryError) -> Steps:
 def is_small(comm: Group, values: FloatArray, dtype: str) -> bool:
     """Return whether a vector is summed together with the check of the call."""
     nbytes = values.size * itemsize_in_messages(values, dtype)
-    return comm.size > 1 and comm.topology == "auto" and nbytes <= comm.swapped_bytes
+    return comm.size > 1 and comm.topology == "auto" and nbytes <= comm.call_check.most_bytes
 
 
 def allocate_buffers(nbytes: int) -> list[Bytes]:
@@ -206,21 +207,21 @@ def allocate_buffers(nbytes: int) -> list[Bytes]:
 
 def sum_program(comm: Group, n: int, itemsize: int, short: bool) -> Program:
     """Return the program of a sum of elements that take `itemsize` bytes in messages; equal for all kinds of memory."""
-    known = comm.network is not None or not isinstance(comm.topology, str)
-    topology = comm.select(n * itemsize) if known else Ring()
-    return comm.program(topology, n, 64, max(1, _piece_bytes(comm, topology, short) // itemsize))
+    known = comm.routes.network is not None or not isinstance(comm.topology, str)
+    topology = comm.routes.select(n * itemsize) if known else Ring()
+    return comm.routes.program(topology, n, 64, max(1, _piece_bytes(comm, topology, short) // itemsize))
 
 
 def _piece_bytes(comm: Group, topology: Topology, short: bool) -> int:
     """Return the length of the longest message."""
-    if comm.piece_bytes:
-        return comm.piece_bytes
+    if comm.options.piece_bytes:
+        return comm.options.piece_bytes
     if comm.one_node:
         return PIECE_BYTES if short else NODE_PIECE_BYTES
     # Long messages cost least. But two hosts that swap messages over TCP must not exchange hand-shakes first: the
     # answer waits behind the megabytes that its sender has passed to the kernel before, so that the two hosts send one
     # after the other, which takes twice as long.
-    eager = comm.packed_piece_bytes()
+    eager = comm.routes.packed_piece_bytes()
     swapping = comm.size == 2 or isinstance(topology, HalvingDoubling)
     return eager if swapping and eager >= SHORT_BYTES else PIECE_BYTES
 
@@ -228,7 +229,7 @@ def _piece_bytes(comm: Group, topology: Topology, short: bool) -> int:
 def _by_mpi(comm: Group, nbytes: int, combine: Combine) -> bool:
     if combine is not add:  # MPI does not define its minimum and maximum for NaN
         return False
-    if comm.checks_messages and comm.topology == "auto":  # MPI's own messages have no checksums
+    if comm.call_check.has_checksums and comm.topology == "auto":  # MPI's own messages have no checksums
         return False
     own = min(RING_BYTES, RING_BYTES_A_RANK * comm.size)
     return comm.topology == "mpi" or (comm.topology == "auto" and nbytes < own)
@@ -254,7 +255,7 @@ def _finish(ranks: int, sums: FloatArray, dtype: str, mean: bool, out: FloatArra
 
 
 def _mpi_allreduce(comm: Group, call: Call, source: FloatArray, sums: FloatArray, traffic: Traffic) -> Steps:
-    yield from comm.turn_of(call)
+    yield from call.turn()
     # MPI reduces in place on all ranks or on none, and only this rank knows its `out`: so `out` must not decide.
     if source is not sums and np.may_share_memory(source, sums):
         source = source.copy()

@@ -115,7 +115,7 @@ def all_gather_rows(call: Call, check: Steps, x: Array, rows: Flat) -> Steps:
 def broadcast_payload(call: Call, payload: Bytes, root: int) -> Steps:
     """Overwrite `payload`, equally long on all ranks, with that of rank `root`."""
     group = call.group
-    yield from group.turn_of(call)
+    yield from call.turn()
     for start in range(0, payload.size, PART_BYTES):
         part = payload[start : start + PART_BYTES]
         request = group.mpi_comm.Ibcast([part, part.size, MPI.BYTE], root)
@@ -127,7 +127,7 @@ def broadcast_payload(call: Call, payload: Bytes, root: int) -> Steps:
 def gather_sizes(call: Call, size: int) -> Generator[bool, None, Indices]:
     """Return every rank's `size`, in rank order."""
     group = call.group
-    yield from group.turn_of(call)
+    yield from call.turn()
     sizes = np.empty(group.mpi_comm.size, np.int64)
     request = group.mpi_comm.Iallgather(np.array([size], np.int64), sizes)
     yield from group.await_request(call, request, lambda: f"{group.here}: sizes are missing in {call.name()}")
@@ -140,7 +140,7 @@ def gather_payloads(call: Call, payload: Bytes, sizes: Indices, out: Bytes) -> S
     `sizes` are the bytes of all payloads. `out` shares no memory with `payload`.
     """
     group = call.group
-    yield from group.turn_of(call)
+    yield from call.turn()
     most = max(1, PART_BYTES // sizes.size)
     wholes = np.split(out, np.cumsum(sizes)[:-1])
     for start in range(0, int(sizes.max()), most):

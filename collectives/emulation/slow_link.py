@@ -315,8 +315,8 @@ class SlowComm(Wrapper):
             time.sleep(0)
 
 
-def slow_down(comm: Any, link: EmulatedLink, node_of: Sequence[int]) -> Any:
-    """Return a communicator whose messages between nodes are held back by the nodes' links; collective.
+def slow_down(comm: Any, node_of: Sequence[int], link: EmulatedLink | None) -> Any:
+    """Return a communicator whose messages between nodes are held back by the nodes' links, if any; collective.
 
     `node_of` has the node of each rank; the ranks of a node are on one machine.
 
@@ -325,6 +325,8 @@ def slow_down(comm: Any, link: EmulatedLink, node_of: Sequence[int]) -> Any:
     OSError
         A rank cannot share the link of its node; on every rank.
     """
+    if link is None:
+        return comm
     slow = SlowLink(link, node_of[comm.rank], share_clock(comm, node_of))
     if hasattr(comm, "limit_rest"):  # ranks are threads, which sleep until a message has come
         comm.limit_rest(slow.rest_s)

@@ -20,6 +20,7 @@ from collectives.quoting import one_line
 
 if TYPE_CHECKING:
     from collectives.execution.observer import Observer
+    from collectives.execution.recovery import Recovery
     from collectives.execution.workers import Workers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -56,12 +57,7 @@ class CallGroup(Protocol):
     missing: Any
     calls: Any
     ending: Any
-    regroup: Any
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error for which the group was given up."""
-        ...
+    recovery: Recovery | None
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -78,10 +74,6 @@ class CallGroup(Protocol):
 
     def await_request(self, call: Call, request: Any, describe: Callable[[], str], wait_name: str = ...) -> Steps:
         """Wait for a request, as part of a call."""
-        ...
-
-    def turn_of(self, call: Call) -> Steps:
-        """Wait until all calls that were begun before have ended."""
         ...
 
 
@@ -103,12 +95,10 @@ class Call(Backoff):
     is_pairwise = False
     background = False  # the caller has a handle, and `wait` may not have been called yet
     is_compared = False  # also by a communicator that does not verify calls, since the same messages sum
-    # Where ranks outlive others, see `collectives.recovery.regroup`.
-    remake: Callable[[], Steps] | None = None  # returns the steps once more, among the survivors
-    n_regrouped = 0  # how often the ranks had regrouped when the call was made, from parts of their group
-    sequence = 0  # place in the order in which all ranks begin their calls
-    is_settled = False  # all ranks have done their part of the call, which ends without fail
-    lost_by: BaseException | None = None  # MPI's error, by which a call that is prepared cannot go on
+    remake: Callable[[], Steps] | None = None  # returns the steps once more, where the ranks have become others
+    standing: Any = None  # of the group's recovery, once the call has begun
+    epoch = 0  # how often they had when the call was made, from parts of their group
+    lost_by: BaseException | None = None  # error by which the call cannot go on, though its steps wait
     answers = True
     busy = False  # the call is being driven further up the stack
     done = False  # the call has ended, with a result or by an error
@@ -122,8 +112,8 @@ class Call(Backoff):
         self, group: CallGroup, name: Callable[[], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(group, name, clock)
-        if group.regroup is not None:
-            self.n_regrouped = group.regroup.count
+        if group.recovery is not None:
+            self.epoch = group.recovery.count
         self.name = name
         self.label: Callable[[], str] | str = name  # describes the call without keeping its arrays alive
 
@@ -142,7 +132,7 @@ class Call(Backoff):
                 self.moved()
                 return True
             self.idle(rest=False)
-            if self.group.failure is not None:
+            if self.group.calls.failure is not None:
                 raise self.group.calls.failure_of_another()
             if self.lost_by is not None:
                 raise self.lost_by
@@ -150,7 +140,7 @@ class Call(Backoff):
             self.owners = ()
             self._release()
         except Exception as error:  # noqa: BLE001 - raised where the call is waited for
-            self._regroup_or_fail(error)
+            self._recover_or_fail(error)
         except BaseException as error:
             self._fail(error)
             self.error = self.group.calls.failure_of_another()
@@ -201,7 +191,7 @@ class Call(Backoff):
         return self.result
 
     def _run_through(self, steps: Steps) -> bool:
-        """Drive the call by these steps; returns False if others have taken their place, after the death of a rank."""
+        """Drive the call by these steps; returns False if others have taken their place."""
         group = self.group
         try:
             for moved in steps:
@@ -209,20 +199,19 @@ class Call(Backoff):
                     self.moved()
                 else:
                     self.idle()
-                    if group.failure is not None:
+                    if group.calls.failure is not None:
                         raise group.calls.failure_of_another()
                     if self.lost_by is not None:
                         raise self.lost_by
         except Exception as error:
-            if group.regroup is None or not group.regroup.recover(error):
+            if not group.calls.recover(error):
                 raise
             return False
         return steps is self.steps
 
-    def _regroup_or_fail(self, error: BaseException) -> None:
-        group = self.group
+    def _recover_or_fail(self, error: BaseException) -> None:
         try:
-            if group.regroup is not None and group.regroup.recover(error):
+            if self.group.calls.recover(error):
                 return
         except BaseException as worse:  # noqa: BLE001 - raised where the call is waited for
             error = worse

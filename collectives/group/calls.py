@@ -1,14 +1,12 @@
-"""Calls of a communicator, which all ranks begin in one order; and its long-lived users, such as aggregators."""
+"""Calls of a communicator, which all ranks begin in one order."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, NoReturn, TypeVar
-from weakref import ref
+from typing import NoReturn
 
 from mpi4py import MPI
 
@@ -16,86 +14,13 @@ from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed, NonFiniteGradient
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.observer import History, Observer
-from collectives.execution.pipelined import Cache, free_all, free_inactive
-from collectives.progress.polling import keep_alive, until
+from collectives.execution.recovery import Recovery
+from collectives.group.users import Users
+from collectives.progress.polling import until
 from collectives.progress.thread import AHEAD, Completion, ProgressThread, is_supported, shared
 from collectives.states import FOLLOWING, State
-from collectives.tags import OF_LONG_LIVED_USERS, OF_SINGLE_CALLS
+from collectives.tags import OF_SINGLE_CALLS
 from collectives.transports import has_processes
-
-if TYPE_CHECKING:
-    from collectives.recovery.regroup import Regroup
-
-_Kind = TypeVar("_Kind")
-
-
-class Users:
-    """The long-lived users of a communicator."""
-
-    def __init__(self) -> None:
-        self.last_tag = 0  # the last one given out; 0 before the first
-        self._common: dict[type[object], object] = {}
-        self._requests: dict[int, tuple[ref[object], Cache]] = {}  # by the identity of the reference to their user
-        self.gone: list[ref[object]] = []  # to users that are gone, whose requests are yet to be freed
-
-    def fixed_tag(self) -> int:
-        """Return the next tag of long-lived users."""
-        self.last_tag = self.last_tag % len(OF_LONG_LIVED_USERS) + OF_LONG_LIVED_USERS.start
-        return self.last_tag
-
-    @contextmanager
-    def tags_unused(self, unless_made: bool = False) -> Iterator[None]:
-        """Take back the tags of users that are made in this block; `unless_made`: only if it fails."""
-        before = self.last_tag
-        try:
-            yield
-            before = self.last_tag if unless_made else before
-        finally:
-            self.last_tag = before
-
-    def common(self, kind: type[_Kind]) -> _Kind:
-        """Return the one object of this class that all users share."""
-        found = self._common.setdefault(kind, kind())
-        assert isinstance(found, kind)
-        return found
-
-    def persistent(self, owner: object) -> Cache:
-        """Return a cache for a user's persistent requests; they are freed by `free_unused` after the user is gone."""
-        # A finalizer would not do: it may run in any thread, and at a time when MPI must not be called. Until
-        # `free_unused` the requests' buffers stay, too.
-        user, cache = ref(owner, self.gone.append), Cache()
-        self._requests[id(user)] = user, cache
-        return cache
-
-    def free_unused(self) -> None:
-        """Free the requests of users that are gone."""
-        while self.gone:
-            _, cache = self._requests.pop(id(self.gone.pop()), (None, {}))  # nothing of a user from before `renew`
-            free_all(cache)
-
-    def renew(self) -> None:
-        """Forget objects and requests of a group of ranks that is no more; free those that MPI does not use."""
-        for _, cache in self._requests.values():
-            free_inactive(cache)
-            if cache:
-                keep_alive(cache)  # MPI may still write there
-        keep_alive(self._common)
-        self._requests, self._common = {}, {}
-
-    @contextmanager
-    def tags_from(self, tag: int) -> Iterator[None]:
-        """Give out the tags behind this one once more in this block, to the user that had them."""
-        before, self.last_tag = self.last_tag, tag
-        try:
-            yield
-        finally:
-            self.last_tag = before
-
-    def free_all(self) -> None:
-        """Free the requests of all users."""
-        for _, cache in self._requests.values():
-            free_all(cache)
-        self._requests.clear()
 
 
 class Calls:
@@ -106,7 +31,7 @@ class Calls:
 
     def __init__(self, users: Users) -> None:
         self._users = users
-        self.regroup: Regroup | None = None
+        self.recovery: Recovery | None = None
         self.ordered: list[Call] = []  # calls in flight, in the order in which all ranks begin them
         self.pairwise: list[Call] = []  # calls in flight that only two ranks make, outside that order
         self.dropped: Call | None = None  # the last call whose handle was dropped before the call ended
@@ -154,9 +79,8 @@ class Calls:
             self._raise_unseen_mismatch()
         if self.state is not State.OPEN:
             self._raise_ended(call)
-        if self.regroup is not None:
-            self.regroup.await_end()
-            steps = self.regroup.renewed(call, steps)
+        if self.recovery is not None:
+            steps = self.recovery.renewed(call, steps)
         if self._users.gone:
             self._users.free_unused()
         thread, ordered = threading.get_ident(), self.ordered
@@ -172,9 +96,8 @@ class Calls:
         else:
             call.tag = self.next_tag()
             ordered.append(call)
-            if self.regroup is not None:
-                self.regroup.number(call)
-                call.steps = self.regroup.steps(call, steps)
+            if self.recovery is not None:
+                call.steps = self.recovery.around(call, steps)
         self.history.begin(call)
 
     def _raise_unseen_mismatch(self) -> None:
@@ -287,6 +210,15 @@ class Calls:
                 later.excuse()
         if call.background and call in call.thread.in_flight:
             call.thread.in_flight.remove(call)
+
+    @property
+    def epoch(self) -> int:
+        """How often the ranks have become others; equal on all."""
+        return 0 if self.recovery is None else self.recovery.count
+
+    def recover(self, error: BaseException) -> bool:
+        """Go on after an error, with other steps; returns False if the call ends by it."""
+        return self.recovery is not None and self.recovery.recover(error)
 
     def mark_raised(self) -> None:
         """Record that an error was raised to the caller: later calls then raise CommunicatorClosed."""

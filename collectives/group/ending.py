@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -15,7 +14,6 @@ from weakref import WeakSet
 import numpy as np
 from mpi4py import MPI
 
-from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.errors import (
@@ -33,20 +31,11 @@ from collectives.execution.workers import Workers
 from collectives.group.calls import Calls
 from collectives.progress.polling import forget_mismatch, keep_alive, until
 from collectives.quoting import list_ranks
-from collectives.recovery.fault_tolerance import (
-    ADVICE,
-    LONGEST_NOTICE_S,
-    describe_failed,
-    failed_ranks,
-    is_tolerant,
-    reports_death,
-    revoke,
-)
 from collectives.states import State
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
-    from collectives.recovery.newcomers import Newcomers
+    from collectives.losses import Losses
 
 GRACE_S = 0.5  # time for all ranks to save their traces before one ends the job
 _CLOSED = "it was closed"
@@ -58,23 +47,14 @@ class Ending:
     `kept` own memory that MPI may use until it is finalized, if the communicator ends by an error. `family` has the
     ends of this communicator, of those split from it, and of those it was split from: a death or a damaged message ends
     them together.
-    `newcomers` has the ranks that wait for a death; None: no rank waits.
     """
 
     def __init__(
-        self,
-        calls: Calls,
-        missing: MissingRanks,
-        size: int,
-        workers: Workers | None,
-        newcomers: Newcomers | None,
-        *kept: object,
+        self, calls: Calls, missing: MissingRanks, workers: Workers | None, losses: Losses, *kept: object
     ) -> None:
-        self._calls, self._missing, self._size, self._workers = calls, missing, size, workers
-        self.newcomers, self.kept = newcomers, kept
+        self._calls, self._missing, self._workers, self._losses = calls, missing, workers, losses
+        self.kept, self.mpi_comm = kept, missing.comm
         self.observer: Observer | None = None
-        self.dead_before: Sequence[int] = ()  # ranks of COMM_WORLD that had died when the group was made
-        self.mpi_comm = missing.comm
         # An exception of this rank alone, such as of a signal handler, has left a call: the others regroup without it.
         self.is_left = False
         self.family: WeakSet[Ending] = WeakSet((self,))
@@ -119,7 +99,7 @@ class Ending:
         BaseException
             The error to raise: MPI's own as PeerFailure, and a timeout with the missing ranks.
         """
-        calls = self._calls
+        calls, losses = self._calls, self._losses
         if self._missing.damage and isinstance(error, CollectiveTimeout | MPI.Exception | PeerFailure):
             error = DamagedMessage(self._missing.damage)
         if first := calls.is_open:
@@ -139,18 +119,19 @@ class Ending:
                 one._missing.announce(error)
             # Until all know: the program may end with this error, and others that outlive it would take that for a
             # death, and go on. At a load of 28 on two cores none of 16 jobs had received it within 0.75 s.
-            self._missing.find(is_tolerant(self.mpi_comm))
+            self._missing.find(losses.can_happen_in(self.mpi_comm))
         elif isinstance(error, MPI.Exception | PeerFailure):
-            cause, error = error, self._peer_failure(error)
-            dead = failed_ranks(self.mpi_comm)
-            if dead and first:
-                folder = calls.history.explain(cause, dead)
+            family = (one.mpi_comm for one in tuple(self.family))
+            cause, error = error, losses.failure(error, self.mpi_comm, calls.here, family)
+            lost = losses.of(self.mpi_comm)
+            if lost and first:
+                folder = calls.history.explain(cause, lost)
         if folder and isinstance(error, CollectiveTimeout | PeerFailure):
             with_folder = type(error)(f"{error}; mpicomp analyze {folder} shows the calls of all ranks")
             with_folder.__cause__ = error.__cause__
             error = with_folder
         if first:
-            self.is_left = self.regroups and not isinstance(error, CollectiveError)
+            self.is_left = self.recovers and not isinstance(error, CollectiveError)
             if not self.is_left:  # the others would give up too, in place of regrouping
                 self._missing.announce(error)
             # The status of a SystemExit is recorded once it is freed, see `collectives.exit_status`.
@@ -164,23 +145,6 @@ class Ending:
             if self._workers is not None:
                 self._workers.dismiss()
         return error
-
-    def _peer_failure(self, error: MPI.Exception | PeerFailure) -> PeerFailure:
-        """Return the error to raise for one of MPI; after a death the other ranks' calls fail too."""
-        text = str(error) if isinstance(error, PeerFailure) else f"{self._calls.here}: MPI says {error}"
-        # A rank that waits may have found the death in MPI's list before any error of MPI.
-        is_death = is_tolerant(self.mpi_comm) and (
-            reports_death(error, self.mpi_comm) or bool(failed_ranks(self.mpi_comm))
-        )
-        if is_death:
-            for one in tuple(self.family):
-                revoke(one.mpi_comm)
-        if is_death and "died" not in text:
-            dead = describe_failed(self.mpi_comm, LONGEST_NOTICE_S, self.dead_before) or "a rank"
-            text = f"{text.partition(':')[0]}: {dead} died{ADVICE}"
-        found = PeerFailure(text)
-        found.__cause__ = error
-        return found
 
     def join(self, other: Ending) -> None:
         """End with another communicator after a death, since this one was split from it."""
@@ -211,7 +175,7 @@ class Ending:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._calls.in_flight():
             keep_alive(self)
-        if self._size > 1 and (self.is_left or self._calls.is_open):
+        if self.mpi_comm.size > 1 and (self.is_left or self._calls.is_open):
             self._missing.leave(getattr(sys, "last_value", None), self.is_left)  # of an uncaught exception
 
     @property
@@ -229,19 +193,20 @@ class Ending:
         return self._is_closed and self._calls.failure is not None
 
     @property
-    def regroups(self) -> bool:
-        """The communicator goes on with the survivors after a death."""
-        return self._calls.regroup is not None
+    def recovers(self) -> bool:
+        """The communicator goes on with the ranks that are left after a loss."""
+        return self._calls.recovery is not None
 
     @property
     def is_shared(self) -> bool:
         """The communicator is open, and other ranks use it, or may do so once they need this one."""
-        return not self._is_closed and (self._size > 1 or self.newcomers is not None)
+        recovery = self._calls.recovery
+        return not self._is_closed and (self.mpi_comm.size > 1 or (recovery is not None and recovery.has_pool))
 
     @property
     def all_left(self) -> bool:
         """All other ranks have sent that their programs end."""
-        return self._missing.n_left == self._size - 1
+        return self._missing.n_left == self.mpi_comm.size - 1
 
     @property
     def notices_received(self) -> bool:
@@ -253,10 +218,10 @@ class Ending:
         """A rank has not answered, so that the ranks have given the communicator up."""
         return isinstance(self._calls.failure, CollectiveTimeout)
 
-    def dismiss_spares(self) -> None:
-        """End the ranks that wait for a death."""
-        if self.newcomers is not None:
-            self.newcomers.dismiss()
+    def dismiss(self) -> None:
+        """End the ranks that wait for the loss of others."""
+        if self._calls.recovery is not None:
+            self._calls.recovery.dismiss()
 
     @property
     def another_failed(self) -> bool:
@@ -265,7 +230,7 @@ class Ending:
 
     def leave_by_error(self) -> None:
         """Notify all other ranks that an uncaught exception ends this one, whose death MPI reports next."""
-        if self._size > 1:
+        if self.mpi_comm.size > 1:
             self._missing.leave_all()
 
     def leave_block(self, error: BaseException | None) -> None:
@@ -286,12 +251,8 @@ class Ending:
         self._calls.driver = None  # it stays with the parent
 
 
-def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[], None]) -> None:
-    """Close a communicator; see `Communicator.close`.
-
-    `check` returns its part by which the ranks compare the call, None if they do not; it is of another group of ranks
-    if one dies meanwhile. `leave` frees the communicator of MPI.
-    """
+def close(comm: Group) -> None:
+    """Close a communicator; see `Communicator.close`."""
     calls, observer = comm.calls, comm.observer
     if not calls.is_open:
         return
@@ -302,7 +263,7 @@ def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[]
     if comm.size > 1:
         closing = Call(comm, lambda: "close()")
         closing.wait_name = None  # only the caller's own calls are observed
-        closing.remake = lambda: _agree_on_closing(comm, closing, check())
+        closing.remake = lambda: _agree_on_closing(comm, closing)
         comm.run(closing, closing.remake())
     is_over = calls.state is State.CLOSING
     if observer is not None and not is_over:
@@ -310,15 +271,18 @@ def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[]
             with comm.exchange():
                 observer.close(comm.mpi_comm, comm.timeout)
         except PeerFailure:
-            if comm.regroup is None:
+            if comm.recovery is None:
                 raise
-            revoke(comm.mpi_comm)  # ranks may wait for this one, to compare their clocks
+            comm.losses.revoke(comm.mpi_comm)  # ranks may wait for this one, to compare their clocks
     if is_over:
         for one in (*comm.parts, comm):
             one.calls.where_driven(one.ending.end_by_closing)
     else:
         end_closed(comm)
-        leave()
+        if comm.recovery is not None:
+            comm.losses.release()
+        elif not comm.ending.keeps_requests:
+            comm.mpi_comm.Free()
     if observer is not None:
         observer.write()
     dropped = calls.dropped
@@ -328,23 +292,31 @@ def close(comm: Group, check: Callable[[], CallCheck | None], leave: Callable[[]
 
 def end_closed(comm: Group) -> None:
     """End the calls of a communicator that all ranks close, and free its memory and requests."""
-    comm.close_parts()
+    comm.ending.dismiss()
+    if comm.recovery is None:
+        for nodes in comm.levels.values():
+            nodes.close()
+    else:  # the ranks have agreed for all parts, and one may have died since
+        for part in comm.parts:
+            end_closed(part)
     if comm.calls.pairwise:  # they do not concern all ranks, and their requests stay with MPI
         comm.calls.where_driven(comm.ending.end_by_closing)
         return
     comm.calls.enter(State.CLOSED, _CLOSED)
     if comm.workers is not None:
         comm.workers.close()
-    comm.free_requests()
+    comm.dense_buffers.clear()
+    comm.users.free_all()
+    comm.call_check.free()
 
 
-def _agree_on_closing(comm: Group, call: Call, call_check: CallCheck | None) -> Steps:
+def _agree_on_closing(comm: Group, call: Call) -> Steps:
     """Agree on closing, and receive all that the ranks have sent besides their calls: MPI would keep it."""
     call.arrival = 0
-    if call_check is not None:
-        yield from call_check.steps(call, fingerprint("close()"))
+    if comm.verifies:
+        yield from comm.call_check.steps(call, fingerprint("close()"))
     yield from _receive_messages(call, comm.missing)
-    if comm.regroup is not None:  # it is closed together with its parts
+    if comm.recovery is not None:  # it is closed together with its parts
         for part in comm.parts:
             yield from _receive_messages(call, part.missing)
 

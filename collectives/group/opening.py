@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -16,13 +16,17 @@ from collectives.consistency.descriptions import gather_objects, gather_texts
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.errors import CollectiveMismatch, CollectiveTimeout
-from collectives.execution.observer import Observer
+from collectives.execution.observer import History, Observer
 from collectives.execution.workers import Workers
 from collectives.nodes.layout import NodeLayout, find_layouts
 from collectives.progress.polling import wait
 from collectives.quoting import list_ranks, one_line
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
+
+if TYPE_CHECKING:
+    from collectives.group.calls import Calls
+    from collectives.losses import Losses
 
 REFUSING_S = 0.5  # how long a rank that refuses waits for ranks that come at the same time
 # So many bits differ that a damaged byte is still known: no rank knows yet whether messages have checksums.
@@ -40,7 +44,11 @@ Observe = Callable[[MPI.Comm, float, str, Callable[[], None]], Observer]
 
 
 class Options(NamedTuple):
-    """Arguments of a communicator, with which a group can be made; `Communicator` documents them."""
+    """Arguments of a communicator, with which a group can be made; `Communicator` documents them.
+
+    `checked` returns a communicator of MPI with checksums, if messages have them. `slowed` returns one whose messages
+    are held back by the links of nodes, if a link is emulated that `parent` does not have.
+    """
 
     parent: MPI.Comm
     topology: TopologyName | Topology
@@ -55,8 +63,15 @@ class Options(NamedTuple):
     piece_bytes: int | None
     network: LinkModel | str | Path | None
     observe: Observe | None
-    regroups: bool
-    spares: int
+    history: Callable[[str, int, Sequence[int], Calls], History]
+    losses: Losses
+    checked: Callable[[Any], Any]
+    slowed: Callable[[Any, Sequence[int]], Any]
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that work on pieces."""
+        return 1 if self.workers is None else self.workers.threads
 
 
 class Duplicate(NamedTuple):
@@ -87,7 +102,7 @@ def duplicate(options: Options) -> Duplicate:
     mpi_comm.Set_errhandler(MPI.ERRORS_RETURN)
     host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        compared = options.ranks_per_node, options.timeout, options.checksums, options.spares, options.regroups
+        compared = options.ranks_per_node, options.timeout, options.checksums, *options.losses.compared
         return Duplicate(mpi_comm, *find_layouts(mpi_comm, host, *compared))
     except ValueError:
         mpi_comm.Free()

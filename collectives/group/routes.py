@@ -36,6 +36,8 @@ class Routes:
     Packed payloads travel in messages of `piece_bytes` where the user has set it, else of `eager_bytes`.
     """
 
+    version = VERSION
+
     def __init__(
         self,
         rank: int,
@@ -46,8 +48,8 @@ class Routes:
         eager_bytes: int,
         link: EmulatedLink | None = None,
     ) -> None:
-        self._rank, self._size, self._topology, self._network = rank, size, topology, network
-        self._piece_bytes, self._eager_bytes = piece_bytes, eager_bytes
+        self._rank, self._size, self._topology, self.network = rank, size, topology, network
+        self._piece_bytes, self.eager_bytes = piece_bytes, eager_bytes
         self._link = link
         self._fastest: Callable[[int], Topology] | None = None
         if network is not None and size > 1:
@@ -56,10 +58,14 @@ class Routes:
         self._programs: dict[tuple[Topology, int, int, int], Program] = {}
         self._calls: dict[tuple[str, str, str, tuple[int, ...]], tuple[int, Callable[[], str]]] = {}
 
+    def of_ranks(self, rank: int, size: int) -> Routes:
+        """Return the same routes for another group of ranks."""
+        return Routes(rank, size, self._topology, self.network, self._piece_bytes, self.eager_bytes, self._link)
+
     def __str__(self) -> str:
         """Return the routes in words: ranks must agree on them."""
         pieces = f" in pieces of {self._piece_bytes} bytes" if self._piece_bytes else ""
-        network = f" on {self._network}" if self._network is not None else ""
+        network = f" on {self.network}" if self.network is not None else ""
         link = f" over an emulated link of {self._link}" if self._link is not None else ""
         return f"{self._topology}{pieces}{network}{link}"
 
@@ -67,7 +73,7 @@ class Routes:
     def parts(self) -> tuple[str, ...]:
         """The same words, one property each."""
         pieces = f"{self._piece_bytes} bytes" if self._piece_bytes else "the default length"
-        network = "no known network" if self._network is None else str(self._network)
+        network = "no known network" if self.network is None else str(self.network)
         link = "no emulated link" if self._link is None else f"an emulated link of {self._link}"
         routes = f"routes by {self._topology}", f"in pieces of {pieces}", f"on {network}", f"over {link}"
         return *routes, f"wire format {VERSION}"
@@ -87,7 +93,7 @@ class Routes:
 
     def packed_piece_bytes(self) -> int:
         """Return the longest message of packed payloads."""
-        return self._piece_bytes or self._eager_bytes
+        return self._piece_bytes or self.eager_bytes
 
     def program(self, topology: Topology, n: int, alignment: int, piece_elements: int) -> Program:
         """Return the program of this rank's part of an all-reduce of `n` elements, compiled once."""

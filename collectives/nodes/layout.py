@@ -43,9 +43,9 @@ class NodeLayout:
         numbers: dict[object, int] = {}
         return cls(tuple(numbers.setdefault(key, len(numbers)) for key in keys), rank)
 
-    def of_survivors(self, survivors: Sequence[int], rank: int) -> NodeLayout:
+    def of_ranks(self, numbers: Sequence[int], rank: int) -> NodeLayout:
         """Return the layout of the ranks that had these numbers; `rank` is this rank's number among them."""
-        return NodeLayout.of_keys([self.node_of[one] for one in survivors], rank)
+        return NodeLayout.of_keys([self.node_of[one] for one in numbers], rank)
 
     @cached_property
     def members(self) -> tuple[int, ...]:

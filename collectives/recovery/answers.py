@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread, get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from mpi4py import MPI
@@ -21,43 +21,13 @@ from collectives.progress.thread import ProgressThread
 from collectives.recovery.fault_tolerance import CHECK_S
 
 if TYPE_CHECKING:
-    from collectives.group.group import Group
+    from collectives.recovery.regroup import Regroup
 
 
-class Regrouping(Protocol):
-    """A communicator's `Regroup`.
-
-    Attributes
-    ----------
-    comm : Group
-    is_active : bool
-        The survivors regroup now.
-    thread : int
-        Number of the thread that regroups, or has regrouped last.
-    """
-
-    comm: Group
-    is_active: bool
-    thread: int
-
-    @property
-    def is_awaited(self) -> bool:
-        """True if another rank regroups, and this one does not."""
-        ...
-
-    def answer(self) -> None:
-        """Regroup if another rank does, in the thread that drives the calls."""
-        ...
-
-    def run_in_helper(self) -> None:
-        """Regroup in this thread, while the one that drives the calls regroups another communicator."""
-        ...
+_watched: WeakSet[Regroup] = WeakSet()  # of the communicators of this process, once they are made
 
 
-_watched: WeakSet[Regrouping] = WeakSet()  # of the communicators of this process, once they are made
-
-
-def watch(regroup: Regrouping) -> None:
+def watch(regroup: Regroup) -> None:
     """Answer from now on, where other ranks regroup this communicator."""
     _watched.add(regroup)
     polling.answer_others = answer_others
@@ -85,7 +55,7 @@ def answer_others(group: object) -> bool:
 
 
 @contextmanager
-def answering(regroup: Regrouping) -> Iterator[None]:
+def answering(regroup: Regroup) -> Iterator[None]:
     """While a communicator regroups in this block, regroup others of this thread in threads of their own.
 
     The calls of all of them stand still.
@@ -110,7 +80,7 @@ def answering(regroup: Regrouping) -> Iterator[None]:
             answer.settle()
 
 
-def _others_of(regroup: Regrouping) -> list[Regrouping]:
+def _others_of(regroup: Regroup) -> list[Regroup]:
     """Return the other communicators that can regroup, and that the same thread drives; none for another thread."""
     calls = regroup.comm.calls
     drives, driver = calls.driven_by, calls.driver
@@ -123,7 +93,7 @@ def _others_of(regroup: Regrouping) -> list[Regrouping]:
 class _Answer:
     """Answer to other ranks that regroup a communicator, in a thread of its own."""
 
-    def __init__(self, regroup: Regrouping) -> None:
+    def __init__(self, regroup: Regroup) -> None:
         self._regroup = regroup
         self._thread: Thread | None = None
         self._error: Exception | None = None

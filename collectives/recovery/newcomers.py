@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -35,6 +35,7 @@ from collectives.recovery.regroup import SavedUser, names_in_all
 from collectives.recovery.state_transfer import pack, transfer, unpack
 
 if TYPE_CHECKING:
+    from collectives.communicator.facade import Communicator
     from collectives.group.group import Group
     from collectives.nodes.layout import NodeLayout
     from collectives.recovery.regroup import Regroup
@@ -75,20 +76,6 @@ class _View(NamedTuple):
     users: list[str]  # names of a member's long-lived ones
     n_joined: int  # of those that it has made
     damage: str = ""  # text of a damaged message in an earlier try
-
-
-class Admitting(Protocol):
-    """Communicator as `admit` uses it."""
-
-    @property
-    def newcomers(self) -> Newcomers | None:
-        """The ranks that wait; None: no rank waits."""
-        ...
-
-    @property
-    def allreduce(self) -> Callable[..., Any]:
-        """See `Communicator.allreduce`."""
-        ...
 
 
 class Newcomers:
@@ -222,8 +209,8 @@ class Newcomers:
     def _parts(self) -> tuple[Group, Regroup]:
         comm = self._comm()
         assert comm is not None
-        assert comm.regroup is not None
-        return comm, comm.regroup
+        regroup: Any = comm.recovery
+        return comm, regroup
 
     def _assemble(self, transfer: StateTransfer) -> int:
         """Admit newcomers with all living ranks of the pool, again after each death; returns the newcomers' number."""
@@ -257,7 +244,7 @@ class Newcomers:
         _, regroup = self._parts()
         pool = self._pool
         while True:
-            pool = regroup.with_survivors(pool.Shrink)
+            pool = regroup.complete(pool.Shrink)
             pool.Set_errhandler(MPI.ERRORS_RETURN)
             has_ended = False
             try:
@@ -269,10 +256,10 @@ class Newcomers:
                 revoke(pool)
                 if admission.new != MPI.COMM_NULL:
                     revoke(admission.new)
-            if regroup.with_survivors(partial(agree, pool, has_ended)):
+            if regroup.complete(partial(agree, pool, has_ended)):
                 return pool
             # A rank may have died while the problems were exchanged, so that some ranks have not received them.
-            if regroup.with_survivors(partial(agree, pool, any(admission.problems))):
+            if regroup.complete(partial(agree, pool, any(admission.problems))):
                 pool = admission.refuse(pool)
 
 
@@ -333,7 +320,7 @@ class _Admission:
         DamagedMessage
         """
         self._forget()
-        checked = self._comm.checked(pool)
+        checked = self._comm.options.checked(pool)
         mine = self._mine._replace(damage="".join(self.damages[:1]))
         self.views = gather_objects(checked, mine, self._comm.timeout)
         self.damage = next((one.damage for one in self.views if one.damage), "")
@@ -351,7 +338,7 @@ class _Admission:
         chosen = self.members + self.taken
         takes_part = pool.rank in chosen
         color, key = (0, chosen.index(pool.rank)) if takes_part else (MPI.UNDEFINED, 0)
-        self.new = self._regroup.with_survivors(partial(pool.Split, color, key))
+        self.new = self._regroup.complete(partial(pool.Split, color, key))
         if takes_part:
             self.new.Set_errhandler(MPI.ERRORS_RETURN)
             require_ranks(pool, self.new, chosen)
@@ -382,7 +369,7 @@ class _Admission:
             assert self._saved is not None
             common = self._users_of_all()
             users = [(one.name, one.state) for one in self._saved if one.name in common]
-            whole = self._transfer.state(), users, self._comm.shared_counters(), self._regroup.counters()
+            whole = self._transfer.state(), users, _shared(self._comm), self._regroup.counters()
         return whole, self._transfer.each()
 
     def _take(self, states: Sequence[Sequence[Bytes]]) -> str:
@@ -391,7 +378,7 @@ class _Admission:
         try:
             sent = [unpack(frames) for frames in states]
             (state, users, shared, counters), _ = sent[0]
-            comm.adopt(shared)
+            _adopt(comm, shared)
             self._transfer.load(state, [each for _, each in sent])
             own = regroup.save_users()
             here, there = [one.name for one in own], [name for name, _ in users]
@@ -404,7 +391,7 @@ class _Admission:
             ]
         except Exception as error:  # noqa: BLE001 - of the caller's functions, which raise anything
             return f"{one_line(error) or type(error).__name__}"
-        comm.adopt(shared)
+        _adopt(comm, shared)
         regroup.adopt(counters)
         return ""
 
@@ -417,7 +404,7 @@ class _Admission:
             On these.
         """
         mine = self.problems[pool.rank]
-        left = self._regroup.with_survivors(partial(pool.Split, MPI.UNDEFINED if mine else 0, pool.rank))
+        left = self._regroup.complete(partial(pool.Split, MPI.UNDEFINED if mine else 0, pool.rank))
         if mine:
             raise ValueError(
                 f"rank {self._mine.number} of the job cannot join: {mine}; start all ranks with the same program, "
@@ -434,13 +421,46 @@ class _Admission:
         return left
 
 
+def _shared(comm: Group) -> dict[str, Any]:
+    """Return names and numbers that are equal on all members, which a newcomer adopts."""
+    routes = comm.routes
+    return {"key": comm.key, "eager": routes.eager_bytes, "tag": comm.users.last_tag, "version": routes.version}
+
+
+def _adopt(comm: Group, shared: dict[str, Any]) -> None:
+    """Take over the names and numbers of a member.
+
+    Raises
+    ------
+    ValueError
+        The member has another version of the wire format.
+    """
+    version = comm.routes.version
+    if shared["version"] != version:
+        raise ValueError(f"wire format {version} here, and {shared['version']} on the members")
+    comm.key, comm.routes.eager_bytes = shared["key"], shared["eager"]
+
+
+def newcomers_of(comm: Group) -> Newcomers | None:
+    """Return the ranks of a group's job that wait for others to die; None: no rank waits."""
+    recovery: Any = comm.recovery
+    return None if recovery is None else recovery.newcomers
+
+
 def is_waiting(comm: Group) -> bool:
     """Return True if this rank waits for others to die."""
-    return comm.newcomers is not None and comm.newcomers.is_spare
+    newcomers = newcomers_of(comm)
+    return newcomers is not None and newcomers.is_spare
+
+
+def n_ranks_of_steps(comm: Group) -> int:
+    """Return the number of ranks that make steps; one that waits has a communicator of itself alone."""
+    newcomers = newcomers_of(comm)
+    return newcomers.n_wanted if newcomers is not None and newcomers.is_spare else comm.size
 
 
 @keep_uncompiled
-def admit(comm: Admitting, state: GetState, load: Callable[[Any], object]) -> int:
+def admit(comm: Communicator, state: GetState, load: Callable[[Any], object]) -> int:
     """Let ranks that wait take the places of dead ones; collective, between two steps, a few microseconds.
 
     Call it at the beginning of each step. On a rank that waits, see ``Communicator(spares=...)``, it returns once the
@@ -489,6 +509,7 @@ def admit(comm: Admitting, state: GetState, load: Callable[[Any], object]) -> in
     return admit_by(comm, StateTransfer(state, lambda saved, _: load(saved), lambda: None))
 
 
-def admit_by(comm: Admitting, transfer: StateTransfer) -> int:
+def admit_by(comm: Communicator, transfer: StateTransfer) -> int:
     """Like `admit`, for states of which every member sends a part."""
-    return 0 if comm.newcomers is None else comm.newcomers.admit(transfer, comm.allreduce)
+    newcomers = newcomers_of(comm)
+    return 0 if newcomers is None else newcomers.admit(transfer, comm.allreduce)

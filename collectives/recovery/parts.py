@@ -36,7 +36,7 @@ def make_on_all(
     TypeError, ValueError, CollectiveMismatch
         Of `make`, if all ranks are alive.
     """
-    regroup = comm.regroup
+    regroup = comm.recovery
     if regroup is None or regroup.is_active_here:
         return make()
     part, count = None, regroup.count
@@ -47,7 +47,7 @@ def make_on_all(
         problem = error
     except Exception as error:
         if not (isinstance(error, PeerFailure) or reports_death(error, comm.mpi_comm)):
-            comm.give_up(error)  # of this rank alone
+            comm.ending.give_up(error)  # of this rank alone
             raise
         problem = error
         if regroup.count == count:  # others wait for this rank

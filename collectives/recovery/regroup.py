@@ -20,7 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -61,6 +63,7 @@ from collectives.transports import carrier
 if TYPE_CHECKING:
     from collectives.group.group import Group
     from collectives.nodes.layout import NodeLayout
+    from collectives.recovery.newcomers import Newcomers
 
 _Made = TypeVar("_Made")
 _log = logging.getLogger("collectives")
@@ -102,8 +105,35 @@ class SavedUser(NamedTuple):
 
     place: int  # in the order of joining
     name: str  # of `Survivor.describe`
-    user: Any
+    user: Survivor
     state: Any
+
+
+@dataclass(slots=True)
+class Standing:
+    """Standing of a call among those of all ranks."""
+
+    sequence: int  # place in the order in which all ranks begin their calls
+    is_settled: bool = False  # all ranks have done their part of the call, which ends without fail
+
+
+def is_settled(call: Call) -> bool:
+    """Return True if all ranks have done their part of a call; that of two ranks alone has no such end."""
+    return call.standing is not None and call.standing.is_settled
+
+
+class _Tries:
+    """State of regrouping over all tries, until no rank dies meanwhile."""
+
+    def __init__(self, comm: Group, unrepeated: Mapping[int, str]) -> None:
+        self.group, self.layouts = comm.mpi_comm.Get_group(), (comm.layout, comm.hosts)
+        self.of_nodes = [one.node_of for one in comm.levels]
+        self.has_failure, self.unrepeated = comm.missing.another_failed, unrepeated
+        self.users: list[tuple[str, int, Survivor]] = []
+        self.saved: list[SavedUser] | None = None
+        self.again: list[Call] = []  # calls in flight that are made again
+        self.ages: list[Mapping[int, int | None]] = []  # of residuals
+        self.damage, self.is_closing = "", False
 
 
 class Regroup:
@@ -139,13 +169,15 @@ class Regroup:
         self.comm, self.on_death, self._on_error = comm, on_death, on_error
         self.members, self.count = tuple(members), 0
         self.has_met = self._meets = False
-        self._users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # with their places in the order of joining
+        # with their places in the order of joining, and the functions that return views of them
+        self._users: WeakKeyDictionary[Any, tuple[int, Callable[[Any], Survivor]]] = WeakKeyDictionary()
         self.n_joined = self._begun = 0  # users that this rank has made; calls in the order of all ranks
         # Places of calls that others had begun when they regrouped and do not repeat, with the text of the error.
         self._unrepeated: dict[int, str] = {}
         self._damages: list[str] = []  # texts of damaged messages that this rank has received while it regroups
         self.is_active = False
         self.thread = 0
+        self.newcomers: Newcomers | None = None
 
     # The commit rule -------------------------------------------------------------------------------------------------
 
@@ -155,19 +187,21 @@ class Regroup:
         With a progress thread a call may be made while that thread regroups. Its steps then refer to a check, buffers
         and random words of the old group. Calls without `remake` find all of these at their first step.
         """
-        if call.remake is None or call.n_regrouped == self.count:
+        while self.is_active and self.thread != get_ident():
+            time.sleep(SLEEP_S)
+        if call.remake is None or call.epoch == self.count:
             return steps
-        call.n_regrouped = self.count
+        call.epoch = self.count
         return call.remake()
 
-    def number(self, call: Call) -> None:
-        """Give a call its place in the order in which all ranks begin their calls."""
-        self._begun += 1
-        call.sequence = self._begun
-
-    def steps(self, call: Call, steps: Steps) -> Steps:
+    def around(self, call: Call, steps: Steps) -> Steps:
         """Return the steps of a call that settles before it ends, also where it ends by an error of all ranks."""
-        if lost := self._unrepeated.pop(call.sequence, ""):
+        self._begun += 1
+        call.standing = Standing(self._begun)
+        return self._settling(call, steps)
+
+    def _settling(self, call: Call, steps: Steps) -> Steps:
+        if lost := self._unrepeated.pop(call.standing.sequence, ""):
             raise self._ranks_lost(call, lost)
         try:
             yield from steps
@@ -180,21 +214,22 @@ class Regroup:
 
     def settled(self, call: Call) -> Steps:
         """Return steps that end once all ranks have done their part of a call; at most once for each call."""
-        if call.is_settled:
+        standing = call.standing
+        if standing.is_settled:
             return
         steps = self._barrier(call)
-        while not call.is_settled:
+        while not standing.is_settled:
             try:
                 moved = next(steps)
             except StopIteration:
-                call.is_settled = True
+                standing.is_settled = True
                 return
             except MPI.Exception as error:
                 if not reports_death(error, self.comm.mpi_comm):
                     raise
                 call.lost_by = error
                 # the thread that drives the call regroups, and either settles it or throws an error in here
-                while not call.is_settled:
+                while not standing.is_settled:
                     yield False
                 return
             yield moved
@@ -223,20 +258,30 @@ class Regroup:
 
     # Regrouping ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_pool(self) -> bool:
+        """True if ranks wait for a death; perhaps this one does."""
+        return self.newcomers is not None
+
+    def dismiss(self) -> None:
+        """End the ranks that wait for a death."""
+        if self.newcomers is not None:
+            self.newcomers.dismiss()
+
     def look(self) -> None:
         """Raise the error of MPI if a rank has died, for steps that wait without messages."""
         look(self.comm.mpi_comm)
 
-    def with_survivors(self, make: Callable[[], _Made]) -> _Made:
+    def complete(self, make: Callable[[], _Made]) -> _Made:
         """Return the result of a blocking call of MPI, in which all survivors take part."""
         comm = self.comm
         text = f"{comm.here}: a rank has died, and not all survivors come to regroup"
         return with_survivors(make, comm.arrival_timeout, lambda: text)
 
-    def join(self, survivor: Survivor) -> None:
-        """Renew a long-lived user whenever the survivors regroup. Ranks make theirs in one order."""
+    def join(self, user: Any, view: Callable[[Any], Survivor] = lambda user: user) -> None:
+        """Renew a long-lived user, by a view of it, whenever the survivors regroup. Ranks make theirs in one order."""
         self.n_joined += 1
-        self._users[survivor] = self.n_joined
+        self._users[user] = self.n_joined, view
 
     def recover(self, error: BaseException) -> bool:
         """Regroup if an error is due to the death of a rank, and settle or begin again the calls in flight.
@@ -291,11 +336,6 @@ class Regroup:
         finally:
             self.is_active = False
 
-    def await_end(self) -> None:
-        """Wait while another thread regroups."""
-        while self.is_active and self.thread != get_ident():
-            time.sleep(SLEEP_S)
-
     @property
     def is_active_here(self) -> bool:
         """True within the regrouping of this thread."""
@@ -327,37 +367,18 @@ class Regroup:
         )
 
     def _regroup(self, start: float) -> None:
-        comm = self.comm
+        comm, before = self.comm, self.members
         self.on_death()
-        has_failure = comm.missing.another_failed
-        before, here, old, group = self.members, comm.here, comm.mpi_comm, comm.mpi_comm.Get_group()
-        layouts, of_nodes = (comm.layout, comm.hosts), [one.node_of for one in comm.layouts_of_nodes]
-        users: list[tuple[str, Any]] = []
-        saved: list[SavedUser] | None = None
-        again: list[Call] = []
-        ages: list[Mapping[int, int | None]] = []
-        unrepeated, self._damages, damage, is_closing = self._unrepeated, [], "", False
+        here, old, found = comm.here, comm.mpi_comm, _Tries(comm, self._unrepeated)
+        self._damages = []
         while True:
             for one in (old, *(part.mpi_comm for part in comm.parts)):
                 revoke(one)
-            new = self.with_survivors(old.Shrink)
+            new = self.complete(old.Shrink)
             new.Set_errhandler(MPI.ERRORS_RETURN)
             is_renewed = False
             try:
-                if saved is None:
-                    users = self._named_users()
-                reports = self._settle(new, has_failure, unrepeated, [name for name, _ in users], of_nodes)
-                has_failure = any(one.has_failure for one in reports)
-                damage = next((one.damage for one in reports if one.damage), "")
-                if saved is None:
-                    again = self._drop()
-                    saved = self._saved(users)
-                survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, group))
-                self.members = tuple(before[rank] for rank in survivors)
-                is_closing = any(one.is_closed for one in reports)  # others have left close() already
-                if not (is_closing or damage):
-                    comm.renew(new, survivors, layouts)
-                    ages = self._renew_users(saved, reports, layouts[0].rank, survivors)
+                self._try(new, found, before)
                 is_renewed = True
             except (MPI.Exception, PeerFailure, DamagedMessage) as error:
                 if not may_repeat(error, new, self._damages):
@@ -366,31 +387,52 @@ class Regroup:
             except TopologyError as error:
                 raise PeerFailure(f"{here}: {self._lost(before)}, and the survivors cannot go on: {error}") from error
             # Where another rank died meanwhile some survivors have come to the end, and others have not.
-            if self.with_survivors(partial(agree, new, is_renewed)):
+            if self.complete(partial(agree, new, is_renewed)):
                 break
             old = new
-        if has_failure:
+        if found.has_failure:
             self._on_error()
-        if damage:
-            raise comm.ending.abort(DamagedMessage(f"while the survivors regrouped: {damage}"))
+        if found.damage:
+            raise comm.ending.abort(DamagedMessage(f"while the survivors regrouped: {found.damage}"))
         lost = self._lost(before)
-        if is_closing:
+        if found.is_closing:
             _log.warning("%s: %s while the ranks closed the communicator", here, lost)
-            calls = comm.calls
-            calls.enter(State.CLOSING, f"{lost} while the ranks closed it")
-            calls.failure = calls.closed()
-            for call in again:
-                call.steps = _raise(calls.failure)
+            self._end_closing(found.again, lost)
             return
         self.count += 1
         self._unrepeated = dict.fromkeys(self._unrepeated, lost)
-        self._begin_again(again, lost)
+        self._begin_again(found.again, lost)
         if len(self.members) < len(before):
             _log.warning(
                 "%s, %s before: %s; %d of %d ranks go on after %.0f ms, %s",
                 comm.here, here, lost, comm.size, len(before), 1e3 * (time.perf_counter() - start),
-                _describe_residuals(ages, before, comm.size),
+                _describe_residuals(found.ages, before, comm.size),
             )  # fmt: skip
+
+    def _try(self, new: MPI.Comm, found: _Tries, before: tuple[int, ...]) -> None:
+        """Settle the calls in flight and renew the group among the survivors; they may die meanwhile."""
+        if found.saved is None:
+            found.users = self._named_users()
+        reports = self._settle(new, found)
+        found.has_failure = any(one.has_failure for one in reports)
+        found.damage = next((one.damage for one in reports if one.damage), "")
+        if found.saved is None:
+            found.again = self._drop()
+            found.saved = _saved(found.users)
+        survivors = tuple(MPI.Group.Translate_ranks(new.Get_group(), None, found.group))
+        self.members = tuple(before[rank] for rank in survivors)
+        found.is_closing = any(one.is_closed for one in reports)  # others have left close() already
+        if not (found.is_closing or found.damage):
+            self.comm.renew(new, survivors, found.layouts)
+            found.ages = self._renew_users(found.saved, reports, found.layouts[0].rank, survivors)
+
+    def _end_closing(self, again: Iterable[Call], lost: str) -> None:
+        """Leave close(), as other survivors have: no group is made."""
+        calls = self.comm.calls
+        calls.enter(State.CLOSING, f"{lost} while the ranks closed it")
+        calls.failure = calls.closed()
+        for call in again:
+            call.steps = _raise(calls.failure)
 
     def _renew_users(
         self,
@@ -402,7 +444,7 @@ class Regroup:
         comm, n_joined = self.comm, min(one.joined for one in reports)
         if n_joined < max(one.joined for one in reports):  # users that restart cannot make their nodes alone
             for node_of in sorted({one for report in reports for one in report.layouts}):
-                comm.nodes_of(NodeLayout(node_of, rank).of_survivors(survivors, comm.rank))
+                comm.nodes_of(NodeLayout(node_of, rank).of_ranks(survivors, comm.rank))
         return self.renew_users(saved, names_in_all(one.users for one in reports), n_joined, survivors)
 
     def meet(self) -> None:
@@ -432,30 +474,28 @@ class Regroup:
         unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
         unused = [carrier(one) for one in unused]  # without checksums and emulated links
         native = carrier(comm.mpi_comm)
-        farewell = Farewell(native, comm.calls.next_tag(), report, comm.timeout, unused, comm.checked)
+        farewell = Farewell(native, comm.calls.next_tag(), report, comm.timeout, unused, comm.options.checked)
         farewell.start()
         return farewell
 
     # Newcomers -------------------------------------------------------------------------------------------------------
 
-    def _named_users(self) -> list[tuple[str, Any]]:
-        """Return the long-lived users in the order of joining.
+    def _named_users(self) -> list[tuple[str, int, Survivor]]:
+        """Return the long-lived users with their names and places, in the order of joining.
 
         Of users with equal descriptions a rank may keep more than others: their names count from the last one.
         """
+        joined = sorted(((place, view(user)) for user, (place, view) in self._users.items()), key=itemgetter(0))
         found, seen = [], Counter[str]()
-        for one in sorted(self._users, key=self._users.__getitem__, reverse=True):
+        for place, one in reversed(joined):
             name = one.describe()
-            found.append((f"{name}, {seen[name]} of its kind later" if seen[name] else name, one))
+            found.append((f"{name}, {seen[name]} of its kind later" if seen[name] else name, place, one))
             seen[name] += 1
         return found[::-1]
 
     def save_users(self) -> list[SavedUser]:
         """Return the long-lived users in the order of joining, with their states."""
-        return self._saved(self._named_users())
-
-    def _saved(self, users: Iterable[tuple[str, Any]]) -> list[SavedUser]:
-        return [SavedUser(self._users[user], name, user, user.save()) for name, user in users]
+        return _saved(self._named_users())
 
     def renew_users(
         self, saved: Iterable[SavedUser], common: Collection[str], n_joined: int, survivors: tuple[int, ...]
@@ -490,30 +530,25 @@ class Regroup:
         text = f"{self.comm.here}: {lost} during {call.name()}; the survivors can make the call again"
         return RanksLost(text, self.members)
 
-    def _settle(
-        self,
-        new: MPI.Comm,
-        has_failure: bool,
-        unrepeated_before: Mapping[int, str],
-        users: list[str],
-        layouts: list[tuple[int, ...]],
-    ) -> list[_Report]:
+    def _settle(self, new: MPI.Comm, found: _Tries) -> list[_Report]:
         """Settle the calls in flight that a survivor has ended; return the reports of all survivors."""
         ordered = self.comm.calls.ordered
-        unsettled = [call.sequence for call in ordered if not call.is_settled]
-        unrepeated = [call.sequence for call in ordered if not call.is_settled and call.remake is None]
+        open_calls = [call for call in ordered if not is_settled(call)]
+        unsettled = [call.standing.sequence for call in open_calls]
+        unrepeated = [call.standing.sequence for call in open_calls if call.remake is None]
         # a rank that came by `meet` may have died since another one received its report
         mine = _Report(
-            self._begun, unsettled, unrepeated, has_failure, self._meets or self.has_met, users, self.n_joined, layouts,
-            damage="".join(self._damages[:1]),
+            self._begun, unsettled, unrepeated, found.has_failure, self._meets or self.has_met,
+            [name for name, *_ in found.users], self.n_joined, found.of_nodes, damage="".join(self._damages[:1]),
         )  # fmt: skip
-        reports: list[_Report] = gather_objects(self.comm.checked(new), mine, self.comm.timeout)
+        reports: list[_Report] = gather_objects(self.comm.options.checked(new), mine, self.comm.timeout)
         self.has_met |= any(one.meets for one in reports)
         for call in ordered:
-            if any(call.sequence <= one.begun and call.sequence not in one.unsettled for one in reports):
-                call.is_settled = True
+            place = call.standing.sequence
+            if any(place <= one.begun and place not in one.unsettled for one in reports):
+                call.standing.is_settled = True
         lost = {place: "" for one in reports for place in one.unrepeated if place > self._begun}
-        self._unrepeated = {**unrepeated_before, **lost}
+        self._unrepeated = {**found.unrepeated, **lost}
         return reports
 
     def _drop(self) -> list[Call]:
@@ -522,7 +557,7 @@ class Regroup:
         for call in self.comm.calls.in_flight():
             keep_alive(call.owners)  # MPI may still write there
             call.lost_by = None
-            if call.is_settled:
+            if is_settled(call):
                 _finish(call)
             else:
                 if isinstance(call.steps, Generator):
@@ -542,8 +577,12 @@ class Regroup:
             if call.remake is None:
                 call.steps = _raise(self._ranks_lost(call, lost))
             else:
-                call.steps = self.steps(call, call.remake())
+                call.steps = self._settling(call, call.remake())
                 comm.enter(call)
+
+
+def _saved(users: Iterable[tuple[str, int, Survivor]]) -> list[SavedUser]:
+    return [SavedUser(place, name, user, user.save()) for name, place, user in users]
 
 
 def names_in_all(everyones: Iterable[Collection[str]]) -> set[str]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from mpi4py import MPI
@@ -40,6 +40,7 @@ from collectives.quoting import one_line
 
 if TYPE_CHECKING:
     from collectives.execution.handle import Call
+    from collectives.group.calls import Calls
 
 FOLDER = "MPICOMP_FLIGHT_DIR"
 FORMAT = 1
@@ -60,26 +61,10 @@ _RANK_NAMES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK"
 _SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-class _Call(Protocol):
-    """Call in flight, which describes itself."""
-
-    note: Record | None
-    number: int
-    arrival: int | None
-    describe: Callable[[], str]
-
-    @property
-    def stalled_s(self) -> float: ...
-
-
-class _Calls(Protocol):
-    def in_flight(self) -> tuple[_Call, ...]: ...
-
-
 class RecordedGroup:
     """Communicator as the recorder knows it; it does not keep it alive."""
 
-    def __init__(self, recorder: FlightRecorder, key: str, rank: int, members: Sequence[int], calls: _Calls) -> None:
+    def __init__(self, recorder: FlightRecorder, key: str, rank: int, members: Sequence[int], calls: Calls) -> None:
         # the key is the same on all ranks of the communicator, and for no other one; members are ranks of the job
         self.key, self.rank, self.members = key, rank, tuple(members)
         self.begun = 0  # collective calls so far
@@ -87,7 +72,7 @@ class RecordedGroup:
         self._calls = ref(calls)
         recorder.join(self)
 
-    def in_flight(self) -> tuple[_Call, ...]:
+    def in_flight(self) -> tuple[Call, ...]:
         """Return the calls in flight."""
         calls = self._calls()
         return () if calls is None else calls.in_flight()
@@ -283,7 +268,7 @@ def _text(label: Callable[[], str] | str) -> str:
         return f"a call whose description fails ({one_line(error)})"
 
 
-def _describe_wait(call: _Call) -> str:
+def _describe_wait(call: Call) -> str:
     try:
         return str(call.describe())
     except Exception as error:  # noqa: BLE001 - as above

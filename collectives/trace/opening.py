@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_texts
 from collectives.progress.polling import wait
+from collectives.trace.flight_recorder import RecordedGroup, recorder_here
 from collectives.trace.recorder import Trace, compare_clocks
+
+if TYPE_CHECKING:
+    from collectives.group.calls import Calls
+
+
+def open_history(key: str, rank: int, members: Sequence[int], calls: Calls) -> RecordedGroup:
+    """Return the history of a new group's calls, in the flight recorder of this process."""
+    return RecordedGroup(recorder_here(), key, rank, members, calls)
 
 
 def open_trace(folder: str | Path, comm: MPI.Comm, timeout_s: float, link: str, close: Callable[[], None]) -> Trace:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, overload
 from weakref import ref
 
-import numpy as np
-
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept, Testable
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.staging import Staging
-from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
+from collectives.arrays.vectors import Flat
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
 from collectives.execution.handle import keep_uncompiled
@@ -24,11 +21,11 @@ from collectives.group.routes import VERSION
 from collectives.listed_names import Listed
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
-from mpicomp.aggregator.call import CallText, User, VectorCall, tensors_listed
+from mpicomp.aggregator.call import CallText, VectorCall, tensors_listed
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
-from mpicomp.aggregator.residual_copies import Saved
-from mpicomp.aggregator.survival import make_copies, renew_copies, state_of_newcomer, state_of_survivor
+from mpicomp.aggregator.survival import Continuation, JointEnd
+from mpicomp.aggregator.vector_views import VectorViews
 from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
 
@@ -92,27 +89,23 @@ class Aggregator(metaclass=Listed):
         self.algorithm, self.comm, self.spec = algorithm, comm, spec
         self.traffic = TrafficLog()
         self.step = 0
-        self._first_tag = comm.last_tag
+        self._first_tag = comm.users.last_tag
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._assemble()
         self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
-        # of arrays that need no view; none where a device encodes, and in bfloat16, as uint16 may be anything
-        self._plain = spec.stored if self._device is None and spec.dtype != "bfloat16" else None
-        self._shape = (spec.n,)
+        self.views = VectorViews(spec, self._device)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
-        self._fixed: tuple[Array, Array] = _NO_NUMBERS  # arrays of `fix`
-        self._fixed_views: tuple[Flat, Flat, Array] | None = None
         self._queued: Testable | None = None  # work of the last step on the device, which the host has not waited for
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
-        self._self: ref[User] = ref(self)
-        if comm.regroup is not None:
-            comm.regroup.join(self)
+        self._self: ref[Aggregator] = ref(self)
+        if comm.recovery is not None:
+            comm.recovery.join(self, Continuation)
 
     def _assemble(self) -> None:
         """Make the parts, for the ranks that there are."""
         algorithm, comm, spec = self.algorithm, self.comm, self.spec
-        self._tag = comm.fixed_tag()
+        self.tag = comm.fixed_tag()
         parts, self.driver = algorithm.assemble(comm, spec)
         self.feedback: Any = parts.feedback
         self.reducer = parts.reducer
@@ -120,12 +113,12 @@ class Aggregator(metaclass=Listed):
         tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
         if matrix_rows := self.feedback.matrix_rows:  # equal lengths may be different matrices
             tensors += f", rows of {tensors_listed(matrix_rows)},"
-        self._copies = make_copies(comm, algorithm, self.driver, self.feedback)
-        if self._copies is not None:
-            tensors += f", residuals copied every {self._copies.every} steps,"
+        self.joint_end = None if comm.recovery is None else JointEnd(comm, algorithm, self.driver, self.feedback)
+        if self.joint_end is not None:
+            tensors += self.joint_end.description
         text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "
-        text += f"{comm.route}, wire format {VERSION}, tag {self._tag}"
-        self._text = CallText(comm, algorithm, spec, self._tag, text)
+        text += f"{comm.routes}, wire format {VERSION}, tag {self.tag}"
+        self._text = CallText(comm, algorithm, spec, self.tag, text)
         self._fingerprint = self._text.fingerprint
 
     def __dir__(self) -> list[str]:
@@ -280,10 +273,6 @@ class Aggregator(metaclass=Listed):
             self.let_go(call)
             raise
 
-    def fix(self, vector: Array, out: Array) -> None:
-        """View arrays on the aggregator's device once, for a caller who keeps them and passes both to every call."""
-        self._fixed, self._fixed_views = (vector, out), None
-
     def carry(self, numbers: AnyArray, sums: AnyArray) -> None:
         """Have the next call sum `numbers` over the ranks, in the messages by which the ranks compare the call.
 
@@ -300,7 +289,7 @@ class Aggregator(metaclass=Listed):
         """Return a call of this vector, and its steps."""
         comm, step = self.comm, self.step
         # before the parts are read, which a progress thread may replace meanwhile
-        n_regrouped = 0 if comm.regroup is None else comm.regroup.count
+        epoch = 0 if comm.recovery is None else comm.recovery.count
         numbers, sums = self._carried
         if numbers is not None:
             self._carried = _NO_NUMBERS
@@ -310,9 +299,9 @@ class Aggregator(metaclass=Listed):
             if self._call is not None:
                 self._reject_second_call(self._call)
             self.feedback.check_ready()
-            if not self._are_plain(vector, out):
+            if not self.views.are_plain(vector, out):
                 difference = vector if isinstance(vector, Difference) else None
-                source, target, result = self._views(vector, out)
+                source, target, result = self.views.of(vector, out)
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             self._can_undo = False  # as on the other ranks, where this step fails
             comm.reject(reword(error, f"{comm.here}, vector {self.vector_id}: {error}"), "aggregate")
@@ -321,9 +310,9 @@ class Aggregator(metaclass=Listed):
         written: Any = out if target is None else target.values
         call = VectorCall(self._text, step, self._self, values, difference, written, traffic)
         call.result = result
-        if comm.regroup is not None:
+        if comm.recovery is not None:
             call.remake = partial(self._begin_steps, call, source, target, numbers, sums)
-            call.n_regrouped = n_regrouped
+            call.epoch = epoch
         return call, self._begin_steps(call, source, target, numbers, sums)
 
     def _begin_steps(
@@ -334,7 +323,7 @@ class Aggregator(metaclass=Listed):
         numbers: AnyArray | None,
         sums: AnyArray | None,
     ) -> Iterator[bool]:
-        """Return the steps of a call; also where the survivors make it again."""
+        """Return the steps of a call; also where it is made again."""
         comm, step, traffic, driver = self.comm, call.step, call.traffic, self.driver
         mark = self._fingerprint + step
         prepare = partial(driver.prepare, step) if driver.prepares else None
@@ -346,51 +335,14 @@ class Aggregator(metaclass=Listed):
         check = comm.check(call, mark, traffic, numbers, sums, prepare)
         return self._steps(call, check, source, target)
 
-    def _are_plain(self, vector: Array, out: Array) -> bool:
-        """Return True for two NumPy arrays that need no view: the common case, in a tenth of the time."""
-        if type(vector) is not np.ndarray or type(out) is not np.ndarray:
-            return False
-        dtype, shape, flags = self._plain, self._shape, out.flags
-        return (
-            vector.dtype is dtype
-            and out.dtype is dtype
-            and vector.shape == shape
-            and out.shape == shape
-            and vector.flags.c_contiguous
-            and flags.c_contiguous
-            and flags.writeable
-            and not np.may_share_memory(vector, out)
-        )
-
-    def _views(self, vector: Array | Difference, out: Array | None) -> tuple[Flat, Flat, Array]:
-        """Return the checked vector and result as flat arrays, and the result as the caller gets it."""
-        if isinstance(vector, Difference) and self._device is not None:
-            raise TypeError(f"a Difference is not encoded on {self._device.name}: pass a tensor there")
-        device = self._device
-        is_fixed = device is not None and vector is self._fixed[0] and out is self._fixed[1]
-        if is_fixed and device is not None and self._fixed_views is not None:
-            device.follow()
-            return self._fixed_views
-        source = self._view(vector.vector if isinstance(vector, Difference) else vector)
-        result = empty_like(vector) if out is None else out
-        target = self._view(result)
-        if is_read_only(target, result):
-            raise ValueError("out is read-only: pass an array that can be written")
-        if source.overlaps(target):
-            raise ValueError("out shares memory with the vector: pass another array")
-        if is_fixed:
-            self._fixed_views = source, target, result
-        return source, target, result
-
     def _steps(
         self, call: VectorCall, check: Iterator[bool] | None, source: Flat | None, target: Flat | None
     ) -> Iterator[bool]:
-        self._call, self._can_undo, comm = call, False, self.comm
+        self._call, self._can_undo = call, False
         here: Staging | None = None
         there: Staging | None = None
         given: Any = None
-        has_committed = False
-        copies = self._copies
+        joint, end = self.joint_end, self.joint_end or self.driver
         of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
         if source is not None and target is not None:
             here, there = source.staging, target.staging
@@ -422,26 +374,14 @@ class Aggregator(metaclass=Listed):
                     yield from self.driver.steps(call)
                     if there is not None:
                         yield from deliver(call, there)
-                if comm.regroup is not None:
-                    if copies is not None and copies.are_due(self.step + 1):
-                        self.driver.commit()  # taken back unless all ranks have their copies
-                        has_committed = True
-                        state = self.feedback.state()
-                        yield from copies.exchange(state, self.step + 1, call.tag, call, call.traffic)
-                    yield from comm.regroup.settled(call)
+                if joint is not None:
+                    yield from joint.steps(call)
             except BaseException:
-                if has_committed and self.driver.can_undo:
-                    self.driver.undo()
-                if copies is not None:
-                    copies.drop()
-                self.driver.roll_back()
+                end.roll_back()
                 if call.wide is not None:  # it may have been overwritten; a repetition begins from the vector
                     call.values, call.wide = given, None
                 raise
-            if not has_committed:
-                self.driver.commit()
-            elif copies is not None:
-                copies.keep()
+            end.commit()
             self.step += 1
             self._can_undo = True
             call.traffic.ended = call.traffic.clock()
@@ -512,68 +452,6 @@ class Aggregator(metaclass=Listed):
         dropped = f"the call of step {call.step} was dropped without wait()"
         raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
 
-    def _view(self, array: Array) -> Flat:
-        vector = flat(array) if self._device is None else on_device(self._device, array)
-        if vector.dtype != self.dtype:
-            raise TypeError(
-                f"the vector has type {vector.dtype}, the aggregator was started for {self.dtype}: convert the vector, "
-                f'or start another by dtype="{vector.dtype}"'
-            )
-        if (n := math.prod(vector.shape)) != self.n:
-            raise ValueError(
-                f"the vector has {n} elements, the aggregator was started for {self.n}: start another for {n}, once, "
-                "and keep it"
-            )
-        return vector
-
-    # After the death of ranks ----------------------------------------------------------------------------------------
-
-    def save(self) -> Saved:
-        """Return the state to go on from once the survivors have regrouped."""
-        self.feedback.check_ready()
-        copies = self._copies
-        held, size = (None, 0) if copies is None else (copies.held, copies.size)
-        return Saved(self._state(self.feedback.state()), held, size)
-
-    def describe(self) -> str:
-        """Return the kind of the vectors, the method and its tag, which are equal on all ranks."""
-        spec = self.spec
-        lengths = spec.tensor_lengths
-        tensors = "" if lengths is None else f" in {tensors_listed(lengths)}"
-        return f"{spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {self.algorithm}, tag {self._tag}"
-
-    def enter(self, peers: Saved) -> Saved:
-        """Return a newcomer's state, of that of a peer: equal counters and scales, no pending errors."""
-        return state_of_newcomer(self.algorithm, peers, self.state_kinds)
-
-    def restart(self, saved: Saved) -> None:
-        """Begin with the ranks as they are now, before any step: others have yet to make theirs; not collective."""
-        with self.comm.tags_from(self._first_tag):
-            self._assemble()
-        if {self.state_kinds[key] for key in saved.state} <= {"mean", "shared"}:
-            self.feedback.load(self._checked_state(saved.state))
-
-    def renew(self, saved: Saved, survivors: tuple[int, ...]) -> dict[int, int | None]:
-        """Go on among the survivors, each from its own residual and the copy that it holds; collective.
-
-        Without copies the residuals of dead ranks are lost, and so are errors of elements that they owned.
-
-        Returns
-        -------
-        dict
-            Age in steps of the residual that was added for each dead rank, None where it is lost; empty: no copies.
-        """
-        comm = self.comm
-        with comm.tags_from(self._first_tag):
-            self._assemble()
-        state, ages = state_of_survivor(comm, saved, survivors, self.state_kinds, self.feedback.stand_in)
-        taken = self._checked_state(state)
-        self.feedback.load(taken)
-        self.step, self._can_undo = taken["step"], False
-        if self._copies is not None:
-            renew_copies(comm, self._copies, self.feedback.state(), self.step, self._tag)
-        return ages
-
     # State -----------------------------------------------------------------------------------------------------------
 
     @property
@@ -613,8 +491,24 @@ class Aggregator(metaclass=Listed):
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """Return a state that later steps overwrite."""
         self.feedback.check_ready()
         return self._state(self.feedback.state())
+
+    def load(self, state: dict[str, Any]) -> str:
+        """Continue from a state; returns a description of the parts of it that the ranks compare."""
+        taken = self._checked_state(state)
+        restored: str = self.feedback.load(taken)
+        self.step, self._can_undo = taken["step"], False
+        return restored
+
+    def make_again(self) -> None:
+        """Make the parts again, with the same tags, where the ranks have become others."""
+        with self.comm.users.tags_from(self._first_tag):
+            self._assemble()
 
     @keep_uncompiled
     def check_state_dict(self, state: dict[str, Any]) -> None:
@@ -651,12 +545,9 @@ class Aggregator(metaclass=Listed):
         """
         if self._call is not None and self._call.error is None:
             self._reject_second_call(self._call)
-        taken = self._checked_state(state)
-        restored = self.feedback.load(taken)
-        if self._copies is not None:
-            self._copies.forget()
-        self.step = taken["step"]
-        self._can_undo = False
+        restored = self.load(state)
+        if self.joint_end is not None:
+            self.joint_end.forget()
         if restored:  # ranks that restored different states must notice it in their next call
             self._text = replace(self._text, restored=restored)
             self._fingerprint = self._text.fingerprint

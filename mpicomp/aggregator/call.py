@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from collectives import Communicator, NonFiniteGradient, Traffic
@@ -18,13 +18,8 @@ from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
 from mpicomp.feedback.packed_signs import PackedSigns
 
-
-class User(Protocol):
-    """Owner of calls, which makes them one at a time."""
-
-    def let_go(self, call: VectorCall) -> None:
-        """Forget a call whose end the caller has seen."""
-        ...
+if TYPE_CHECKING:
+    from mpicomp.aggregator.base import Aggregator
 
 
 class Compare(Protocol):
@@ -82,7 +77,7 @@ class CallText:
                 (f"{spec.vector_id}", f"vector of {kind} number {spec.vector_id} by {by}"),
                 f"in {tensors_listed(spec.tensor_lengths)}" if spec.tensor_lengths is not None else "no tensor_lengths",
                 *(f"{name}={getattr(self.method, name)!r}" for name in options),
-                *self.group.route_parts,
+                *self.group.routes.parts,
                 f"aggregator {self.tag} of the communicator",
                 f"step {step}",
                 f"restored with {self.restored}" if self.restored else "not restored",
@@ -139,7 +134,7 @@ class VectorCall(Call):
         self,
         text: CallText,
         step: int,
-        user: ref[User],
+        user: ref[Aggregator],
         vector: FloatArray | None,
         difference: Difference | None,
         out: FloatArray,

@@ -22,12 +22,13 @@ from collectives import Communicator
 from collectives.annotations import Array, FloatArray, override
 from collectives.arrays import Place, Taken, named, wait
 from collectives.arrays.vectors import Flat
-from collectives.recovery.newcomers import is_waiting
+from collectives.recovery.newcomers import is_waiting, n_ranks_of_steps
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from mpicomp.aggregator.base import Aggregator, Method
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.aggregator.vector_views import VectorViews
 from mpicomp.kernels.cache_folder import CACHE
 
 MOST_RANKS = 3  # 4 for an even number of ranks, among which votes may tie
@@ -55,7 +56,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
 
     On a rank that waits for others to die they are also loaded.
     """
-    loads, size = is_waiting(comm), _ranks_of_steps(comm)
+    loads, size = is_waiting(comm), n_ranks_of_steps(comm)
     key = method, comm.topology, size, spec.dtype, spec.n.bit_length()
     try:
         if key in _done:
@@ -90,7 +91,7 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
     if lengths is not None:
         first = 65 if any(length % 64 for length in lengths[:-1]) else 64
         lengths = (first, n - -(-first // 64) * 64) if n > 256 else None
-    ranks = min(_ranks_of_steps(comm), MOST_DEVICE_RANKS)
+    ranks = min(n_ranks_of_steps(comm), MOST_DEVICE_RANKS)
     key = method, comm.topology, ranks, spec.dtype, spec.device, n, lengths
     with _lock:
         try:
@@ -104,12 +105,6 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
             _make_steps(_shortened(getattr(method, "method", method)), short, ranks, comm.topology, False)
         except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are launched
             _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
-
-
-def _ranks_of_steps(comm: Communicator) -> int:
-    """Return the number of ranks that make steps; one that waits has a communicator of itself alone."""
-    newcomers = comm.newcomers
-    return newcomers.n_wanted if newcomers is not None and newcomers.is_spare else comm.size
 
 
 def _compiles_on_devices() -> bool:
@@ -170,20 +165,22 @@ def _is_no_rehearsal(record: logging.LogRecord) -> bool:
     return not hasattr(_thread, "rehearses")
 
 
-class _Rehearsal(Aggregator):
-    """Aggregator that takes NumPy arrays of every type, and tensors of its device."""
+class _AnyViews(VectorViews):
+    """NumPy arrays of every type, and tensors of the device."""
 
     @override
-    def _view(self, array: Array) -> Flat:
+    def view(self, array: Array) -> Flat:
+        dtype = self._spec.dtype
         if self._device is None:
-            return Flat(array, self.dtype, array.shape)
-        taken = Taken(self.dtype, tuple(array.shape), True, array.data_ptr(), array)
-        return Flat(array, self.dtype, taken.shape, Place(self._device, taken, array.nbytes))
+            return Flat(array, dtype, array.shape)
+        taken = Taken(dtype, tuple(array.shape), True, array.data_ptr(), array)
+        return Flat(array, dtype, taken.shape, Place(self._device, taken, array.nbytes))
 
 
 def _steps_of_rank(method: Method, comm: Communicator, spec: VectorSpec, with_moves: bool) -> None:
     _thread.rehearses = True
-    aggregator = _Rehearsal(method, comm, spec)
+    aggregator = Aggregator(method, comm, spec)
+    aggregator.views = _AnyViews(spec, None if spec.device == "cpu" else named(spec.device))
     vector, out = _vector(spec, comm.rank), np.empty(spec.n, spec.stored)
     if spec.device != "cpu":
         device = named(spec.device)

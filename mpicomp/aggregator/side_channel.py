@@ -73,7 +73,7 @@ class SideChannel:
         # rows of other ranks stay zero, so that sums are the rows of all; two ranks need no sums
         values = self._all if size == 1 else _zeros(size if size > 2 else 1, words)
         own = values[rank if size > 2 else 0]
-        most = comm.swapped_bytes if size == 2 else min(comm.swapped_bytes, MOST_COMPARED_BYTES)
+        most = comm.call_check.most_bytes if size == 2 else min(comm.call_check.most_bytes, MOST_COMPARED_BYTES)
         self.fits_comparison = size > 1 and values.nbytes <= most
         self._combine = add if size > 2 else _pair
         self._own, self._row, self._values = self._all[rank], own, values.reshape(-1)
@@ -85,7 +85,7 @@ class SideChannel:
         # contiguous for kernels
         self._has_copy = not self._numbers.flags.c_contiguous
         self.everyones = np.zeros((size, count)) if self._has_copy else self._numbers
-        self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.persistent(self))
+        self._requests = Requests(comm.mpi_comm, comm.fixed_tag(), comm.users.persistent(self))
         self._message = [message, nbytes, MPI.BYTE]
         self._messages = {one: [self._rows[one], nbytes, MPI.BYTE] for one in self._others}
         self._kept: list[Any] | None = None  # persistent requests of all messages

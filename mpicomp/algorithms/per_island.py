@@ -52,7 +52,7 @@ class Islands:
         """Return the islands of the ranks that are left."""
         if comm.members == self.members:
             return self.layout
-        return self.layout.of_survivors([self.members.index(one) for one in comm.members], comm.rank)
+        return self.layout.of_ranks([self.members.index(one) for one in comm.members], comm.rank)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class PerNode(WrappingMethod):
     @override
     def connect(self, comm: Communicator) -> None:
         layout = self.layout_of(comm)
-        if comm.regroup is not None and self.local in ("gloo", "nccl"):
+        if comm.recovery is not None and self.local in ("gloo", "nccl"):
             raise ValueError(
                 f"{comm.here}: groups of {self.local} do not outlive their ranks: with on_failure='regroup' pass "
                 "local='auto'"

@@ -146,18 +146,18 @@ class Relay(Algorithm):
         if (
             keeps
             and comm.size > 1
-            and comm.gathers(expected)
-            and nbytes <= comm.packed_piece_bytes()
+            and comm.routes.gathers(expected)
+            and nbytes <= comm.routes.packed_piece_bytes()
             and spec.n <= MOST_GATHERED
         ):
             return all_gather(comm, spec, codec, ErrorFeedback())
         # the program counts buckets: it cuts between them, wherever tensors begin
-        model = self.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        model = self.message_model(spec.n, spec.dtype, comm.size, comm.routes.packed_piece_bytes())
         longest = max(1, model.piece_elements // self.bucket)
         topology = comm.select(expected)
         if comm.topology == "auto" and comm.size >= FEWEST_RANKS:
             topology = quiet_route(comm.size)
-        program = comm.program(topology, len(buckets.starts), 1, longest)
+        program = comm.routes.program(topology, len(buckets.starts), 1, longest)
         sums = RelayedSums(named(spec.device), codec, buckets, program, spec.n, spec.dtype, keeps)
         program = replace(program, pieces=tuple(sums.pieces))
         return Parts(sums, Cascade(comm, program, sums.held, sums.landing, spec.n <= BRIEF_ELEMENTS))

@@ -90,7 +90,7 @@ class Chosen(Driver):
         self._schedule = schedule if comm.size > 1 else replace(schedule, retry_every=None)
         self._spec, self._name = spec, name
         self._channel = SideChannel(comm, COUNT)
-        self._watch = Stopwatch(comm.common(Front))
+        self._watch = Stopwatch(comm.users.common(Front))
         self._running: Driver = dense
         self._clock: Callable[[], float] | None = None  # clock of a step that is being measured
         self._clears = False

@@ -75,7 +75,7 @@ class CascadingSSDM(Algorithm):
         """Partial sums x stochastic sign x decoding and encoding on every hop."""
         codec, model = StochasticSign(), self.message_model(spec.n, spec.dtype, comm.size, 0)
         topology = comm.select(model.nbytes(spec.n, 1))
-        program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
+        program = comm.routes.program(topology, spec.n, model.alignment, model.piece_elements)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
         sums = PartialSums(named(spec.device), codec, stream, comm.rank, program, spec.dtype, self.normalise)
         return Parts(sums, Cascade(comm, program, sums.held, sums.landing))

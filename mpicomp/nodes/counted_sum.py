@@ -50,7 +50,7 @@ class CountedSum(LocalSum):
     def _await(self, call: VectorCall, kind: int, count: int) -> Steps:
         """Wait until this counter of all ranks has come so far."""
         assert self._memory is not None
-        counters, regroup = self._counters, call.group.regroup
+        counters, regroup = self._counters, call.group.recovery
         if any(one[kind] < count for one in counters):
             call.describe = partial(self._describe_behind, kind, count)
             while any(one[kind] < count for one in counters):

@@ -240,7 +240,7 @@ class CutHolder(ABC):
             for cut in cuts:
                 cut.roll_back()
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
-                self.comm.give_up(error)
+                self.comm.ending.give_up(error)
             raise
         self._held = cuts
         if not self._holds:

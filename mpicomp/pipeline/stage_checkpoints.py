@@ -163,7 +163,7 @@ class StageCheckpoints:
         def check() -> None:
             if not whole(every, 1):
                 raise ValueError(f"every must be a number of steps, not {every!r:.80}")
-            if any(one.regroup is not None for one in (self._comm, stage.comm)):
+            if any(one.recovery is not None for one in (self._comm, stage.comm)):
                 raise ValueError(
                     "the communicator goes on with the survivors after a death, and StageCheckpoints needs all ranks "
                     'to end together: make the Communicator with on_failure="raise", the default'
@@ -444,7 +444,7 @@ class StageCheckpoints:
             found: StageLost | None = None
             try:
                 alive = MPI.Group.Translate_ranks(new.Get_group(), None, group)
-                gather = partial(gather_objects, comm.checked(new), timeout_s=comm.arrival_timeout)
+                gather = partial(gather_objects, comm.options.checked(new), timeout_s=comm.arrival_timeout)
                 found = self._write_rest(gather, alive)
             except (MPI.Exception, PeerFailure, DamagedMessage) as error:
                 if not may_repeat(error, new, damages):

@@ -120,7 +120,7 @@ class Party(CutHolder, Generic[First, Second]):
         except Exception as error:  # noqa: BLE001 - reported to all ranks, and raised again
             failure = error
         except BaseException as error:  # such as KeyboardInterrupt: on this rank alone
-            self.comm.give_up(error)
+            self.comm.ending.give_up(error)
             raise
         if client in self._cuts:
             self._leave(failure)

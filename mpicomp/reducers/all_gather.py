@@ -82,7 +82,7 @@ def all_gather(
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:
         back = FullPrecision(spec.dtype)
         return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), scales)
-    longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
+    longest, device = piece_elements(codec, spec.n, comm.routes.packed_piece_bytes()), named(spec.device)
     cuts = pieces(range(spec.n), longest, codec.alignment)
     program = gather_program(comm.rank, comm.size, cuts)
     about = spec.n, spec.compute.type, program.longest_piece, stream
@@ -170,11 +170,11 @@ class AllGatherReducer(Reducer):
         self.program, self._payloads = program, payloads
         self._rank, self._size, self._n_cuts = comm.rank, comm.size, n_cuts
         self._tag, self._varies = comm.fixed_tag(), payloads.varies
-        self._requests = None if self._varies else comm.persistent(self)
+        self._requests = None if self._varies else comm.users.persistent(self)
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in payloads.host]
         self.brief = not program.pieces or program.pieces[n_cuts - 1].stop <= BRIEF_ELEMENTS
         self._missing, self._counting = [0] * n_cuts, threading.Lock()
-        self.at_once = not self._varies and n_cuts == 1 and self.brief and comm.gathers(payloads.host[0].nbytes)
+        self.at_once = not self._varies and n_cuts == 1 and self.brief and comm.routes.gathers(payloads.host[0].nbytes)
         self.at_once = self.at_once and n_reports is not None
         if n_reports is not None and self.at_once:
             self.side_channel = SideChannel(comm, n_reports, payloads.host[0].nbytes)

@@ -43,7 +43,7 @@ class Cascade(Reducer):
         self.program, self._held, self._landing, self._tag = program, held, landing.host, comm.fixed_tag()
         self.brief, self.receive_buffers = brief or self.brief, len(self._landing)
         # persistent requests have a fixed length
-        self._requests = None if held.varies else comm.persistent(self)
+        self._requests = None if held.varies else comm.users.persistent(self)
         self._messages = [[payload, payload.nbytes, MPI.BYTE] for payload in held.host]
 
     @override

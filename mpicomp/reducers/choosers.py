@@ -121,7 +121,7 @@ class LeaderChoice(Chooser, Payload):
                 memory.check_all(memory.vector, with_residual=True)
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
-        yield from execute(call, comm.program(way, count, 1, 1), self, self._tag, call.traffic)
+        yield from execute(call, comm.routes.program(way, count, 1, 1), self, self._tag, call.traffic)
         if not memory.on_host and not self._leads:
             memory.place_all()
 

@@ -118,8 +118,8 @@ class MeanMeanwhile:
     def __init__(self, comm: Communicator, values: FloatArray, dtype: str, out: FloatArray) -> None:
         self._values, self._dtype, self._out = values, dtype, out
         itemsize = itemsize_in_messages(values, dtype)
-        piece = max(1, comm.packed_piece_bytes() // itemsize)
-        self._program = comm.program(comm.select(values.size * itemsize), values.size, 64, piece)
+        piece = max(1, comm.routes.packed_piece_bytes() // itemsize)
+        self._program = comm.routes.program(comm.select(values.size * itemsize), values.size, 64, piece)
         longest = self._program.longest_piece * itemsize
         self._buffers = [aligned_empty(longest, "uint8") for _ in range(RECEIVE_BUFFERS)]
 

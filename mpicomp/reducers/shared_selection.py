@@ -179,8 +179,8 @@ class SelectionGather(OneBitReducer):
         self, comm: Communicator, n: int, selection: Selection, reports: int, device: Device = HOST_DEVICE
     ) -> None:
         codec = selection.codec
-        model = selection_model(n, comm.size, codec.votes, comm.packed_piece_bytes())
-        self._comm, self.at_once = comm, comm.gathers(codec.nbytes(n))
+        model = selection_model(n, comm.size, codec.votes, comm.routes.packed_piece_bytes())
+        self._comm, self.at_once = comm, comm.routes.gathers(codec.nbytes(n))
         whole = (range(n),) if n else ()
         self.pieces = whole if self.at_once else pieces(range(n), model.piece_elements, codec.alignment)
         self._payload = SelectionPayload(device, selection, comm.rank, self.pieces)
@@ -190,7 +190,7 @@ class SelectionGather(OneBitReducer):
         # Newcomers make their aggregators alone, where all is gathered at once, and must take as many tags.
         self._tag = comm.fixed_tag()
         if not self.at_once:
-            self._requests = comm.persistent(self)
+            self._requests = comm.users.persistent(self)
             self._program = gather_program(comm.rank, comm.size, self.pieces)
 
     @override

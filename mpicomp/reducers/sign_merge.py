@@ -99,15 +99,15 @@ class SignMerge(OneBitReducer):
     def __init__(
         self, comm: Communicator, n: int, sign: SignMerger, reports: int, device: Device = HOST_DEVICE
     ) -> None:
-        model = message_model(n, comm.packed_piece_bytes())
+        model = message_model(n, comm.routes.packed_piece_bytes())
         self._tag = comm.fixed_tag()
-        self.program = comm.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
+        self.program = comm.routes.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
         self.payload, self._device = SignPayload(self.program, sign, comm.rank, device), device
         self.second = None
         self.pieces, self.bits, self.scratch = self.program.pieces, self.payload.bits, self.payload.scratch
         self.side_channel = SideChannel(comm, reports)
         # MPI libraries look up memory of GPUs when a message starts, which persistent requests may spare
-        self._requests = comm.persistent(self) if device is HOST_DEVICE else None
+        self._requests = comm.users.persistent(self) if device is HOST_DEVICE else None
 
     @override
     def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
@@ -256,7 +256,7 @@ def sign_reducer(
         Where signs are encoded; they stay there if they are long and MPI takes its memory.
     """
     nbytes = Sign().nbytes(n)
-    if comm.gathers(nbytes):
+    if comm.routes.gathers(nbytes):
         return SignGather(comm, n, Sign().bind("cpu", stream), reports)
     if device is not HOST_DEVICE and nbytes >= DIRECT_BYTES and verdict.takes_memory(comm.mpi_comm, device.name):
         return SignMerge(comm, n, Sign().bind("cuda", stream), reports, device)

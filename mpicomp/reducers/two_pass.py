@@ -77,8 +77,8 @@ def owned_codes(
 
     scales, feedback : as in `mpicomp.reducers.all_gather.all_gather`.
     """
-    longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes(), second), named(spec.device)
-    program = comm.program(route(comm), spec.n, codec.alignment, longest)
+    longest, device = piece_elements(codec, spec.n, comm.routes.packed_piece_bytes(), second), named(spec.device)
+    program = comm.routes.program(route(comm), spec.n, codec.alignment, longest)
     here = spec.n, spec.compute.type, program.longest_piece
     worker = FeedbackEncoder(device, codec, rule, *here, streams[0], comm.rank, ranks=comm.size)
     # an owner sends the result itself, so its error is that of all ranks and includes the rounding to 16 bits

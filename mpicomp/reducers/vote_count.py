@@ -66,13 +66,13 @@ class VoteCount(Reducer):
         payload: Callable[[Program, AddCounts], VoteCountPayload] | None = None,
     ) -> None:
         self._tag = comm.fixed_tag()
-        model = options.message_model(spec.n, spec.dtype, comm.size, comm.packed_piece_bytes())
+        model = options.message_model(spec.n, spec.dtype, comm.size, comm.routes.packed_piece_bytes())
         topology = comm.select(model.nbytes(spec.n, comm.size))
-        self.program = comm.program(topology, spec.n, model.alignment, model.piece_elements)
+        self.program = comm.routes.program(topology, spec.n, model.alignment, model.piece_elements)
         self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
         self.brief = self.payload.brief
         self.layout = VoteLayout(named(spec.device), self.program.pieces, self.payload.counts, spec.dtype, comm.size)
-        self._requests = comm.persistent(self) if payload is None else None
+        self._requests = comm.users.persistent(self) if payload is None else None
 
     @override
     def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:

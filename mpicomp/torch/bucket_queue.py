@@ -117,7 +117,7 @@ class BucketQueue:
 
     def poll(self) -> None:
         """Advance the buckets in flight; returns at once where a thread does."""
-        self._comm.advance()
+        self._comm.calls.advance()
 
     def collect(
         self, take: Callable[[BucketReducer], None], is_settled: Callable[[], bool]
@@ -224,7 +224,7 @@ def overlap_by_thread(comm: Communicator, on_device: bool = False) -> bool:
     """Start the communicator's progress thread; where MPI allows none, return False and warn once."""
     global _warned
     started = comm.start_progress_thread()
-    if not started and comm.lacks_thread_support and not _warned:
+    if not started and comm.calls.lacks_thread_support and not _warned:
         _warned = True
         _log.warning(
             "%s: MPI was started without MPI_THREAD_MULTIPLE, so that communication goes on only %s; start it by "

@@ -74,7 +74,7 @@ class BucketReducer:
             comm, bucket.n, dtype=dtype, vector_id=bucket.index, tensor_shapes=shapes, device=device
         )
         self.padding_is_zero = False
-        self.aggregator.fix(self._vector_array, self._mean_array)
+        self.aggregator.views.fix(self._vector_array, self._mean_array)
         self._is_exact = algorithm == _DENSE
         self._handle: Handle | None = None
         self._alone: Callable[[], None] | None = None  # postponed search of values taken alone, by `wait`

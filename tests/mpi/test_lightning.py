@@ -334,7 +334,7 @@ def test_what_cannot_be_used_is_refused() -> None:
 
 
 def test_exchanges_of_some_ranks_or_of_gradients_are_refused_among_survivors() -> None:
-    comm: Any = SimpleNamespace(regroup=object(), here="rank 0 of 2")
+    comm: Any = SimpleNamespace(recovery=object(), here="rank 0 of 2")
     strategy, tensor = MPIStrategy(Dense(), comm), torch.ones(1, requires_grad=True)
     for exchange in (strategy.reduce, strategy.all_gather):
         with pytest.raises(ValueError, match="group= cannot be a part of the ranks where on_failure='regroup'"):

@@ -43,8 +43,9 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Communicator]:
     """Give a communicator whose packed vectors go through the executor, in pieces of 4096 elements."""
     from mpi4py import MPI
 
+    from collectives.group.routes import Routes
     from mpicomp import Communicator
 
-    monkeypatch.setattr(Communicator, "gathers", lambda self, payload_bytes: False)
+    monkeypatch.setattr(Routes, "gathers", lambda self, payload_bytes: False)
     with Communicator(MPI.COMM_SELF, piece_bytes=512) as one:
         yield one

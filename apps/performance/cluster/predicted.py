@@ -49,7 +49,7 @@ def measure_advice(comm: Communicator, n: int) -> dict[str, Any]:
     return {
         "network": asdict(network),
         "speeds": {name: {"work": asdict(speed.work), "call_s": speed.call_s} for name, speed in speeds.items()},
-        "piece_bytes": comm.packed_piece_bytes(),
+        "piece_bytes": comm.routes.packed_piece_bytes(),
     }
 
 
@@ -70,7 +70,7 @@ def predict(record: Record, name: str, cell: Cell | None = None) -> float:
 def measure_methods(comm: Communicator, methods: Mapping[str, Algorithm], n: int) -> dict[str, float]:
     """Predict a call of each method as `mpicomp advise` does, around a ring or by its own route; collective."""
     network = measure_network(comm)
-    job = PredictedJob(comm.size, n, "float32", network, comm.packed_piece_bytes())
+    job = PredictedJob(comm.size, n, "float32", network, comm.routes.packed_piece_bytes())
     found = {}
     for name, algorithm in methods.items():
         speed = measure_speed(comm, algorithm, n, "float32", network)

@@ -101,7 +101,7 @@ def measure_here(comm: Communicator, n: int, repeats: int, which: str) -> Record
 def _speed(comm: Communicator, n: int, repeats: int) -> Rows:
     known = contenders(len(comm.layout.sizes), comm.layout.sizes[0])
     network, nodes = measure_network(comm), measure_nodes(comm, n, "float32")
-    job = PredictedJob(comm.size, n, "float32", network, comm.packed_piece_bytes(), nodes)
+    job = PredictedJob(comm.size, n, "float32", network, comm.routes.packed_piece_bytes(), nodes)
     speeds: dict[Algorithm, Speed] = {one: measure_speed(comm, one, n, "float32", network) for one in (MARSIT, DENSE)}
     predicted = {
         one.name: Way(one.name, one.method, one.topology, speeds[one.method], speeds[DENSE], one.per_node).seconds(job)

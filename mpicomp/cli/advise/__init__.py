@@ -120,7 +120,8 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
     timed = size == comm.size and request.network is None
     local = comm.layout.sizes[0]
     has_nodes = has_equal_nodes(comm) and size % local == 0 and size > local
-    names = predicted_methods(request, (size, size // local) if has_nodes else (size,), comm.packed_piece_bytes())
+    piece_bytes = comm.routes.packed_piece_bytes()
+    names = predicted_methods(request, (size, size // local) if has_nodes else (size,), piece_bytes)
     plain = {name: without_dense_rounds(METHODS[name]) for name in names}
     n_steps = (request.network is None) + has_nodes + len(set(plain.values())) + timed
     with Steps(COMMAND, n_steps, comm.rank == 0) as steps:
@@ -135,7 +136,7 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
         if has_nodes:
             steps.begin("measuring sums within nodes")
             nodes = measure_nodes(comm, request.count, request.dtype, request.quick)
-        job = PredictedJob(size, request.count, request.dtype, network, comm.packed_piece_bytes(), nodes)
+        job = PredictedJob(size, request.count, request.dtype, network, piece_bytes, nodes)
         measured: dict[Algorithm, Speed] = {}
         speeds: dict[str, Speed] = {}
         left_out: list[str] = []

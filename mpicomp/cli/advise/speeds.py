@@ -68,17 +68,17 @@ def measure_speed(
     algorithm = without_dense_rounds(algorithm)
     # needs two ranks or more: one rank has no messages to time
     size = comm.size
-    wire = algorithm.message_model(n, dtype, size, comm.packed_piece_bytes())
+    wire = algorithm.message_model(n, dtype, size, comm.routes.packed_piece_bytes())
     route = wire.route or Ring()
     gathers = isinstance(route, AllGather)
-    shape = dtype, size, comm.packed_piece_bytes()
+    shape = dtype, size, comm.routes.packed_piece_bytes()
     bytes_an_element = _traffic(algorithm, FEWEST, *shape)[1] / 2 / FEWEST  # each way
     calls, sample_s, most = (QUICK_CALLS, SAMPLE_S / 2, MOST // 4) if quick else (CALLS, SAMPLE_S, MOST)
     fitting = sample_s * network.bandwidth_bytes_s / bytes_an_element
     sample = int(min(n, most, max(FEWEST, fitting)))
     small = max(1, sample // 4)
     with Communicator(
-        comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.piece_bytes, arrival_timeout=comm.arrival_timeout
+        comm.mpi_comm, Ring(), comm.timeout, piece_bytes=comm.options.piece_bytes, arrival_timeout=comm.arrival_timeout
     ) as ring:
         costs = _costs(ring, algorithm, sample, dtype, calls)
         less = _costs(ring, algorithm, small, dtype, calls)
@@ -90,7 +90,7 @@ def measure_speed(
     # the time on this network, which may differ from the network of the prediction
     here = LinkModel(measure_latency(comm), network.bandwidth_bytes_s)
     travelling_s = simulate_time(route, size, TINY, wire.nbytes, here, alignment=wire.alignment)
-    sharing, left_s = measure_sharing(comm, comm.threads), max(0.0, tiny_s - travelling_s)
+    sharing, left_s = measure_sharing(comm, comm.options.threads), max(0.0, tiny_s - travelling_s)
     # growth of a call if each message takes 1 s longer: messages wait for each other, and are handled at both ends
     of_messages = 2 * (1 if gathers else 2) * (size - 1) * sharing
     message_s, byte_s = _solve(
@@ -99,7 +99,7 @@ def measure_speed(
     merged, decoded = sample * (size - 1) / size, sample * (size if gathers and not wire.decoded_once else 1)
     # One thread was measured, and its part of a core while the threads of all ranks compute. The threads of a rank
     # share its work, except for dense sums.
-    threads = 1 if isinstance(algorithm, Dense) else comm.threads
+    threads = 1 if isinstance(algorithm, Dense) else comm.options.threads
     encode_s, merge_s, decode_s = encoding_s / sample, merging_s / merged, decoding_s / decoded
     work = ComputeModel(encode_s / threads, merge_s / threads, decode_s / threads, message_s, byte_s, sharing)
     return Speed(work, max(0.0, left_s - of_messages * message_s), volume)

@@ -146,7 +146,7 @@ def _common(request: BenchRequest, comm: Communicator) -> Line:
         "options": request.options,
         "topology": getattr(comm.topology, "name", comm.topology),
         "ranks": comm.size,
-        "threads": comm.threads,
+        "threads": comm.options.threads,
         "link": None if comm.link is None else str(comm.link),
         "per_node": request.per_node,
         "nodes": list(comm.layout.sizes),

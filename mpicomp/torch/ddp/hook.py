@@ -388,7 +388,7 @@ def ddp_hook(
             )
         whole = algorithm.of_gradients() if isinstance(algorithm, Algorithm) else algorithm
         algorithms = [*algorithms_by_name(algorithm, members).values(), whole]
-        if comm.regroup is not None:
+        if comm.recovery is not None:
             _require_survivable(model)
         in_background = comm.size > 1 and overlap_by_thread(comm)
     ranks = dist.get_process_group_ranks(group)
@@ -396,7 +396,7 @@ def ddp_hook(
     for one in dict.fromkeys(one for one in algorithms if isinstance(one, Algorithm)):
         repeat_after_deaths(partial(one.connect, comm))
     own_iterations = 0
-    if comm.regroup is not None and model is not None:
+    if comm.recovery is not None and model is not None:
         own_iterations = 2 if model.static_graph else 1
         buffers = BufferBroadcast(comm)
         model._register_buffer_comm_hook(buffers, BufferBroadcast.run, _BufferCommHookLocation.PRE_FORWARD)

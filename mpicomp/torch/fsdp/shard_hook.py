@@ -324,7 +324,7 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
         if not isinstance(comm, Communicator):
             require_communicator(comm, "fsdp_hook", _CALL)
         require_algorithm(algorithm)
-        if comm.regroup is not None:
+        if comm.recovery is not None:
             raise ValueError(
                 "the communicator has on_failure='regroup', and FSDP cannot go on without the shards of a dead rank; "
                 "pass one with on_failure='raise', and start again from the last checkpoint after a death"

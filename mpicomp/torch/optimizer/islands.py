@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.recovery.newcomers import newcomers_of
 from mpicomp.algorithms import Algorithm, PerNode
 from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
 from mpicomp.torch.buckets import Bucket, NamedParameter, group_parameters, make_bucket
@@ -28,7 +29,7 @@ def require_islands(
         )
     if not islands.calls.is_open:
         raise ValueError(f"islands cannot be used, {islands.calls.reason}: pass a communicator that is open")
-    if comm.newcomers is not None:
+    if newcomers_of(comm) is not None:
         raise ValueError("islands take no newcomers: leave out islands, or make the communicator without spares")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("islands cannot be combined with LBFGS, which decides by each rank's own loss")
@@ -58,7 +59,7 @@ class IslandGradients:
     def average(self, members: Sequence[NamedParameter]) -> None:
         """Replace each gradient by its mean. A missing one counts as zeros, and is there afterwards."""
         layout = self._islands.layout
-        if (max(layout.sizes) if self._comm.regroup is not None else layout.sizes[layout.node]) == 1:
+        if (max(layout.sizes) if self._comm.recovery is not None else layout.sizes[layout.node]) == 1:
             return
         self._lay_out(tuple(members))
         for bucket, flat, mean in self._buckets:
@@ -82,7 +83,7 @@ class IslandGradients:
 
     def _mean_of(self, flat: Tensor) -> Mean:
         """Return a function that averages vectors of this type and length, perhaps in place; collective."""
-        if self._comm.regroup is None:
+        if self._comm.recovery is None:
             return partial(self._comm.nodes_of(self._islands.layout).local.allreduce, op="mean", out=flat)
         dtype = str(flat.dtype).removeprefix("torch.")
         return IslandMean(self._islands).start(self._comm, flat.numel(), dtype=dtype).aggregate
@@ -101,6 +102,6 @@ class IslandGradients:
 
     def reject(self, error: Exception) -> NoReturn:
         """Raise the error here, and CollectiveMismatch on the ranks that wait for this one's gradients."""
-        whole = self._comm.regroup is not None
+        whole = self._comm.recovery is not None
         group = self._comm if whole else self._comm.nodes_of(self._islands.layout).local
         group.reject(error, "averaging gradients within an island")

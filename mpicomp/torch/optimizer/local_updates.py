@@ -112,7 +112,7 @@ class LocalUpdates(Synchronizer):
         self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
         if self._fragments.in_flight:
-            self.comm.advance()
+            self.comm.calls.advance()
 
     @override
     def step(self, closure: Closure | None) -> float | None:

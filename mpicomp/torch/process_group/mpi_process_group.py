@@ -281,7 +281,7 @@ class MPIProcessGroup(_Base):
     def abort(self) -> None:
         """End all calls in flight, on the other ranks too; the group cannot be used afterwards."""
         comm = self.communicator
-        comm.give_up(CommunicatorClosed(f"{comm.here}: the process group was aborted"))
+        comm.ending.give_up(CommunicatorClosed(f"{comm.here}: the process group was aborted"))
 
     def shutdown(self) -> None:
         """Wait for the collectives in flight and free MPI's communicators; MPI keeps those of messages in flight."""
@@ -290,7 +290,7 @@ class MPIProcessGroup(_Base):
             comm.close()
         except RuntimeError as error:  # of a dropped work: the other groups must end too
             _log.error("%s: the process group %s ends: %s", comm.here, self._name, error)
-            comm.give_up(error)  # if others go on: this rank makes no call any more
+            comm.ending.give_up(error)  # if others go on: this rank makes no call any more
         if comm.mpi_comm == MPI.COMM_NULL != self._mpi_comm:  # else messages may be in flight
             self._mpi_comm.Free()
 

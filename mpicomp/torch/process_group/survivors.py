@@ -36,7 +36,7 @@ def open_communicator(comm: Communicator | None, on_failure: OnFailure, algorith
     """
     if comm is not None and on_failure != "raise":
         raise ValueError(f"on_failure={on_failure!r} is an option of comm: pass it to mpicomp.Communicator")
-    regroups = on_failure == "regroup" if comm is None else comm.regroup is not None
+    regroups = on_failure == "regroup" if comm is None else comm.recovery is not None
     if regroups and algorithm is None:  # refused before a communicator is made, which nobody would close
         raise ValueError(
             "on_failure='regroup' needs an algorithm, such as mpicomp.Dense(): without one PyTorch averages over its "

@@ -133,7 +133,7 @@ def exchange_segments(
 
     `longest_bytes` is the length of the longest segment of any rank, so that all ranks choose the same way.
     """
-    yield from comm.turn_of(call)
+    yield from call.turn()
     mpi_comm = comm.mpi_comm
     if longest_bytes <= LARGEST_COUNT:
         buffers = [None if segment is None else segment.mpi_buffer() for segment in (sent, received)]
@@ -172,7 +172,7 @@ def agree_on_sizes(
 
     Raises CollectiveMismatch on every rank unless the sizes that each rank sends are those that its peers expect.
     """
-    yield from comm.turn_of(call)
+    yield from call.turn()
     mpi_comm, missing = comm.mpi_comm, f"{comm.here}: sizes of {call.name()} are missing"
     coming = np.empty(comm.size, np.int64)
     yield from comm.await_request(call, mpi_comm.Ialltoall(np.array(sent, np.int64), coming), lambda: missing)
@@ -195,7 +195,7 @@ def agree_on_sizes(
 
 def broadcast(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
     """Overwrite tensors with the root's."""
-    yield from comm.turn_of(call)
+    yield from call.turn()
     missing = f"{comm.here}: nothing from rank {bound.root} to be broadcast"
     for piece in _pieces(as_bytes(bound.flat)):
         request = comm.mpi_comm.Ibcast([piece, piece.size, MPI.BYTE], bound.root or 0)
@@ -204,7 +204,7 @@ def broadcast(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
 
 def barrier(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
     """Wait for all ranks."""
-    yield from comm.turn_of(call)
+    yield from call.turn()
     request = comm.mpi_comm.Ibarrier()
     yield from comm.await_request(call, request, lambda: f"{comm.here}: not all ranks reach {call.name()}")
 
@@ -262,7 +262,7 @@ def sum_sparse(comm: Communicator, call: Call, bound: BoundCollective) -> Steps:
     own = tensor.detach().coalesce()
     indices, values = own.indices(), own.values()
     entries = np.empty(comm.size, np.int64)
-    yield from comm.turn_of(call)
+    yield from call.turn()
     request = comm.mpi_comm.Iallgather(np.array([indices.shape[1]], np.int64), entries)
     missing = f"{comm.here}: the ranks' numbers of entries are missing for {call.name()}"
     yield from comm.await_request(call, request, lambda: missing)

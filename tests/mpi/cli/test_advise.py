@@ -48,7 +48,7 @@ def test_groups_must_be_found_twice(slow_calls: int, group_size: int | None, mon
     with Communicator() as comm:
         found = measure_network(comm)
     assert found.group_size == group_size
-    assert found.uplink_bytes_s == (None if group_size is None else 2 * comm.packed_piece_bytes() / 1e-3)
+    assert found.uplink_bytes_s == (None if group_size is None else 2 * comm.routes.packed_piece_bytes() / 1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 1000, 100_000, pytest.param(2_000_000, marks=few_ranks)])
@@ -66,7 +66,7 @@ def test_auto_goes_by_the_network_and_sums_right(n: int) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_auto_takes_what_the_model_finds_fastest() -> None:
     with Communicator(network=TWO_LEVEL) as comm:
-        choose = fastest(comm.size, TWO_LEVEL, comm.packed_piece_bytes())
+        choose = fastest(comm.size, TWO_LEVEL, comm.routes.packed_piece_bytes())
         chosen = [comm.select(nbytes) for nbytes in (100, 10_000_000)]
         assert chosen == [choose(100), choose(10_000_000)]
     with Communicator(topology="ring", network=TWO_LEVEL) as comm:
@@ -76,7 +76,7 @@ def test_auto_takes_what_the_model_finds_fastest() -> None:
 def test_a_network_comes_from_a_file(tmp_path: Path) -> None:
     TWO_LEVEL.save(tmp_path / "network.json")
     with Communicator(network=tmp_path / "network.json") as comm:
-        assert comm.network == TWO_LEVEL
+        assert comm.routes.network == TWO_LEVEL
 
 
 def test_a_file_that_one_rank_cannot_read_is_every_ranks_error(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from collectives import Plan, Topology
 from collectives.dense.allreduce import PIECE_BYTES, RECEIVE_BUFFERS
 from collectives.execution.program import compile_plan
+from collectives.group.routes import Routes
 from collectives.schedules.registry import topology
 from mpicomp import Communicator, Marsit
 from mpicomp.algorithms import ALGORITHMS, Aggregator, algorithm
@@ -34,7 +35,7 @@ ONE_BIT = {
 @pytest.fixture(params=["gathered", "travelling"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm: Communicator) -> Communicator:
     """Give a communicator whose bits take either way."""
-    monkeypatch.setattr(Communicator, "gathers", lambda self, payload_bytes: request.param == "gathered")
+    monkeypatch.setattr(Routes, "gathers", lambda self, payload_bytes: request.param == "gathered")
     return comm
 
 

@@ -22,9 +22,9 @@ def test_as_many_tags_are_taken_on_any_number_of_ranks() -> None:
     def count(comm: Communicator) -> list[int]:
         taken = []
         for name, options, n in METHODS:
-            before = comm.last_tag
+            before = comm.users.last_tag
             mpicomp.algorithm(name, **options).start(comm, n)
-            taken.append(comm.last_tag - before)
+            taken.append(comm.users.last_tag - before)
         return taken
 
     alone, together = (mpicomp.run_local(ranks, count)[0] for ranks in (1, 4))
@@ -37,9 +37,9 @@ def test_an_empty_vector_takes_as_many_tags_as_a_long_one() -> None:
     def count(comm: Communicator, empty: bool) -> list[int]:
         taken = []
         for name, options, n in METHODS:
-            before = comm.last_tag
+            before = comm.users.last_tag
             mpicomp.algorithm(name, **options).start(comm, 0 if empty else n)
-            taken.append(comm.last_tag - before)
+            taken.append(comm.users.last_tag - before)
         return taken
 
     found = mpicomp.run_local(4, lambda comm: [count(comm, empty) for empty in (False, True)])

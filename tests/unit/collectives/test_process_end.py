@@ -94,6 +94,6 @@ def test_an_error_that_was_caused_by_another_is_shown_alone() -> None:
 def test_only_the_failure_of_a_communicator_that_regroups_keeps_the_ranks_from_regrouping(
     regroups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ending = SimpleNamespace(has_failed=True, regroups=regroups)
-    monkeypatch.setattr(process_end, "_open", [ending, SimpleNamespace(has_failed=False, regroups=True)])
+    ending = SimpleNamespace(has_failed=True, recovers=regroups)
+    monkeypatch.setattr(process_end, "_open", [ending, SimpleNamespace(has_failed=False, recovers=True)])
     assert process_end._can_regroup() is not regroups

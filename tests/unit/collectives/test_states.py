@@ -3,7 +3,8 @@
 import pytest
 
 import collectives
-from collectives.group.calls import Calls, Users
+from collectives.group.calls import Calls
+from collectives.group.users import Users
 from collectives.states import FOLLOWING, State
 from collectives.threads.run_local import run_local
 from tests.documents import PROJECT

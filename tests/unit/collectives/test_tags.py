@@ -40,7 +40,7 @@ def test_users_have_as_many_tags_as_they_take() -> None:
 
 def test_tags_of_long_lived_users_and_single_calls_go_round() -> None:
     with Communicator(MPI.COMM_SELF) as comm:
-        for give, expected in ((comm.fixed_tag, tags.OF_LONG_LIVED_USERS), (comm.next_tag, tags.OF_SINGLE_CALLS)):
+        for give, expected in ((comm.fixed_tag, tags.OF_LONG_LIVED_USERS), (comm.calls.next_tag, tags.OF_SINGLE_CALLS)):
             assert {give() for _ in range(2 * len(expected))} == set(expected)
 
 

@@ -76,7 +76,7 @@ me = comm.rank
 comm.barrier()
 
 def interrupt():
-    while not comm.regroup.is_active:
+    while not comm.recovery.is_active:
         time.sleep(0.0002)
     os.kill(os.getpid(), signal.SIGINT)
 

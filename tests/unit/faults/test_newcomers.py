@@ -18,6 +18,7 @@ import json, logging, zlib
 logging.basicConfig(level=logging.WARNING)
 from mpi4py import MPI
 from collectives.recovery import state_transfer
+from collectives.recovery.newcomers import newcomers_of
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
 comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=60, **COMM)
@@ -46,7 +47,7 @@ rows = []
 while step < STEPS:
     joined = comm.admit(state, load)
     # until the ranks that wait have loaded their modules
-    while step - 1 in DEATHS.values() and comm.size < N_MEMBERS and comm.newcomers.waiting:
+    while step - 1 in DEATHS.values() and comm.size < N_MEMBERS and newcomers_of(comm).waiting:
         joined = comm.admit(state, load)
     if joined and me >= N_MEMBERS and not rows:
         pending = float(np.abs(aggregator.residual).sum()) if aggregator.residual is not None else 0.0

@@ -116,7 +116,7 @@ def test_copies_for_survivors_have_the_errors_and_no_other_state(key: str) -> No
     class Elastic:
         """A communicator whose ranks may die, as far as copies are made from it."""
 
-        options, regroup = SimpleNamespace(copy_residuals_every=1), True
+        options, recovery = SimpleNamespace(copy_residuals_every=1), True
 
         def __init__(self, comm: Communicator) -> None:
             self._comm = comm

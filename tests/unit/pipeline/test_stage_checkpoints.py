@@ -47,12 +47,12 @@ def test_a_communicator_that_regroups_is_refused_on_all_ranks(tmp_path: Path) ->
     def rank(comm: Communicator) -> str:
         stage = PipelineStage(nn.Linear(3, 3), comm, 2, loss=nn.functional.mse_loss)
         if comm.rank == 1:
-            comm.regroup = SimpleNamespace(count=0)  # type: ignore[assignment]
+            comm.recovery = SimpleNamespace(count=0)  # type: ignore[assignment]
         try:
             with pytest.raises(PipelineError) as caught:
                 StageCheckpoints(tmp_path, stage, {})
         finally:
-            comm.regroup = None
+            comm.recovery = None
         return str(caught.value)
 
     found = mpicomp.run_local(2, rank)

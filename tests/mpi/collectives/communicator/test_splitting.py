@@ -39,7 +39,7 @@ def test_a_group_has_the_options_of_its_parent(mpi_comm: MPI.Intracomm) -> None:
     assert group is not None
     assert other is not None
     with group, other:
-        assert (group.topology, group.timeout, group.piece_bytes) == (Ring(), TIMEOUT_S, 4096)
+        assert (group.topology, group.timeout, group.options.piece_bytes) == (Ring(), TIMEOUT_S, 4096)
         assert group.verifies is False
         assert other.topology.name == "tree"
 

@@ -65,7 +65,7 @@ def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, mon
     monkeypatch.setattr(call_check, "MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
-    assert all(len(exchange._known) <= 4 for exchange in comm._call_check._exchanges)
+    assert all(len(exchange._known) <= 4 for exchange in comm.call_check._exchanges)
 
 
 @verified_or_not
@@ -94,7 +94,7 @@ def test_a_mismatch_leaves_the_vectors_alone(mpi_comm: MPI.Intracomm, length: in
 def test_calls_one_after_the_other_meet_in_the_same_memory(comm: Communicator) -> None:
     for n in range(20):
         comm.allreduce(np.ones(n))
-    assert len(comm._call_check._exchanges) == 1
+    assert len(comm.call_check._exchanges) == 1
     handles = [comm.iallreduce(np.ones(3)) for _ in range(20)]
     assert all((handle.wait() == comm.size).all() for handle in handles)
-    assert len(comm._call_check._exchanges) <= AT_ONCE
+    assert len(comm.call_check._exchanges) <= AT_ONCE

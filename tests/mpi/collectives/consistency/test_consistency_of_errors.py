@@ -76,8 +76,8 @@ def test_a_new_call_raises_what_the_communicator_was_given_up_for(mpi_comm: MPI.
         handles = [first.iallreduce(ones(1000 + first.rank)), first.iallreduce(ones(1_000_000))]
         second.barrier()
         deadline = time.monotonic() + TIMEOUT_S
-        while first.failure is None and time.monotonic() < deadline:
-            second.advance()
+        while first.calls.failure is None and time.monotonic() < deadline:
+            second.calls.advance()
             handles[0]._call.advance_all()
         first.allreduce(ones())
 

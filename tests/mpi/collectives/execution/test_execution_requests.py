@@ -19,7 +19,7 @@ pytestmark = [few_ranks, pytest.mark.mpi(min_size=2)]
 
 def requests_of(comm: Communicator) -> list[MPI.Request]:
     """Return the persistent requests of the communicator's users."""
-    return [request for _, cache in comm._users._requests.values() for request in cache.values()]
+    return [request for _, cache in comm.users._requests.values() for request in cache.values()]
 
 
 def test_requests_of_aggregators_that_are_gone_are_freed(comm: Communicator) -> None:
@@ -35,7 +35,7 @@ def test_requests_of_aggregators_that_are_gone_are_freed(comm: Communicator) -> 
     gc.collect()
     comm.barrier()
     assert all(request == MPI.REQUEST_NULL for request in requests)
-    assert not comm._users._requests
+    assert not comm.users._requests
 
 
 def test_requests_are_freed_with_the_communicator(mpi_comm: MPI.Intracomm) -> None:
@@ -52,7 +52,7 @@ def test_vectors_of_ever_new_lengths_take_no_more_memory(comm: Communicator, mon
     monkeypatch.setattr("collectives.group.routes.MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
-    assert len(comm._routes._programs) == len(comm._routes._calls) == 4
+    assert len(comm.routes._programs) == len(comm.routes._calls) == 4
 
 
 def test_only_requests_that_are_not_active_are_freed_after_a_death() -> None:

@@ -121,7 +121,7 @@ def test_a_trace_that_cannot_be_written_hides_no_error(
     failing = Communicator(mpi_comm, "ring", TIMEOUT_S, trace=folder / "failing")
     with pytest.raises(KeyError):
         fail()
-    failing.give_up(KeyError())
+    failing.ending.give_up(KeyError())
     told = [message for message in caplog.messages if "cannot be written" in message]
     assert told == [unwritten(mpi_comm, folder / name) for name in ("left", "failing")]
 

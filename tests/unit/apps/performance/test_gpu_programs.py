@@ -70,7 +70,6 @@ def test_ranks_take_gpus_in_turn(gpus: int, alone: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr("apps.performance.gpu_machine.identity", "GPU {}".format)
 
     def place(comm: Communicator) -> Place | None:
-        comm.local_rank, comm.local_size = comm.rank, comm.size
         return placed(comm, "")
 
     found = run_local(2, place, Ring())

@@ -22,7 +22,7 @@ class Ranks:
         monkeypatch.setattr(dealer_module, "gather_objects", lambda *_: self.places)
         self.places: list[Place] = []
         self.comms: dict[int, Any] = {
-            rank: SimpleNamespace(rank=rank, size=size, regroup=None, mpi_comm=None, timeout=1) for rank in range(size)
+            rank: SimpleNamespace(rank=rank, size=size, recovery=None, mpi_comm=None, timeout=1) for rank in range(size)
         }
         self.dealers = {rank: Dealer(N, BATCH, comm, SEED, keep_batch) for rank, comm in self.comms.items()}
         self.drawn: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
@@ -122,7 +122,7 @@ def test_parts_that_differ_count_by_their_images(monkeypatch: pytest.MonkeyPatch
 def test_a_newcomer_keeps_the_batch_of_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(4, monkeypatch, keep_batch=True)
     ranks.draw(0, 1, 2, 3)
-    comm: Any = SimpleNamespace(rank=0, size=1, regroup=None, mpi_comm=None, timeout=1)
+    comm: Any = SimpleNamespace(rank=0, size=1, recovery=None, mpi_comm=None, timeout=1)
     newcomer = Dealer(N, BATCH, comm, SEED, keep_batch=True)
     comm.rank, comm.size, ranks.places = 2, 3, [(0, 12)]  # it takes the place of one of two that have died
     newcomer.renew(newcomer.enter(ranks.dealers[0].save()), ())

@@ -12,6 +12,7 @@ from apps.train.data import load
 from apps.train.options import parse
 from apps.train.training import Training, device_of
 from collectives import Communicator
+from collectives.nodes.layout import NodeLayout
 from mpicomp import Marsit
 from tests.fake_torch import NAME, reachable
 
@@ -54,5 +55,5 @@ def test_the_gpus_of_a_node_are_dealt_to_its_ranks(comm: Communicator, monkeypat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for rank, index in enumerate((0, 1, 0)):
-        monkeypatch.setattr(comm, "local_rank", rank)
+        monkeypatch.setattr(comm, "hosts", NodeLayout((0, 0, 0), rank))
         assert device_of("cuda", comm) == torch.device("cuda", index)

@@ -23,7 +23,7 @@ EPOCH: dict[str, Any] = {
 
 def ranks(rank: int) -> Any:
     """Return a stand-in for a communicator, whose rank may change."""
-    return SimpleNamespace(rank=rank, size=4, newcomers=None)
+    return SimpleNamespace(rank=rank, size=4, recovery=None)
 
 
 def write_epochs(path: Path, epochs: range, completed: int, **changes: Any) -> None:

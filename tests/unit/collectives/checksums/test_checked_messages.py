@@ -72,11 +72,11 @@ def test_a_residual_is_that_of_before_the_damaged_step() -> None:
 def test_groups_have_the_option_of_their_communicator() -> None:
     def checks(comm: Communicator) -> tuple[bool, bool]:
         with comm.split(comm.rank // 2) as part:
-            return comm.checks_messages, part.checks_messages
+            return comm.call_check.has_checksums, part.call_check.has_checksums
 
     assert run_local(4, checks) == [(False, False)] * 4
     assert run_local(4, checks, link="100mbit", checksums=True) == [(True, True)] * 4
-    assert run_local(1, lambda comm: comm.checks_messages, checksums=True) == [False]
+    assert run_local(1, lambda comm: comm.call_check.has_checksums, checksums=True) == [False]
 
 
 def life(victim: int, damage: Damage | None, folder: Path) -> list[tuple[str, Any, int]]:

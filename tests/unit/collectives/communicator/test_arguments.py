@@ -8,8 +8,8 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Ring
-from collectives.communicator import arguments as validation
 from collectives.communicator.arguments import timeouts
+from collectives.recovery import arguments as recovery_arguments
 from mpicomp import run_local
 
 
@@ -83,7 +83,9 @@ def test_what_is_no_number_of_seconds_is_refused_by_name(value: str, monkeypatch
 
 
 def test_ranks_with_different_on_failure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "is_tolerant", lambda comm: True)  # ranks in threads do not outlive each other
+    monkeypatch.setattr(
+        recovery_arguments, "is_tolerant", lambda comm: True
+    )  # ranks in threads do not outlive each other
 
     def make(comm: Communicator) -> str:
         on_failure: Any = "regroup" if comm.rank == 0 else "raise"

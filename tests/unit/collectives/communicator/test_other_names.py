@@ -32,7 +32,7 @@ def test_an_unknown_name_is_explained(name: str, text: str) -> None:
 
 
 def test_an_unfinished_object_is_no_endless_search() -> None:
-    with pytest.raises(AttributeError, match="has no '_routes'"):
+    with pytest.raises(AttributeError, match="has no 'routes'"):
         Communicator.__new__(Communicator).select(1)
 
     def copy(comm: Communicator) -> None:

@@ -20,7 +20,7 @@ def longest(
     """Bytes of the longest message of a sum of float64 along a plan, on hosts with this eager limit."""
 
     def made(comm: Communicator) -> int:
-        comm.one_node, comm._routes._eager_bytes = one_node, eager_bytes
+        comm.one_node, comm.routes.eager_bytes = one_node, eager_bytes
         vector = np.zeros(comm.size * CHUNK_BYTES // 8)
         program = sum_program(comm, vector.size, vector.itemsize, short=False)
         return program.longest_piece * vector.itemsize

@@ -270,7 +270,7 @@ def test_threads_end_with_a_communicator_that_fails() -> None:
     before = threading.active_count()
     with Communicator(threads=3) as comm:
         gather(comm, Pieces(3))
-        comm.give_up(ValueError("of the caller"))
+        comm.ending.give_up(ValueError("of the caller"))
     deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -22,17 +22,17 @@ N = 1000
 
 def expect_deaths(comm: Communicator) -> None:
     """Let the ranks of a communicator regroup, which ranks in threads cannot do by themselves."""
-    comm.regroup = comm.calls.regroup = Regroup(comm, lambda: None, lambda: None, range(comm.size))
+    comm.recovery = comm.calls.recovery = Regroup(comm, lambda: None, lambda: None, range(comm.size))
     comm.repeats_calls = True
 
 
 def regroup(comm: Communicator) -> None:
     """Go on with all ranks in a new group, as after a death; collective."""
-    assert comm.regroup is not None
-    saved, ranks = comm.regroup.save_users(), tuple(range(comm.size))
+    assert isinstance(comm.recovery, Regroup)
+    saved, ranks = comm.recovery.save_users(), tuple(range(comm.size))
     comm.renew(comm.mpi_comm.Dup(), ranks, (comm.layout, comm.hosts))
-    comm.regroup.renew_users(saved, [one.name for one in saved], len(saved), ranks)
-    comm.regroup.count += 1
+    comm.recovery.renew_users(saved, [one.name for one in saved], len(saved), ranks)
+    comm.recovery.count += 1
 
 
 def regroup_before_next_begins(comm: Communicator) -> None:
@@ -91,14 +91,14 @@ def test_a_call_made_before_the_ranks_regroup_is_that_of_the_new_group(name: str
 def test_the_name_of_a_group_counts_the_regroupings_that_all_ranks_have_ended() -> None:
     with Communicator(MPI.COMM_SELF) as comm:
         expect_deaths(comm)
-        first, ranks, layouts = comm._key, (0,), (comm.layout, comm.hosts)
+        first, ranks, layouts = comm.key, (0,), (comm.layout, comm.hosts)
         names = []
         for has_ended in (False, False, True, True):  # a rank dies before all have ended the first one
             comm.renew(comm.mpi_comm.Dup(), ranks, layouts)
-            assert comm.regroup is not None
+            assert comm.recovery is not None
             assert isinstance(comm.calls.history, RecordedGroup)
             names.append(comm.calls.history.key)
-            comm.regroup.count += has_ended
+            comm.recovery.count += has_ended
         assert names == [f"{first}+1", f"{first}+1", f"{first}+1", f"{first}+2"]
 
 

@@ -106,7 +106,7 @@ def test_parts_are_those_of_the_survivors_of_a_death_in_the_call_that_reads_them
                 return found
 
             left = SimpleNamespace(
-                members=(0, 1, 2, 3), rank=comm.rank, mpi_comm=comm.mpi_comm, regroup=comm, allgather_object=gather
+                members=(0, 1, 2, 3), rank=comm.rank, mpi_comm=comm.mpi_comm, recovery=comm, allgather_object=gather
             )
             return layout_of_parts(left, part).node_of  # type: ignore[arg-type]
 
