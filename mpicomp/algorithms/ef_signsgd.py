@@ -72,10 +72,6 @@ class EFSignSGD(Algorithm):
     uses_tensor_lengths: ClassVar[bool] = True
     """True: each tensor has scales of its own."""
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback with a shared scale x signs x vote counting."""
         reducer = VoteCount(self, comm, spec)

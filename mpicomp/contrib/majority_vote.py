@@ -66,10 +66,6 @@ class MajorityVote(Algorithm):
     keeps_scale: ClassVar[bool] = False
     """False: results are -1 and +1."""
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x signs x vote counting; the majority's signs travel in the gather phase."""
         reducer = VoteCount(self, comm, spec)

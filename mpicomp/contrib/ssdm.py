@@ -99,10 +99,6 @@ class SSDM(Algorithm):
         """True if a norm scales the results, which are means of signs otherwise."""
         return self.scale == "norm"
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Momentum x stochastic signs x vote counting; norms travel before the signs."""
         elias = self.coding == "elias"

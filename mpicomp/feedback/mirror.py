@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Bytes, Testable, Words
+from collectives.annotations import AnyArray, Array, Testable, Words
 from collectives.arrays import Device, Landed
 
 ALL = slice(None)
@@ -91,7 +90,6 @@ class Packed:
         self, device: Device, host: Sequence[Words], heads: Sequence[int] | None = None, tail: int = 0
     ) -> None:
         self._host, self._device, self._on_host = list(host), device, device.name == "cpu"
-        self._bytes: Any = None  # PyTorch's type, without an import of PyTorch
         self.pieces: list[Array] = self._host
         if self._on_host:
             return
@@ -112,12 +110,6 @@ class Packed:
         self.pieces = [self.whole[place] for place in self._places]
         self.heads = [self.whole[at : at + size] for at, size in places]
         self.heads_here = [here[at : at + size] for at, size in places]
-
-    def first_byte(self, piece: int) -> tuple[Array, Bytes]:
-        """Return the first byte of a piece's head, on the device and in the host's memory."""
-        if self._bytes is None:
-            self._bytes = self._device.zeros(0, "uint8").dtype
-        return self.heads[piece].view(self._bytes)[:1], self.heads_here[piece].view(np.uint8)[:1]
 
     def _place(self, piece: int, some: slice) -> slice:
         if some is ALL:

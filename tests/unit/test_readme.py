@@ -279,7 +279,7 @@ def test_the_readme_has_five_methods_and_the_number_of_all() -> None:
 def test_the_page_of_gpus_names_the_methods_that_do_not_encode_there() -> None:
     (row,) = (line for line in (DOCS / "gpu.md").read_text().splitlines() if line.startswith("| methods |"))
     elsewhere = {made.__name__ for made in mpicomp.ALGORITHMS.values() if not made().encodes_on_devices("bfloat16")}
-    assert elsewhere == {"Dense", "PowerSGD", "SparseLoCo"}
+    assert elsewhere == {"CascadingSSDM", "Dense", "EFSignSGD", "MajorityVote", "PowerSGD", "SSDM", "SparseLoCo"}
     assert elsewhere <= set(inline_code(row))
 
 

@@ -219,36 +219,3 @@ def numbers_on(device: torch.device, numbers: NDArray[Any] | Tensor) -> Tensor:
         return numbers
     host = torch.from_numpy(numbers.copy())  # since the caller may write new numbers while this one crosses
     return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
-
-
-@triton.jit
-def reaching(stops, low, high, at):
-    """Number of the first stretch from `low` on and before `high` that ends behind element `at`; else `high`."""
-    first = tl.cast(low, tl.int64)
-    last = tl.cast(high, tl.int64)
-    while first < last:
-        middle = (first + last) // 2
-        behind = tl.load(stops + middle) > at
-        last = tl.where(behind, middle, last)
-        first = tl.where(behind, first, middle + 1)
-    return first
-
-
-@triton.jit
-def numbers_at(numbers, starts, stops, low, high, at):
-    """The number of the stretch that each element is in, and whether it is in one of those from `low` on before `high`.
-
-    at : int64, elements in ascending order. The number of an element in no stretch is 0.
-    """
-    begin, end = tl.min(at), tl.max(at)
-    found = tl.full(at.shape, 0, tl.int1)
-    taken = tl.zeros(at.shape, numbers.dtype.element_ty)
-    stretch = reaching(stops, low, high, begin)
-    start = tl.load(starts + stretch, mask=stretch < high, other=0)
-    while (stretch < high) & (start <= end):
-        inside = (at >= start) & (at < tl.load(stops + stretch))
-        taken = tl.where(inside, tl.load(numbers + stretch), taken)
-        found = found | inside
-        stretch += 1
-        start = tl.load(starts + stretch, mask=stretch < high, other=0)
-    return taken, found
