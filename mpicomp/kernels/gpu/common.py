@@ -211,11 +211,3 @@ def places_on(device: torch.device, places: NDArray[np.int64] | Tensor) -> Tenso
     if not places.size:
         return torch.empty(0, dtype=torch.int64, device=device)
     return _cached(np.ascontiguousarray(places, np.int64).tobytes(), device)
-
-
-def numbers_on(device: torch.device, numbers: NDArray[Any] | Tensor) -> Tensor:
-    """Numbers, one of each stretch, on the device. An array is copied there by each call, which waits for nothing."""
-    if isinstance(numbers, Tensor):
-        return numbers
-    host = torch.from_numpy(numbers.copy())  # since the caller may write new numbers while this one crosses
-    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
