@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from collectives.annotations import Array, Doubles, override
-from collectives.arrays import HOST_DEVICE
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.execution.program import Message, Program
 from mpicomp.codecs.base import Draw
@@ -16,6 +15,7 @@ from mpicomp.feedback.nonfinite import largest
 from mpicomp.feedback.payloads import Payloads
 from mpicomp.feedback.rounds import Round
 from mpicomp.kernels.streams import Stream
+from mpicomp.spaces import HOST
 
 
 class PartialSums(Feedback):
@@ -52,7 +52,7 @@ class PartialSums(Feedback):
         dtype: str,
         normalise: bool,
     ) -> None:
-        super().__init__(HOST_DEVICE, {})
+        super().__init__(HOST, {})
         self._codec, self._stream, self._rank, self._size = codec, stream, rank, program.plan.size
         self._pieces, chains, self._dtype, self._normalises = program.pieces, program.chains, dtype, normalise
         # number of the receive after which a piece is compressed; -1: it is compressed when it is encoded
@@ -62,10 +62,9 @@ class PartialSums(Feedback):
         ]
         self._sums = np.zeros(self._pieces[-1].stop if self._pieces else 0, np.float32)
         self._length, self._mean_length = np.zeros(1, np.float32), 0.0
-        self.held = Payloads(HOST_DEVICE, codec, [len(cut) for cut in self._pieces], flags=False)
-        self.landing = Payloads(HOST_DEVICE, codec, [program.longest_piece], flags=False)
-        self._nothing: Array = np.zeros(0, np.float32)
-        self._values = self._out = self._nothing
+        self.held = Payloads(HOST, codec, [len(cut) for cut in self._pieces], flags=False)
+        self.landing = Payloads(HOST, codec, [program.longest_piece], flags=False)
+        self._nothing = self._values = self._out = np.zeros(0, np.float32)
         self._step = 0
 
     @override

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from collectives.annotations import Doubles, FloatArray, override
-from collectives.arrays import HOST_DEVICE
 from mpicomp.feedback.base import Problem, Residual, State, bad_ranks, compute_type
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.votes import STREAMING_ELEMENTS, VoteLayout, VoteValues
+from mpicomp.spaces import HOST
 
 
 class SharedScale(VoteValues):
@@ -21,7 +21,7 @@ class SharedScale(VoteValues):
 
     def __init__(self, layout: VoteLayout, groups: ScaleGroups) -> None:
         # p of the last step: its s sgn(p) is not yet subtracted
-        self._compensated = Residual(HOST_DEVICE, layout.n, compute_type(layout.dtype))
+        self._compensated = Residual(HOST, layout.n, compute_type(layout.dtype))
         super().__init__(layout, groups, {"residual": self._compensated})
         # s of the last step, and of this one
         self._scales, self._next_scales = (np.zeros(groups.starts.size, self._kind) for _ in range(2))

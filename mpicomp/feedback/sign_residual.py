@@ -7,32 +7,21 @@ unpacks merged signs into the result. With rule "paper" the subtraction of a res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Indices, Testable, override
-from collectives.arrays import Device, after_copy
+from collectives.arrays import after_copy
 from mpicomp import kernels
-from mpicomp.feedback.base import (
-    Feedback,
-    Problem,
-    State,
-    StateKind,
-    StepInput,
-    bad_ranks,
-    compute_type,
-    copy_to_host,
-    words_of,
-)
-from mpicomp.feedback.finite_flag import FiniteFlag
+from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.host_signs import HostSigns, Tensors
 from mpicomp.feedback.in_place_residual import InPlaceResidual
 from mpicomp.feedback.packed_signs import PackedSigns
 from mpicomp.feedback.scale_groups import ScaleGroups, why
 from mpicomp.feedback.sign_blocks import SignBlocks
 from mpicomp.feedback.step_size import SignRule, StepSize
+from mpicomp.spaces import DeviceSpace, Space
 
 SAMPLE = 1 << 16
 
@@ -49,7 +38,7 @@ class SignResidual(Feedback):
 
     Parameters
     ----------
-    device : Device
+    space : Space
     rule : SignRule
     n, dtype, ranks : int, str, int
         Elements, their type, and the number of ranks.
@@ -77,7 +66,7 @@ class SignResidual(Feedback):
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         rule: SignRule,
         n: int,
         dtype: str,
@@ -88,13 +77,13 @@ class SignResidual(Feedback):
         bits: Array,
         second: Array | None = None,
     ) -> None:
-        super().__init__(device, {})
+        super().__init__(space, {})
         self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
         self._kind, self._lengths, self._bits, self._pieces = compute_type(dtype), lengths, bits, pieces
         residual: InPlaceResidual | None = None
         if rule.residual is not None:
             lazy, keeps = rule.residual == "paper", rule.transactional
-            residual = InPlaceResidual(device, n, self._kind, lengths.size, lazy=lazy, keeps=keeps)
+            residual = InPlaceResidual(space, n, self._kind, lengths.size, lazy=lazy, keeps=keeps)
         self.in_place = residual
         self._before: Snapshot | None = None  # of a step under way
         self._kept: Snapshot | None = None  # of the last step, if it was transactional
@@ -106,15 +95,15 @@ class SignResidual(Feedback):
         self._source: StepInput | None = None
         self._tensors: Tensors | None = None
         self._difference: Any = None
-        self._finite = FiniteFlag(device)
+        self._finite = space.flag()
         groups = ScaleGroups.of(padded.tolist(), n)
         self._firsts = groups.firsts
         scales = self.size, residual, residual is not None or self._automatic
         self._signs: HostSigns | SignBlocks
-        if self.on_host:
+        if not isinstance(space, DeviceSpace):
             self._signs = HostSigns(groups, pieces, lengths, bits, second, *scales)
         else:
-            self._signs = SignBlocks(device, groups, pieces, bits, second, *scales)
+            self._signs = SignBlocks(space, groups, pieces, bits, second, *scales)
             self.decodes_with_reports = self._signs.looks_ahead
         self.end()
 
@@ -130,7 +119,7 @@ class SignResidual(Feedback):
 
     @override
     def reads_pieces(self, step: int) -> bool:
-        return self.on_host and not self.reports_first(step)
+        return self.space.is_host and not self.reports_first(step)
 
     @override
     def begin(self, call: StepInput) -> None:
@@ -141,7 +130,7 @@ class SignResidual(Feedback):
         if difference is not None and self.in_place is not None:
             self._tensors = difference.flat_tensors()
             self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
-        self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
+        self._out = self.space.words(call.out)
         if self._tensors is None and call.read is None:
             self._vector()  # before several threads need it
         self._kept = None  # the second buffer is overwritten
@@ -288,14 +277,11 @@ class SignResidual(Feedback):
 
     def clear(self, out: Array) -> Testable | None:
         """Overwrite a result with zeros."""
-        self.launch(partial(out.fill, 0) if self.on_host else out.zero_)
-        return self.device.done()
+        self.launch(out.fill if self.space.is_host else out.fill_, 0)
+        return self.space.done()
 
     def look(self, values: Array, found: Any) -> Testable | None:
         """Write to ``found[0]`` whether a vector has NaN or infinity; it is there once the handle completes."""
-        if self.on_host:
-            found[0] = not self.all_finite(values)
-            return None
         flag = self._finite
         flag.reset()
         self.launch(flag.check, self.kernels.sign.all_finite, values)
@@ -322,10 +308,10 @@ class SignResidual(Feedback):
     def swing(self) -> float:
         """Return the mean magnitude of a sample of the residual that a step leaves, in global steps; rule "paper"."""
         assert self.in_place is not None
-        sample, step = copy_to_host(self.device, self.in_place.following[: self._sample()]), self.in_place.pending[0]
+        sample, step = self.space.saved(self.in_place.following[: self._sample()]), self.in_place.pending[0]
         bits = self._bits
         if not isinstance(bits, np.ndarray):
-            bits = copy_to_host(self.device, bits[: -(-sample.size // 64)]).view(np.uint64)
+            bits = self.space.saved(bits[: -(-sample.size // 64)]).view(np.uint64)
         kernels.of("cpu").sign.subtract_result(sample, bits, step)
         return float(np.abs(sample).mean() / step) if step else 0.0
 

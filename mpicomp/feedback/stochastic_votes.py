@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.annotations import Array, Doubles, override
-from collectives.arrays import HOST_DEVICE
 from mpicomp.feedback.base import Problem, Residual, StateKind, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.votes import VoteLayout, VoteValues
 from mpicomp.kernels.streams import Stream, shared_source, source
+from mpicomp.spaces import HOST
 
 
 class _Part(NamedTuple):
@@ -61,7 +61,7 @@ class StochasticVotes(VoteValues):
         correlated: bool,
     ) -> None:
         kind = compute_type(layout.dtype)
-        self._momentum = Residual(HOST_DEVICE, layout.n, kind, pending=False) if momentum else None
+        self._momentum = Residual(HOST, layout.n, kind, pending=False) if momentum else None
         super().__init__(layout, groups, {} if self._momentum is None else {"momentum": self._momentum})
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives.annotations import Array, Words, override
-from collectives.arrays import HOST_DEVICE
 from collectives.arrays.elements import SIXTEEN_BIT, narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.vote_counts import write_values
 from mpicomp.feedback.base import Feedback, Residual, StepInput, compute_type, narrow_into
 from mpicomp.feedback.scale_groups import ScaleGroups, why
+from mpicomp.spaces import HOST
 
 STREAMING_ELEMENTS = 4 << 20  # vectors this long are written past the caches
 
@@ -55,7 +55,7 @@ class Votes(Feedback):
     """
 
     def __init__(self, layout: VoteLayout, residuals: Mapping[str, Residual]) -> None:
-        super().__init__(HOST_DEVICE, residuals)
+        super().__init__(HOST, residuals)
         self._pieces, self._dtype, self._ranks, self._n = layout.pieces, layout.dtype, layout.ranks, layout.n
         self._words = [-(-len(cut) // 64) for cut in layout.pieces]  # of a plane of a piece's counts
         self._counts = layout.counts
@@ -72,7 +72,7 @@ class Votes(Feedback):
     @override
     def end(self) -> None:
         self._begun = False
-        self._values = self._out = self._nothing
+        self._values = self._out = self._target = self._nothing
 
     @abstractmethod
     def encode(self, piece: int) -> None:

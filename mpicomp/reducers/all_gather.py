@@ -14,7 +14,6 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Bytes, Testable, override
-from collectives.arrays import named
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program, pieces
@@ -33,6 +32,7 @@ from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
 from mpicomp.reducers.two_pass import owned_codes
+from mpicomp.spaces import space_at
 
 
 def all_gather(
@@ -82,14 +82,14 @@ def all_gather(
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:
         back = FullPrecision(spec.dtype)
         return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), scales)
-    longest, device = piece_elements(codec, spec.n, comm.packed_piece_bytes()), named(spec.device)
+    longest, space = piece_elements(codec, spec.n, comm.packed_piece_bytes()), space_at(spec.device)
     cuts = pieces(range(spec.n), longest, codec.alignment)
     program = gather_program(comm.rank, comm.size, cuts)
     about = spec.n, spec.compute.type, program.longest_piece, stream
-    encoder = FeedbackEncoder(device, codec, rule, *about, comm.rank, ranks=comm.size)
-    payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
-    results = Results(device, spec.dtype, program.longest_piece)
-    codes = feedback(device, {"residual": encoder}, cuts, payloads, results)
+    encoder = FeedbackEncoder(space, codec, rule, *about, comm.rank, ranks=comm.size)
+    payloads = Payloads(space, codec, [len(cut) for cut in program.pieces])
+    results = Results(space, spec.dtype, program.longest_piece)
+    codes = feedback(space, {"residual": encoder}, cuts, payloads, results)
     if scales is not None:
         codes.share_scales(scales)
     n_reports = codes.n_reports if codes.reports_when == "beside" else None

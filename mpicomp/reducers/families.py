@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
@@ -20,6 +19,7 @@ from mpicomp.reducers.all_gather import all_gather, gathered_model
 from mpicomp.reducers.choosers import Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.shared_indices import SharedIndexMean, shared_model
+from mpicomp.spaces import space_at
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class SharedIndices(Algorithm):
             raise ValueError(f"vector {spec.vector_id} has {len(lengths)} tensors, but rates has {len(rates)} for it")
         layout = lay_out(lengths, rates, *self.chunks)
         about = layout, self.beta, spec.dtype, self.local_momentum
-        memory = Memory(named(spec.device), spec.n, spec.compute, spec.stored, *about)
+        memory = Memory(space_at(spec.device), spec.n, spec.compute, spec.stored, *about)
         reducer = SharedIndexMean(comm, spec, self.chooser(comm, spec, memory))
         dense = FullPrecisionMean(comm, spec) if self.warmup_steps else None
         return Parts(memory, reducer, dense)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from collectives.annotations import Array
-from collectives.arrays import HOST_DEVICE
 from mpicomp.feedback.in_place_residual import InPlaceResidual
+from mpicomp.spaces import HOST
 
 PENDING = 0.25
 
@@ -17,7 +17,7 @@ def subtract(residual: Array) -> None:
 
 
 def made(lazy: bool, keeps: bool) -> InPlaceResidual:
-    found = InPlaceResidual(HOST_DEVICE, 4, np.float32, 1, lazy=lazy, keeps=keeps)
+    found = InPlaceResidual(HOST, 4, np.float32, 1, lazy=lazy, keeps=keeps)
     found.current[:], found.pending[:] = 1.0, PENDING
     return found
 

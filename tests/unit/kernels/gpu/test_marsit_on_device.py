@@ -112,7 +112,7 @@ def test_a_step_with_nan_is_skipped_by_all_without_waiting_for_a_device(
     """Rank 0 has the NaN, and one of both ranks a device."""
 
     def only_on_the_host(feedback: Feedback, values: Any) -> bool:
-        assert feedback.on_host
+        assert feedback.space.is_host
         return bool(feedback.kernels.sign.all_finite(values))
 
     monkeypatch.setattr(Feedback, "all_finite", only_on_the_host)
