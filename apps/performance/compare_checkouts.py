@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from apps.launch import PROJECT, mpi_environment, python_command, run_or_raise
-from apps.performance.part import Column, chosen_from, get, scaled, table
+from apps.performance.part import Column, choose_from, format_seconds, get, table
 from apps.performance.run_all import LONGEST_S, PARTS, Job, jobs
 from apps.records import Record, read_record
 
@@ -89,8 +89,8 @@ COLUMNS: Sequence[Column] = (
     ("table", lambda row: row["key"][0]),
     ("row", lambda row: row["key"][1]),
     ("call", lambda row: row["key"][2]),
-    ("old, µs", lambda row: scaled(row["old"], 1e-6)),
-    ("new, µs", lambda row: scaled(row["new"], 1e-6)),
+    ("old, µs", lambda row: format_seconds(row["old"], 1e-6)),
+    ("new, µs", lambda row: format_seconds(row["new"], 1e-6)),
     ("old / new", get("ratio", ".3f")),
     ("of single turns", lambda row: f"{min(row['each']):.2f} to {max(row['each']):.2f}"),
     ("", _verdict),
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--old", type=Path, required=True, metavar="PATH", help="a checkout of an earlier commit")
     parser.add_argument("--new", type=Path, default=PROJECT, metavar="PATH", help="the other checkout (this one)")
     parser.add_argument(
-        "--tables", type=chosen_from(TABLES), default=TABLES, metavar="TABLE,TABLE", help=", ".join(TABLES)
+        "--tables", type=choose_from(TABLES), default=TABLES, metavar="TABLE,TABLE", help=", ".join(TABLES)
     )
     parser.add_argument("--turns", type=int, default=5, help="how often each checkout is measured (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="small forms, which show that everything runs")

@@ -124,7 +124,7 @@ class Residual:
     >>> residual = Residual(HOST_DEVICE, n=2, dtype=np.float32)
     >>> residual.following[:] = 0.5
     >>> residual.commit()
-    >>> residual.saved().tolist()
+    >>> residual.to_host().tolist()
     [0.5, 0.5]
     >>> residual.undo()
     >>> residual.current.tolist()
@@ -149,7 +149,7 @@ class Residual:
         """Array of the host with the vector's shape and type; it takes no memory."""
         return np.broadcast_to(np.zeros((), self._dtype), len(self.current))
 
-    def saved(self) -> AnyArray:
+    def to_host(self) -> AnyArray:
         """Return a copy in the host's memory; waits for the device."""
         return copy_to_host(self._device, self.current)
 
@@ -339,7 +339,7 @@ class Feedback(ABC):
 
     def state(self) -> State:
         """Return copies of all that the next step depends on, by the keys of `state_kinds`."""
-        return {key: residual.saved() for key, residual in self.residuals.items()}
+        return {key: residual.to_host() for key, residual in self.residuals.items()}
 
     def like(self) -> State:
         """Return an array with the expected shape and type for each entry that a state must have."""

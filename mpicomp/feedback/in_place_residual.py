@@ -78,10 +78,10 @@ class InPlaceResidual(Residual):
             self.current, self._second = self._second, self.current
         self.roll_back()
 
-    def settled(self, subtract_pending: Subtract) -> AnyArray:
+    def copy_settled(self, subtract_pending: Subtract) -> AnyArray:
         """Return a copy, on the host, with no result left to be subtracted."""
         if not self.lazy:
-            return self.saved()
+            return self.to_host()
         found = zeros(self._device, len(self.current), self._dtype)
         overwrite(self._device, found, self.current)
         subtract_pending(found)

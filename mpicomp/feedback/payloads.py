@@ -84,7 +84,7 @@ class Payloads:
         used: Callable[[Bytes, int], int] | None = None,
     ) -> None:
         self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
-        self._used = codec.used if used is None and is_variable(codec) else used
+        self._used = codec.count_used if used is None and is_variable(codec) else used
         self.varies = varies(codec) if used is None else True
         sizes = list(map(self.codec.nbytes, lengths)) if sizes is None else sizes
         self.there: list[Array]
@@ -105,7 +105,7 @@ class Payloads:
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
 
-    def sent(self, piece: int) -> int:
+    def count_sent(self, piece: int) -> int:
         """Return the bytes of a payload that are sent, from `host`."""
         payload = self.host[piece]
         return payload.size if self._used is None else self._used(payload, self._lengths[piece])

@@ -108,7 +108,7 @@ class RelayedSums(Feedback):
         landing = min(MOST_LANDING, len(program.recvs)) if any(self._merges) else 0
         lengths, used = [len(part.starts) for part in self._buckets], None
         if codec.coding == "entropy":
-            used = entropy_levels.used
+            used = entropy_levels.count_used
         self.held = Payloads(device, codec, lengths, flags=False, sizes=sizes, used=used)
         longest = [max(sizes, default=0)] * landing
         self.landing = Payloads(device, codec, longest, flags=False, sizes=longest)

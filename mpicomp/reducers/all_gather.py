@@ -197,7 +197,7 @@ class AllGatherReducer(Reducer):
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the payload to send; without its unused end if its length varies."""
         if self._varies:
-            return [self._payloads.host[piece], self._payloads.sent(piece), MPI.BYTE]
+            return [self._payloads.host[piece], self._payloads.count_sent(piece), MPI.BYTE]
         return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:

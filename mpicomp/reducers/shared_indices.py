@@ -28,7 +28,7 @@ from collectives.execution.workers import in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Reducer, Round, VectorSpec
-from mpicomp.codecs.top_k import kept
+from mpicomp.codecs.top_k import count_kept
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
 
 
@@ -42,7 +42,7 @@ def shared_model(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, k
     spread = bits * ranks / (16 * (ranks - 1)) if ranks > 1 else 0.0
 
     def nbytes(elements: int, weight: int) -> int:
-        found = kept(elements, chunk, keep)
+        found = count_kept(elements, chunk, keep)
         return (complete if weight == ranks else summing) * found + math.ceil(spread * found)
 
     alignment = math.lcm(chunk, 64)

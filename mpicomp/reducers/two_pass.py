@@ -152,7 +152,7 @@ class TwoPassReducer(Reducer):
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return this rank's code of a piece, or the owner's code of the mean."""
         payloads = self._means if weight > 1 else self._mine
-        return [payloads.host[piece], payloads.sent(piece), MPI.BYTE]
+        return [payloads.host[piece], payloads.count_sent(piece), MPI.BYTE]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:
         """Return the memory for the owner's code of the mean."""

@@ -18,7 +18,7 @@ from apps.performance.cluster import factors, picture_data
 from apps.records import read_record
 
 PARTS = picture_data.read(DATA / picture_data.NAME)
-QUOTED = factors.quoted(PARTS)
+QUOTED = factors.format_quotes(PARTS)
 FRONTIER = PROJECT / "docs" / "records" / "frontier"
 TABLES = PROJECT / "docs" / "records" / "performance-tables"
 
