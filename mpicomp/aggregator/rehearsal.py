@@ -73,7 +73,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
             # only the optimizers of mpicomp.torch pass differences, which have kernels of their own
             with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
-            for one in getattr(method, "rehearsed", (method,)):
+            for one in method.rehearsed:
                 rehearse(one, short, ranks, comm.topology, with_moves, loads)
         _done.add(key)
 
@@ -101,7 +101,7 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
         _done.add(key)
         short = VectorSpec(n, spec.dtype, 0, lengths, spec.device)
         try:
-            _make_steps(_shortened(getattr(method, "method", method)), short, ranks, comm.topology, False)
+            _make_steps(_shortened(method.rehearsed[0]), short, ranks, comm.topology, False)
         except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are launched
             _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
 

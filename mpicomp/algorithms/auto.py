@@ -106,6 +106,7 @@ class Auto(WrappingMethod):
         device = None if spec.device == "cpu" else named(spec.device)
         pending = Pending(parts.feedback, comm.size, device)
         schedule = Schedule(self.trial_steps, self.retry_every)
-        name = getattr(self.method, "wire", None) or type(self.method).__name__.lower()
+        wire = self.method.wire if isinstance(self.method, Dense) else None
+        name = wire or type(self.method).__name__.lower()
         driver = Chosen(comm, spec, pending, compressing, mean, schedule, name)
         return parts._replace(feedback=cast(Feedback, ChosenFeedback(parts.feedback, driver))), driver

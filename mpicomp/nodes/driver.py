@@ -20,6 +20,7 @@ from collectives.arrays import named
 from collectives.communicator.nodes import Nodes
 from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import Steps
+from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.call import CallText, VectorCall
 from mpicomp.aggregator.parts import Driver, Parts
 from mpicomp.aggregator.side_channel import SideChannel
@@ -121,7 +122,7 @@ class PerNodeDriver(Driver):
     spec : VectorSpec
         Description of the whole vectors.
     local : LocalSum
-    method : object
+    method : Algorithm
         The method between nodes.
     shard : VectorSpec
         Description of this rank's shard.
@@ -138,7 +139,7 @@ class PerNodeDriver(Driver):
         nodes: Nodes,
         spec: VectorSpec,
         local: LocalSum,
-        method: object,
+        method: Algorithm,
         shard: VectorSpec,
         parts: Parts,
         inner: Driver,
@@ -154,7 +155,7 @@ class PerNodeDriver(Driver):
         self._feedback: Any = parts.feedback
         self._pending = Pending(parts.feedback, 1, None if spec.device == "cpu" else named(spec.device))
         self._places, self._shard_number = nodes.layout.places, nodes.local.rank
-        self._skips = getattr(method, "nonfinite", "raise") == "skip"
+        self._skips = method.nonfinite == "skip"
         self.prepares = self._between and inner.prepares
         self._adds_pending = False  # in the step of a single node that is made, or was made last
         self.has_pending = False

@@ -19,10 +19,9 @@ from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program, pieces
 from collectives.progress.polling import done
-from collectives.schedules.broadcast import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, Round, VectorSpec
+from mpicomp.aggregator.parts import Parts, Reducer, Round, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.full_precision import FullPrecision
@@ -94,11 +93,6 @@ def all_gather(
         codes.share_scales(scales)
     n_reports = codes.n_reports if codes.reports_when == "beside" else None
     return Parts(codes, AllGatherReducer(comm, program, payloads, len(cuts), n_reports))
-
-
-def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
-    """Return the message model of a method; message sizes do not depend on the weight."""
-    return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
 def gather_at_once(
