@@ -156,10 +156,6 @@ class TwoPassMethod(CodingMethod):
     def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:
         return compressor(self.compressor)
 
-    @override
-    @abstractmethod
-    def codec_back(self, dtype: str) -> Codec: ...
-
 
 class VotingMethod(Algorithm):
     """Options of methods whose ranks' signs are counted on the way."""
