@@ -54,7 +54,7 @@ def test_a_rank_without_a_gpu_is_named_once_for_all_ranks(monkeypatch: pytest.Mo
 
     lacks: dict[int, str] = {}
     told = iter(["", "PyTorch finds no GPU"])
-    monkeypatch.setattr("apps.performance.gpu_machine.missing", lambda numba_cuda: next(told))
+    monkeypatch.setattr("apps.performance.gpu_machine.name_missing", lambda numba_cuda: next(told))
     assert run_local(2, place, Ring()) == [None, None]
     err = capsys.readouterr().err
     assert err.endswith(" of 2: PyTorch finds no GPU: such things are not measured\n")
@@ -64,7 +64,7 @@ def test_a_rank_without_a_gpu_is_named_once_for_all_ranks(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("gpus", "alone"), [(1, False), (2, True), (4, True)])
 def test_ranks_take_gpus_in_turn(gpus: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
-    monkeypatch.setattr("apps.performance.gpu_machine.missing", lambda numba_cuda: "")
+    monkeypatch.setattr("apps.performance.gpu_machine.name_missing", lambda numba_cuda: "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     monkeypatch.setattr("apps.performance.gpu_machine.identity", "GPU {}".format)
