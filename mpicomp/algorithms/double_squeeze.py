@@ -5,8 +5,8 @@
     result:   Q(v)
 
 The owner is a parameter server (topology "star") or, elsewhere, each rank for its part of the vector. MEM-SGD sends the
-mean itself on the second pass. Q may be biased, but must be a contraction (docs/error-feedback.md): the error of a step
-is added to the next step's input.
+mean itself on the second pass. Q may be biased, but must be a contraction (mpicomp help error-feedback): the error of
+a step is added to the next step's input.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _DEFAULT = TopK(100)
 
 
 def contracts(codec: Codec) -> bool:
-    """Return False for a codec of ours whose error may be longer than its input, see docs/error-feedback.md."""
+    """Return False for a codec of ours whose error may be longer than its input, see mpicomp help error-feedback."""
     if isinstance(codec, OneBit):
         return codec.scale == "l1"
     if isinstance(codec, Ternary):
