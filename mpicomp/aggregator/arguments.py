@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -111,7 +112,7 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
         cure = f"the root comes behind the communicator: write {usage}"
     else:
         cure = "pass a Communicator"
-    error = f"{call}: comm is {type(comm).__name__} {comm!r:.80}: {cure}"
+    error = f"{call}: comm is {type(comm).__name__} {re.sub(' at 0x[0-9a-f]+', '', repr(comm)):.80}: {cure}"
     if swapped is not None:
         swapped.reject(TypeError(f"{swapped.here}, {error}"), call)
     raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}")) from None

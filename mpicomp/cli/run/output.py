@@ -142,7 +142,7 @@ def _same(one: ErrorReport, other: ErrorReport) -> bool:
 
 
 def _without_rank(report: ErrorReport) -> str:
-    return re.sub(rf"\brank {report.rank} of {report.size}\b", "rank ?", report.text + report.last)
+    return re.sub(rf"\brank {report.rank} of {report.size}\b| at 0x\w+", "?", report.text + report.last)
 
 
 def ranks_of(group: Sequence[ErrorReport]) -> str:

@@ -68,6 +68,11 @@ def test_equal_errors_are_printed_once_with_their_ranks_and_the_last_line_is_the
     ]
 
 
+def test_errors_that_differ_in_an_address_are_equal() -> None:
+    printed = shown(*(report(rank, f"TypeError: <f at 0x7f{rank}>") for rank in range(3)))
+    assert printed.splitlines()[-1] == "mpicomp: all 3 ranks: TypeError: <f at 0x7f0>"
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_banners_that_come_before_the_error_are_left_out_too(is_late: bool) -> None:
     error = report(1, "KeyError: 1")
