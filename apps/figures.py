@@ -15,6 +15,9 @@ from typing import Any
 
 from apps.launch import PROJECT
 from apps.records import read_record
+from mpicomp.cli.demo.report import Comparison
+from mpicomp.cli.demo.training import Point
+from mpicomp.cli.figure_style import SETTINGS, WIDTH_INCHES
 
 FIGURES = PROJECT / "docs" / "figures"
 DATA = FIGURES / "data"
@@ -24,6 +27,19 @@ RECORDS = PROJECT / "docs" / "records" / "frontier"
 def _cluster(folder: Path) -> list[Path]:
     data = _module("apps.performance.cluster.picture_data")
     return list(data.draw_parts(data.read(DATA / data.NAME), folder))
+
+
+def _demo(folder: Path) -> list[Path]:
+    figure = _module("mpicomp.cli.demo.picture").make_figure(demo_comparison())
+    dpi = SETTINGS["savefig.dpi"] * WIDTH_INCHES / figure.get_figwidth()  # it has more text than the others
+    return [_module("apps.plotting").save(figure, folder / "demo.png", dpi)]
+
+
+def demo_comparison() -> Comparison:
+    """Return the trainings of ``mpicomp demo`` that README shows."""
+    kept = read_record(DATA / "demo.json", dense=list, Marsit=list)
+    dense, marsit = ([Point(**point) for point in kept[name]] for name in ("dense", "Marsit"))
+    return Comparison(dense, marsit, kept["ranks"], True, kept["link"])
 
 
 def _fine_tuning(folder: Path) -> list[Path]:
@@ -63,6 +79,7 @@ def _module(name: str) -> Any:
 DRAWN: Mapping[str, Callable[[Path], list[Path]]] = {
     "aq-sgd": _aq_sgd,
     "cluster": _cluster,
+    "demo": _demo,
     "fine-tuning": _fine_tuning,
     "frontier": _frontier,
     "scale": _scale,

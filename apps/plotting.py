@@ -80,7 +80,7 @@ def _wrapped(text: str, most: int) -> str:
     return textwrap.fill(kept, least)
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path, dpi: float | None = None) -> Path:
     """Write a figure into a file whose suffix names the format; return the path. The figure is gone then."""
     # labels of axes whose scale is not linear name the scale
     for axes in figure.axes:
@@ -89,7 +89,7 @@ def save(figure: Figure, path: Path) -> Path:
             if label and axis.get_scale() != "linear" and "scale" not in label:
                 axis.set_label_text(f"{label} ({axis.get_scale()} scale)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=dpi)
     plt.close(figure)
     if path.suffix == ".png":
         _shrink(path)

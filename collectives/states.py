@@ -1,4 +1,4 @@
-"""States of a communicator; docs/architecture.md has a table of them and of their order."""
+"""States of a communicator; mpicomp help architecture has a table of them and of their order."""
 
 from __future__ import annotations
 

@@ -51,10 +51,12 @@ ROLES = {
     "mpicomp.contrib": "EF21, SSDM, ...",
     "mpicomp.feedback": "residuals",
     "mpicomp.kernels": "compiled loops",
+    "mpicomp.layers": "staging, widening",
     "mpicomp.manual": "pages of help",
     "mpicomp.nodes": "two levels",
     "mpicomp.pipeline": "stages, stores",
     "mpicomp.reducers": "routes of payloads",
+    "mpicomp.spaces": "memory, host and GPU",
     "mpicomp.torch": "optimizers, DDP",
 }
 COLORS = {"collectives": "#dbeafe", "mpicomp": "#ffedd5"}  # libraries are grey

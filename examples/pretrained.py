@@ -10,9 +10,9 @@ precision. Comments mark the lines that are new compared with a loop for one pro
 from __future__ import annotations
 
 import argparse
-from itertools import islice
 
 import torch
+from images import batches
 from minilm import accuracy, classifier, tokenized
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -45,7 +45,7 @@ def main() -> None:
 
     before = accuracy(model, test) if comm.rank == 0 else 0.0
     model.train()
-    for batch in islice(DataLoader(train, batch_size=8, sampler=sampler), options.steps):
+    for batch in batches(DataLoader(train, batch_size=8, sampler=sampler), options.steps):
         optimizer.zero_grad()
         model(**batch).loss.backward()
         optimizer.step()

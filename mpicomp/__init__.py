@@ -24,8 +24,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-with suppress(ImportError):  # of a package of this name that is not ours, which `mpicomp doctor` reports
+from mpicomp.name_clash import require_ours
+
+with suppress(ImportError):  # of a package of this name that is not ours
     import collectives  # before mpi4py.MPI is loaded by any module of ours
+if sys.argv[1:2] != ["doctor"]:  # which reports the other package itself
+    require_ours()
 
 if TYPE_CHECKING:
     from collectives import (
@@ -88,53 +92,17 @@ _HOMES = {
 }
 
 __all__ = [
-    "ALGORITHMS",
-    "ECQSGD",
-    "EF21",
-    "QSGD",
-    "SSDM",
-    "Auto",
-    "CascadingSSDM",
-    "CollectiveError",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
-    "Communicator",
-    "CommunicatorClosed",
-    "DamagedMessage",
-    "Dense",
-    "DoubleSqueeze",
-    "EFSignSGD",
-    "LocalTopK",
-    "MajorityVote",
-    "Marsit",
-    "MemSGD",
-    "NonFiniteGradient",
-    "OneBitSGD",
-    "PeerFailure",
-    "PerNode",
-    "PowerSGD",
-    "RandomK",
-    "RanksLost",
-    "Relay",
-    "ScaleCom",
-    "SparseLoCo",
-    "TernGrad",
-    "TopKSGD",
-    "TrueTopK",
-    "algorithm",
-    "help_page",
-    "install_abort_hook",
-    "load_state",
-    "redistribute",
-    "run_local",
-    "save_state",
-]
+    "ALGORITHMS", "ECQSGD", "EF21", "QSGD", "SSDM", "Auto", "CascadingSSDM", "CollectiveError", "CollectiveMismatch",
+    "CollectiveTimeout", "Communicator", "CommunicatorClosed", "DamagedMessage", "Dense", "DoubleSqueeze", "EFSignSGD",
+    "LocalTopK", "MajorityVote", "Marsit", "MemSGD", "NonFiniteGradient", "OneBitSGD", "PeerFailure", "PerNode",
+    "PowerSGD", "RandomK", "RanksLost", "Relay", "ScaleCom", "SparseLoCo", "TernGrad", "TopKSGD", "TrueTopK",
+    "algorithm", "help_page", "install_abort_hook", "load_state", "redistribute", "run_local", "save_state",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
-    import_module("mpicomp.name_clash").require_ours()
     others = "collectives" if name in collectives.__all__ else "mpicomp.algorithms"
     with import_module("collectives.errors").explaining_mpi():
         return getattr(import_module(_HOMES.get(name, others)), name)

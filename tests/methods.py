@@ -95,5 +95,6 @@ def must_be_restored(method: Any, step: int) -> bool:
 
     Where the very first step is one-bit, the ranks measure before they touch anything.
     """
-    measures = step == 0 and getattr(method, "full_precision_every", 1) is None and method.global_step == "auto"
-    return isinstance(method, Marsit) and method.compensation and not measures
+    if not isinstance(method, Marsit) or not method.compensation:
+        return False
+    return step > 0 or method.full_precision_every is not None or method.global_step != "auto"

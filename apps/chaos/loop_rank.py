@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 import mpicomp
 from apps.chaos.lines import Lines
+from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, ddp_hook, register_backend
 
 N, TIMEOUT_S = 20_000, 120.0
@@ -31,19 +32,16 @@ Loop = Callable[[mpicomp.Communicator, np.random.Generator], Step]
 
 def numpy_loop(comm: mpicomp.Communicator, data: np.random.Generator) -> Step:
     """Average by Marsit, by hand."""
-    aggregator = mpicomp.Marsit(full_precision_every=7).start(comm, N)
-    model = np.zeros(N, np.float32)
-
-    def step() -> bytes:
-        np.subtract(model, aggregator.aggregate(data.standard_normal(N, np.float32)), out=model)
-        return model.tobytes()
-
-    return step
+    return _loop_by_hand(mpicomp.Marsit(full_precision_every=7), comm, data)
 
 
 def per_node_loop(comm: mpicomp.Communicator, data: np.random.Generator) -> Step:
     """Sum within nodes of two ranks, and send top-k between them."""
-    aggregator = mpicomp.PerNode(mpicomp.LocalTopK(rate=10)).start(comm, N)
+    return _loop_by_hand(mpicomp.PerNode(mpicomp.LocalTopK(rate=10)), comm, data)
+
+
+def _loop_by_hand(method: Algorithm, comm: mpicomp.Communicator, data: np.random.Generator) -> Step:
+    aggregator = method.start(comm, N)
     model = np.zeros(N, np.float32)
 
     def step() -> bytes:

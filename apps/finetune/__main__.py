@@ -15,7 +15,7 @@ from apps.appendices import replace_block
 from apps.finetune import report, study
 from apps.finetune.methods import METHODS
 from apps.launch import PROJECT
-from apps.performance.part import chosen_from
+from apps.performance.part import choose_from
 from apps.records import write_record
 from apps.studies.results import Results
 from apps.train.options import positive
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     names = tuple(METHODS)
     parser.add_argument("--seeds", type=positive, default=SEEDS, metavar="N", help="runs of each method (%(default)s)")
     parser.add_argument("--steps", type=positive, default=STEPS, metavar="N", help="of each run (%(default)s)")
-    parser.add_argument("--only", type=chosen_from(names), default=names, metavar="NAME,NAME", help=", ".join(names))
+    parser.add_argument("--only", type=choose_from(names), default=names, metavar="NAME,NAME", help=", ".join(names))
     parser.add_argument("--tune", action="store_true", help="find the learning rates instead, on examples of their own")
     parser.add_argument("--fresh", action="store_true", help="run again what has results already")
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help="of the results (%(default)s)")

@@ -83,7 +83,7 @@ def _decoder(options: Sequence[Any]) -> Callable[[bytes], None]:
                 codec.decode(payload, values, weight=weight)
                 if isinstance(codec, VariableCodec):
                     codec.decode_drawn(payload, values, draw=_DRAW)
-                    assert codec.used(payload, n) <= payload.size
+                    assert codec.count_used(payload, n) <= payload.size
                 if isinstance(codec, Quantizer) and codec.coding == "entropy":
                     fixed = other_memory.empty(codec.fixed.nbytes(n), np.uint8)
                     codec.to_fixed(payload, n, fixed)

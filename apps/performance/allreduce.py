@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 import mpicomp
-from apps.performance.part import MS, STAGES, Part, Row, both, get, made, scaled, vectors
+from apps.performance.part import MS, STAGES, Part, Row, both, format_seconds, get, make_record, vectors
 from apps.records import Record
 from collectives import Communicator, Traffic
 from collectives.execution.traffic import COSTS
@@ -59,7 +59,7 @@ def measure(n: int, repeats: int) -> Record | None:
             }
             for name, seconds in timed.items()
         ]
-        return None if comm.rank else made(rows, ranks=comm.size, n=n, repeats=repeats)
+        return None if comm.rank else make_record(rows, ranks=comm.size, n=n, repeats=repeats)
 
 
 def cost(comm: Communicator, last: Traffic) -> dict[str, float]:
@@ -69,7 +69,7 @@ def cost(comm: Communicator, last: Traffic) -> dict[str, float]:
 
 
 def _stages(row: Row) -> str:
-    return " + ".join(scaled(row["cost"][field], MS) for field in STAGES.values()) if row["cost"] else ""
+    return " + ".join(format_seconds(row["cost"][field], MS) for field in STAGES.values()) if row["cost"] else ""
 
 
 COLUMNS = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.part import US, Column, Part, Row, get, in_unit, made, vectors
+from apps.performance.part import US, Column, Part, Row, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.auto.trials import Side, Stage
@@ -48,7 +48,7 @@ def measure(counts: Sequence[int], elements: float) -> Record | None:
                 | {f"{name}_s": float(np.median(one)) for name, one in seconds.items()}
                 | {name: _ratio(seconds[one], seconds[other]) for name, (one, other) in ratios.items()}
             )
-        return None if comm.rank else made(rows, ranks=comm.size)
+        return None if comm.rank else make_record(rows, ranks=comm.size)
 
 
 def plan_of(aggregator: Any) -> Any:

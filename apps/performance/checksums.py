@@ -13,7 +13,7 @@ from functools import partial
 from mpi4py import MPI
 
 import mpicomp
-from apps.performance.part import MS, Column, Part, Row, both, made, vectors
+from apps.performance.part import MS, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Calls, alternate, summary
@@ -43,7 +43,7 @@ def measure(repeats: int, longest: int) -> Record | None:
                     timed = {name: summary(times) for name, times in alternate(calls, rounds, 2, comm).items()}
                     rows.append({"method": method, "link": link or "memory", "count": n, **timed})
     world = MPI.COMM_WORLD
-    return None if world.rank else made(rows, ranks=world.size, repeats=repeats)
+    return None if world.rank else make_record(rows, ranks=world.size, repeats=repeats)
 
 
 COLUMNS: Sequence[Column] = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
+from apps.performance.part import MS, Part, against, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives.execution.program import pieces
 from collectives.group.group import SHARED_PIECE_BYTES
@@ -85,7 +85,7 @@ def measure(n: int, repeats: int) -> Record:
         for name in calls
         if name not in (ABS_SUM, ADD)
     ]
-    return made(rows, n=n, repeats=repeats)
+    return make_record(rows, n=n, repeats=repeats)
 
 
 COLUMNS = (

@@ -20,7 +20,7 @@ from typing import Any
 
 from apps.launch import PROJECT, mpi_environment, python_command, run_or_raise
 from apps.performance.cluster.measurements import MEASUREMENTS
-from apps.performance.part import Column, chosen_from, get, scaled, table
+from apps.performance.part import Column, choose_from, format_seconds, get, table
 from apps.performance.run_all import LONGEST_S, PARTS, Job, jobs
 from apps.records import Record, read_record
 
@@ -141,8 +141,8 @@ COLUMNS: Sequence[Column] = (
     ("table", lambda row: row["key"][0]),
     ("row", lambda row: row["key"][1]),
     ("call", lambda row: row["key"][2]),
-    ("old, µs", lambda row: scaled(row["old"], 1e-6)),
-    ("new, µs", lambda row: scaled(row["new"], 1e-6)),
+    ("old, µs", lambda row: format_seconds(row["old"], 1e-6)),
+    ("new, µs", lambda row: format_seconds(row["new"], 1e-6)),
     ("old / new", get("ratio", ".3f")),
     ("of single turns", lambda row: f"{min(row['each']):.2f} to {max(row['each']):.2f}"),
     ("", _verdict),
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--new", type=Path, default=PROJECT, metavar="PATH", help="the other checkout (this one)")
     parser.add_argument(
         "--tables",
-        type=chosen_from((*TABLES, *CLUSTER_TABLES)),
+        type=choose_from((*TABLES, *CLUSTER_TABLES)),
         default=TABLES,
         metavar="TABLE,TABLE",
         help=", ".join((*TABLES, *CLUSTER_TABLES)),

@@ -223,7 +223,7 @@ def _bytes_of(result: Any) -> bytes:
 
 
 @cache
-def undamaged(case: Case, checksums: bool) -> list[Outcome]:
+def run_undamaged(case: Case, checksums: bool) -> list[Outcome]:
     """Return the ends of a call without damage."""
     outcomes = run(case, checksums)
     assert not any(one.error for one in outcomes), (case, outcomes)
@@ -237,7 +237,7 @@ def draw(generator: np.random.Generator, checksums: bool) -> tuple[Case, int, Da
         length, ranks = (int(generator.choice(one)) for one in (LENGTHS, RANKS))
         case = Case(call, topology, length, ranks)
         victim = int(generator.integers(case.ranks))
-        received = undamaged(case, checksums)[victim].received
+        received = run_undamaged(case, checksums)[victim].received
         if received:
             bits = generator.integers(1 << 40, size=generator.choice([1, 1, 1, 2, 3, 8]))
             return case, victim, Damage(int(generator.integers(received)), tuple(bits.tolist()))
@@ -245,7 +245,7 @@ def draw(generator: np.random.Generator, checksums: bool) -> tuple[Case, int, Da
 
 def classify(case: Case, checksums: bool, outcomes: list[Outcome]) -> str:
     """Return in which way a trial has ended."""
-    expected = undamaged(case, checksums)
+    expected = run_undamaged(case, checksums)
     right = all(not one.result or one.result == want.result for one, want in zip(outcomes, expected, strict=True))
     errors = [one.error for one in outcomes]
     if not any(errors):

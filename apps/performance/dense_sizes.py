@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from apps.performance.part import US, Part, Row, both, made, scaled, vectors
+from apps.performance.part import US, Part, Row, both, format_seconds, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import alternate, summary
@@ -38,7 +38,7 @@ def measure(sizes: Sequence[int], most_repeats: int) -> Record | None:
             repeats = min(most_repeats, repeats_for(nbytes))
             timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats, comm=comm).items()}
             rows.append({"nbytes": nbytes, "repeats": repeats, **timed})
-        return None if comm.rank else made(rows, ranks=comm.size, repeats=f"up to {most_repeats}")
+        return None if comm.rank else make_record(rows, ranks=comm.size, repeats=f"up to {most_repeats}")
 
 
 def _times_faster(row: Row, name: str) -> str:
@@ -49,7 +49,7 @@ COLUMNS = (
     ("bytes", lambda row: f"{row['nbytes']:,}"),
     ("MPI_Allreduce, µs", lambda row: both(row["mpi"], US)),
     ("auto, µs", lambda row: both(row["auto"], US)),
-    ("beyond MPI, µs", lambda row: scaled(row["auto"]["median_s"] - row["mpi"]["median_s"], US)),
+    ("beyond MPI, µs", lambda row: format_seconds(row["auto"]["median_s"] - row["mpi"]["median_s"], US)),
     ("speed-up", lambda row: _times_faster(row, "auto")),
     ("target", lambda row: "≥ 0.95" if row["nbytes"] >= FROM_HERE_RATIO else "≤ 25 µs beyond"),
     ("ring, µs", lambda row: both(row["ring"], US)),

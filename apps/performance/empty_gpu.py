@@ -139,7 +139,7 @@ def empty_gpu() -> Iterator[Counter[str]]:
         from_dlpack(exported)
         return array.detach()
 
-    def pinned(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+    def pin(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         return torch.zeros(*shape, **options) if pin_memory else empty(*shape, **options)
 
     def on_host(array: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ def empty_gpu() -> Iterator[Counter[str]]:
         # PyTorch's builds for CPUs lack it
         stack.enter_context(patch("torch._C._cuda_getCurrentRawStream", lambda index: 0, create=True))
         for name, stand_in in {
-            "_foreach_copy_": fill, "empty": pinned, "from_dlpack": take, "Tensor.copy_": copy,
+            "_foreach_copy_": fill, "empty": pin, "from_dlpack": take, "Tensor.copy_": copy,
             "Tensor.index_fill_": launch, "Tensor.cpu": on_host, "Tensor.is_cuda": True, "Tensor.is_meta": False,
             "Tensor.__dlpack_device__": numbers,
         }.items():  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.performance.part import Column, Part, Row, get, made
+from apps.performance.part import Column, Part, Row, get, make_record
 from apps.records import Record
 from mpicomp.cli.timing import Calls, alternate
 from mpicomp.codecs import rans
@@ -96,7 +96,7 @@ def measure(n: int, repeats: int) -> Record:
         speeds = {name: n / float(seconds.min()) for name, seconds in alternate(calls, repeats).items()}
         entropy = entropy_of(np.bincount(symbols) / n)
         rows.append({"source": name, "entropy": entropy, **sizes, "symbols_per_s": speeds})
-    return made(rows, n=n, repeats=repeats)
+    return make_record(rows, n=n, repeats=repeats)
 
 
 def _columns(record: Record) -> Sequence[Column]:

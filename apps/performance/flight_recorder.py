@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import mpicomp
-from apps.performance.part import US, Column, Part, Row, both, made, vectors
+from apps.performance.part import US, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from collectives.execution.handle import Call
@@ -35,7 +35,7 @@ def measure(repeats: int) -> Record | None:
             }
             timed = {one: summary(seconds) for one, seconds in alternate(calls, repeats * rounds, 20, comm).items()}
             rows.append({"call": name, "count": n, **timed})
-        return None if comm.rank else made(rows, ranks=comm.size, repeats=repeats)
+        return None if comm.rank else make_record(rows, ranks=comm.size, repeats=repeats)
 
 
 class _Nothing:
@@ -59,7 +59,7 @@ def _make(comm: Communicator, history: History, call: Callable[[], object]) -> N
     call()
 
 
-def _added(row: Row) -> str:
+def _format_added(row: Row) -> str:
     added = row["with"]["median_s"] - row["without"]["median_s"]
     return f"{added / US:.2f} ({added / row['without']['median_s']:.2%})"
 
@@ -69,7 +69,7 @@ COLUMNS: Sequence[Column] = (
     ("elements", lambda row: f"{row['count']:,}"),
     ("with, µs", lambda row: both(row["with"], US)),
     ("without, µs", lambda row: both(row["without"], US)),
-    ("added to the median, µs", _added),
+    ("added to the median, µs", _format_added),
 )
 PART = Part(
     "flight_recorder",

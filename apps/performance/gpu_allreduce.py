@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.gpu_machine import Place, parser_of, placed, positive, run_part, software
+from apps.performance.gpu_machine import Place, choose_gpu, parser_of, positive, run_part, software
 from apps.performance.gpu_nccl import nccl_allreduce, why_not
-from apps.performance.gpu_profile import TO_DEVICE, TO_HOST, hidden, recorded
-from apps.performance.part import MS, Part, Row, both, get, made, scaled, table
+from apps.performance.gpu_profile import TO_DEVICE, TO_HOST, hidden_share, record
+from apps.performance.part import MS, Part, Row, both, format_seconds, get, make_record, table
 from apps.records import Record
 from collectives import Communicator
 from collectives.arrays import gpu_mpi
@@ -47,18 +47,20 @@ def measure(mb: float, repeats: int, ranks_per_node: int | None = None) -> Recor
     """Time all-reduces of `mb` megabytes of float32; collective. None on ranks other than 0, and without GPUs."""
     os.environ.setdefault(gpu_mpi.VARIABLE, "off")
     with Communicator(ranks_per_node=ranks_per_node) as comm:
-        place = placed(comm, "all-reduces on GPUs are")
+        place = choose_gpu(comm, "all-reduces on GPUs are")
         if place is None:
             return None
         n = max(1, round(mb * 1e6 / 4))
         x, out = gradients(n, place, comm.rank)
-        timed, lack = _timed(comm, place, x, out, repeats)
-        rows = compared(timed, dense_name())
+        timed, lack = _time_calls(comm, place, x, out, repeats)
+        rows = compare(timed, dense_name())
         memory = _memory(comm, place, x, out)
-        staging = _staging(comm, place, x, out)
+        staging = _measure_staging(comm, place, x, out)
         settings = {"mb": mb, "ranks": comm.size, "a GPU each": place.alone, "repeats": repeats,
                     gpu_mpi.VARIABLE: gpu_mpi.mode(), **software()}  # fmt: skip
-        return None if comm.rank else {**made(rows, **settings), "staging": staging, "memory": memory, "nccl": lack}
+        return (
+            None if comm.rank else {**make_record(rows, **settings), "staging": staging, "memory": memory, "nccl": lack}
+        )
 
 
 def gradients(n: int, place: Place, rank: int) -> tuple[Any, Any]:
@@ -76,7 +78,9 @@ def dense_name() -> str:
     return "dense, staged" if mode == "off" else f"dense, {gpu_mpi.VARIABLE}={mode}"
 
 
-def _timed(comm: Communicator, place: Place, x: Any, out: Any, repeats: int) -> tuple[dict[str, dict[str, float]], str]:
+def _time_calls(
+    comm: Communicator, place: Place, x: Any, out: Any, repeats: int
+) -> tuple[dict[str, dict[str, float]], str]:
     """Return median and minimum of each call, and the reason if NCCL is missing; collective."""
     calls: dict[str, Callable[[], object]] = {
         ONE_BIT: partial(MARSIT.start(comm, x.shape[0], device=place.device).aggregate, x, out),
@@ -96,7 +100,7 @@ def _timed(comm: Communicator, place: Place, x: Any, out: Any, repeats: int) -> 
         return {name: summary(seconds) for name, seconds in alternate(calls, repeats, comm=comm).items()}, lack
 
 
-def compared(timed: dict[str, dict[str, float]], reference: str) -> list[Row]:
+def compare(timed: dict[str, dict[str, float]], reference: str) -> list[Row]:
     """A row for each call: how many times as fast it is as the `reference`, by medians and by minima."""
     held = timed[reference]
     return [
@@ -130,7 +134,7 @@ def _memory(comm: Communicator, place: Place, x: Any, out: Any) -> dict[str, flo
     return {"beyond": float(most[0]), "piece": float(most[1])}
 
 
-def _staging(comm: Communicator, place: Place, x: Any, out: Any) -> list[Row]:
+def _measure_staging(comm: Communicator, place: Place, x: Any, out: Any) -> list[Row]:
     """Return the seconds of a call's copies in each direction, and their hidden share; means over ranks; collective."""
     aggregator = MARSIT.start(comm, x.shape[0], device=place.device)
     aggregator.aggregate(x, out)
@@ -139,12 +143,12 @@ def _staging(comm: Communicator, place: Place, x: Any, out: Any) -> list[Row]:
         for _ in range(CALLS):
             aggregator.aggregate(x, out)
 
-    found = recorded(calls)
+    found = record(calls)
     kernels = [one for one in found if not one.crosses]
     rows: list[Row] = []
     for way, names in WAYS.items():
         copies = [one for one in found if one.name.startswith(names)]
-        share = hidden(copies, kernels)
+        share = hidden_share(copies, kernels)
         mine = [sum(one.end_s - one.start_s for one in copies) / CALLS, np.nan if share is None else share]
         seconds, mean = gather(comm, np.array(mine, np.float64)).mean(axis=0).tolist()
         rows.append({"copies": way, "seconds": seconds, "hidden": None if np.isnan(mean) else mean})
@@ -162,14 +166,14 @@ def note(record: Record) -> str:
     return f"\n\n{table(STAGING, record['staging'])}\n\n{said}" + (f" NCCL is not timed: {lack}." if lack else "")
 
 
-def _hidden(row: Row) -> str:
+def _format_hidden(row: Row) -> str:
     return "not measured: the profiler shows no copies" if row["hidden"] is None else f"{row['hidden']:.0%}"
 
 
 STAGING = (
     ("copies of a call", get("copies")),
-    ("ms", lambda row: scaled(row["seconds"], MS)),
-    ("hidden behind kernels", _hidden),
+    ("ms", lambda row: format_seconds(row["seconds"], MS)),
+    ("hidden behind kernels", _format_hidden),
     ("target", lambda row: f"≥ {HIDDEN:.0%}" if row["copies"] == "both ways" else ""),
 )
 COLUMNS = (

@@ -39,15 +39,16 @@ def sign_calls(x: Any, residual: Any, out: Any) -> Calls:
     """Signs to bits and back, without and with a residual."""
     import torch
 
+    from apps.performance.gpu_blocks import scale_rows, whole_blocks
     from mpicomp.kernels.gpu import sign
 
     n, device = x.numel(), x.device
     bits = torch.zeros(-(-n // 64), dtype=torch.int64, device=device)
     zero, one = np.float32(0), np.float32(1)
     tiny = np.nextafter(zero, one)
-    blocks = sign.whole_blocks(n, device)
+    blocks = whole_blocks(n, device)
     reports = torch.zeros((blocks.n_blocks, 2), dtype=torch.int64, device=device)
-    scales = sign.scale_rows(x, one, one, one)
+    scales = scale_rows(x, one, one, one)
     values, positions = np.array([1.5, -1.5], np.float32).view(np.uint32), out.view(torch.int32)
     return {
         "pack": (lambda: sign.pack(x, bits, True, zero, tiny), 4 * n + n // 8),

@@ -51,7 +51,7 @@ def on_host(timed: Mapping[str, Callable[[], object]], repeats: int) -> dict[str
     return found
 
 
-def profiled(call: Callable[[], object], trace: Path | None = None) -> list[Activity]:
+def run_profile(call: Callable[[], object], trace: Path | None = None) -> list[Activity]:
     """Make the calls of a profile, of which the CPU has no activities."""
     call()
     return []
@@ -72,12 +72,12 @@ def main(argv: Sequence[str]) -> int:
         patch(f"{cuda}synchronize", lambda: None),
         patch(f"{cuda}Event", HostEvent),
         patch(f"{cuda}get_device_name", lambda *_: SOFTWARE["device"]),
-        patch.object(gpu_kernels, "missing", lambda numba_cuda: ""),
-        patch.object(gpu_kernels, "timed_on_device", on_host),
+        patch.object(gpu_kernels, "name_missing", lambda numba_cuda: ""),
+        patch.object(gpu_kernels, "time_on_device", on_host),
         patch.object(gpu_kernels, "calls", lambda n, device: calls(n, "cpu")),
-        patch.multiple(gpu_training, placed=place, software=lambda: SOFTWARE, recorded=profiled),
+        patch.multiple(gpu_training, placed=place, software=lambda: SOFTWARE, recorded=run_profile),
         # its memory is the device's own
-        patch.multiple(gpu_allreduce, placed=place, software=lambda: SOFTWARE, recorded=profiled),
+        patch.multiple(gpu_allreduce, placed=place, software=lambda: SOFTWARE, recorded=run_profile),
         patch.object(gpu_allreduce, "_memory", lambda *_: {"beyond": 0.0, "piece": 1.0}),
     ):
         status: int = import_module(f"apps.performance.{argv[0]}").main(argv[1:])

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from apps.performance.gpu_calls import COPY, calls, calls_by_numba
-from apps.performance.part import US, Part, Row, get, in_unit, made
+from apps.performance.part import US, Part, Row, get, in_unit, make_record
 from apps.records import Record
 from mpicomp.cli.timing import summary, turns
 
 WARMUP = 3
 
 
-def missing(numba_cuda: bool) -> str:
+def name_missing(numba_cuda: bool) -> str:
     """Return the missing requirement of a measurement; empty if everything is there."""
     for package in ("torch", "triton"):
         if find_spec(package) is None:
@@ -42,7 +42,7 @@ def missing(numba_cuda: bool) -> str:
     return ""
 
 
-def timed_on_device(timed: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Any]:
+def time_on_device(timed: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Any]:
     """Time calls in turn by the device's clock: float64[repeats] seconds of each."""
     import torch
 
@@ -62,7 +62,7 @@ def timed_on_device(timed: Mapping[str, Callable[[], object]], repeats: int) -> 
 
 def measure(n: int, repeats: int, numba_cuda: bool = False) -> Record | None:
     """Time all kernels on vectors of `n` elements; None, with a message, where that cannot be."""
-    lack = missing(numba_cuda)
+    lack = name_missing(numba_cuda)
     if lack:
         print(f"{lack}: the GPU's kernels are not measured", file=sys.stderr)
         return None
@@ -71,9 +71,9 @@ def measure(n: int, repeats: int, numba_cuda: bool = False) -> Record | None:
     found = calls(n, "cuda")
     if numba_cuda:
         found |= calls_by_numba(n, {name: nbytes for name, (_, nbytes) in found.items()})
-    seconds = timed_on_device({name: call for name, (call, _) in found.items()}, repeats)
+    seconds = time_on_device({name: call for name, (call, _) in found.items()}, repeats)
     timed, nbytes = {name: summary(of) for name, of in seconds.items()}, {name: of for name, (_, of) in found.items()}
-    return made(
+    return make_record(
         rows(timed, nbytes),
         n=n, repeats=repeats, device=torch.cuda.get_device_name(), torch=torch.__version__, triton=version("triton"),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apps.performance.gpu_kernels import missing
+from apps.performance.gpu_kernels import name_missing
 from apps.performance.part import Part
 from collectives import Communicator
 
@@ -25,9 +25,9 @@ class Place(NamedTuple):
     alone: bool  # no two ranks of the job share a GPU
 
 
-def placed(comm: Communicator, what: str) -> Place | None:
+def choose_gpu(comm: Communicator, what: str) -> Place | None:
     """Choose this rank's GPU: its place among its node's ranks, modulo GPUs; None if a rank has no GPU. Collective."""
-    lacks = comm.allgather_object(missing(numba_cuda=False))
+    lacks = comm.allgather_object(name_missing(numba_cuda=False))
     lack = next((f"rank {rank} of {comm.size}: {one}" for rank, one in enumerate(lacks) if one), "")
     if lack:
         if comm.rank == 0:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from apps.appendices import publish
 from apps.launch import PROJECT
 from apps.performance.gpu_machine import positive
-from apps.performance.part import MS, scaled, table
+from apps.performance.part import MS, format_seconds, table
 from collectives import LinkModel, Ring
 from collectives.cost.link import ComputeModel
 from mpicomp.algorithms import Algorithm, Dense, Relay
@@ -91,7 +91,7 @@ class Step(NamedTuple):
     seconds: float
 
 
-def measured(text: str | None = None) -> Gpu:
+def read_measured(text: str | None = None) -> Gpu:
     """Return the times in the page of the H100's measurements.
 
     Raises
@@ -165,7 +165,7 @@ def render(cluster: Cluster, gpu: Gpu) -> str:
         f"{cluster.nodes} nodes of {cluster.gpus} GPUs, {cluster.tokens:,} tokens and {cluster.tflops:g} TFLOP/s a "
         "GPU; measured with the quantizer and with Marsit, and taken for Relay: "
         f"{gpu.encode_s * 1e12:.1f} and {gpu.decode_s * 1e12:.1f} ps to encode and decode an element, "
-        f"{scaled(gpu.bucket_s, MS)} ms of the host for a bucket"
+        f"{format_seconds(gpu.bucket_s, MS)} ms of the host for a bucket"
     )
     columns = [(heading, itemgetter(at)) for at, heading in enumerate(headings)]
     return f"{table(columns, rows)}\n\n<sub>{settings}.</sub>"
@@ -174,7 +174,7 @@ def render(cluster: Cluster, gpu: Gpu) -> str:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
-    return f"{scaled(seconds, MS)} ms" if seconds < 1 else f"{scaled(seconds, 1.0)} s"
+    return f"{format_seconds(seconds, MS)} ms" if seconds < 1 else f"{format_seconds(seconds, 1.0)} s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--publish", action="store_true", help="write the table into the page")
     options = vars(parser.parse_args(argv))
     is_published = options.pop("publish")
-    body = render(Cluster(**options), measured())
+    body = render(Cluster(**options), read_measured())
     if is_published:
         publish(PAGE, NAME, body)
     else:

@@ -25,7 +25,7 @@ class Activity(NamedTuple):
         return self.name.startswith(TO_HOST + TO_DEVICE)
 
 
-def recorded(call: Callable[[], object], trace: Path | None = None) -> list[Activity]:
+def record(call: Callable[[], object], trace: Path | None = None) -> list[Activity]:
     """All that this process has the GPU do during a call, and until it is done; `trace`: a file for chrome://tracing."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -60,7 +60,7 @@ def busy(of: Iterable[Activity]) -> float:
     return total
 
 
-def hidden(copies: Sequence[Activity], kernels: Sequence[Activity]) -> float | None:
+def hidden_share(copies: Sequence[Activity], kernels: Sequence[Activity]) -> float | None:
     """Return the share of the copies' time in which kernels ran as well; None: there were no copies."""
     copying = busy(copies)
     # (copies + kernels - both) / copies, of which each is the time in which at least one of these was under way

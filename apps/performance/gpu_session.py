@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apps.launch import PROJECT, mpi_environment, python_command, run
-from apps.performance.part import chosen_from
+from apps.performance.part import choose_from
 
 TESTS = ("tests/unit/kernels/gpu", "tests/unit/collectives/arrays")
 LAST_LINES = 20
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m apps.performance.gpu_session", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--dry-run", action="store_true", help="run everything on the CPU, for no figures")
-    parser.add_argument("--only", type=chosen_from(NAMES), default=NAMES, metavar="PART,PART", help=", ".join(NAMES))
+    parser.add_argument("--only", type=choose_from(NAMES), default=NAMES, metavar="PART,PART", help=", ".join(NAMES))
     parser.add_argument("--folder", type=Path, default=PROJECT / "runs" / "gpu-session", help="of the records")
     options = parser.parse_args(argv)
     folder: Path = options.folder.resolve()

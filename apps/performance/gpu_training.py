@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.gpu_machine import parser_of, placed, positive, run_part, software
+from apps.performance.gpu_machine import choose_gpu, parser_of, positive, run_part, software
 from apps.performance.gpu_nccl import process_group
-from apps.performance.gpu_profile import Activity, recorded
-from apps.performance.part import MS, Part, Row, both, get, in_unit, made, scaled, table
+from apps.performance.gpu_profile import Activity, record
+from apps.performance.part import MS, Part, Row, both, format_seconds, get, in_unit, make_record, table
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Seconds, alternate, slowest, summary
@@ -103,7 +103,7 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
     if sizes["width"] % sizes["heads"]:
         sys.exit(f"error: a width of {sizes['width']} cannot be shared by {sizes['heads']} heads: choose a multiple")
     with Communicator() as timing, Communicator() as comm:
-        place = placed(timing, WHAT)
+        place = choose_gpu(timing, WHAT)
         if place is None:
             return None
         if comm.calls.lacks_thread_support:
@@ -127,9 +127,9 @@ def measure(batch: int, repeats: int, profiled: int, trace: Path | None = None, 
         parts = {name: in_parts(of, streams, profiled) for name, of in done.items()}
         settings = {**sizes, "batch": batch, "parameters": sides[ALONE].parameters, "ranks": timing.size,
                     "a GPU each": place.alone, "repeats": repeats, "profiled": profiled, **software()}  # fmt: skip
-        rows = compared({name: summary(of) for name, of in elapsed.items()},
+        rows = compare({name: summary(of) for name, of in elapsed.items()},
                         {name: summary(of) for name, of in computing.items()}, parts)  # fmt: skip
-        return {**made(rows, **settings), "kernels": top_kernels(done[BESIDE], streams, profiled), "host": host}
+        return {**make_record(rows, **settings), "kernels": top_kernels(done[BESIDE], streams, profiled), "host": host}
 
 
 def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activity]:
@@ -139,7 +139,7 @@ def _profile(step: TrainingStep, times: int, trace: Path | None) -> list[Activit
         for _ in range(times):
             step()
 
-    return recorded(steps, trace)
+    return record(steps, trace)
 
 
 def _on_host(name: str, step: TrainingStep, times: int) -> list[Row]:
@@ -170,7 +170,7 @@ def in_parts(done: Sequence[Activity], streams: set[int], steps: int) -> dict[st
     return seconds
 
 
-def compared(
+def compare(
     steps: dict[str, dict[str, float]], computing: dict[str, dict[str, float]], parts: dict[str, dict[str, float]]
 ) -> list[Row]:
     """A row for each side: its step, its computing and how much slower that is than alone, and its parts."""
@@ -206,7 +206,7 @@ def note(record: Record) -> str:
 
 
 def _part(part: str) -> Any:
-    return lambda row: scaled(row["parts"][part], MS)
+    return lambda row: format_seconds(row["parts"][part], MS)
 
 
 def _short(row: Row) -> str:

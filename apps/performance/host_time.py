@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.part import US, Column, Part, Row, get, made, scaled
+from apps.performance.part import US, Column, Part, Row, format_seconds, get, make_record
 from apps.records import Record
 from collectives import Communicator
 from collectives.progress.thread import shared
@@ -58,7 +58,7 @@ def measure(buckets: int, repeats: int) -> Record | None:
         plain = _step(buckets, None, None, "cpu")
         steps = {ALONE: _step(buckets, None, None), PLAIN: plain, DDP: _ddp_step(buckets, stack)}
         steps |= {name: _step(buckets, method, comm) for name, method in METHODS.items()}
-        seconds, counted = _timed(steps, repeats, counts)
+        seconds, counted = _time_steps(steps, repeats, counts)
         calls = {name: calls_of(step) for name, step in steps.items()}
         for name, found in seconds.items():
             alone = PLAIN if name in (PLAIN, DDP) else ALONE
@@ -67,10 +67,10 @@ def measure(buckets: int, repeats: int) -> Record | None:
             rows.append({"side": name, "step": summary(found), "over": summary(over), **per_bucket,
                          "bucket_s": float(np.median(over)) / buckets,
                          "calls": (calls[name] - calls[alone]) / buckets})  # fmt: skip
-    return made(rows, buckets=buckets, tensors=buckets * len(SHAPES), repeats=repeats)
+    return make_record(rows, buckets=buckets, tensors=buckets * len(SHAPES), repeats=repeats)
 
 
-def _timed(
+def _time_steps(
     steps: dict[str, Callable[[], None]], repeats: int, counts: Counter[str]
 ) -> tuple[dict[str, Any], dict[str, Counter[str]]]:
     """Return the processor seconds of each step, and the launches, copies and events of the last one."""
@@ -186,9 +186,9 @@ def _per_bucket(key: str) -> Column:
 
 COLUMNS: Sequence[Column] = (
     ("step", get("side")),
-    ("processor, median, µs", lambda row: scaled(row["step"]["median_s"], US)),
-    ("over alone, µs", lambda row: scaled(row["over"]["median_s"], US)),
-    ("a bucket, µs", lambda row: scaled(row["bucket_s"], US)),
+    ("processor, median, µs", lambda row: format_seconds(row["step"]["median_s"], US)),
+    ("over alone, µs", lambda row: format_seconds(row["over"]["median_s"], US)),
+    ("a bucket, µs", lambda row: format_seconds(row["bucket_s"], US)),
     ("calls in Python a bucket", get("calls", ".0f")),
     *map(_per_bucket, ("launches", "copies", "events")),
     ("target", lambda row: f"≤ {MOST_MS} ms, {MOST_US:g} µs a bucket" if row["side"] in METHODS else ""),

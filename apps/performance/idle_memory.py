@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.performance.part import MS, Part, Row, get, in_unit, made
+from apps.performance.part import MS, Part, Row, get, in_unit, make_record
 from apps.records import Record
 
 PAUSES_S, VECTORS = (0.0, 5.0, 30.0, 60.0, 120.0), 3
@@ -41,7 +41,7 @@ def measure(nbytes: int, pauses_s: Sequence[float], scalings: int, between_s: fl
         reads = [(_read_s(vector), _read_s(vector)) for vector in mine]
         first, again = np.median(reads, axis=0).tolist()
         rows.append({"pause_s": pause_s, "first_s": first, "again_s": again})
-    return {**made(rows, bytes=nbytes, vectors=VECTORS), "scaling": scaling}
+    return {**make_record(rows, bytes=nbytes, vectors=VECTORS), "scaling": scaling}
 
 
 def memory_scaling() -> float:

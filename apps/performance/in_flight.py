@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import mpicomp
-from apps.performance.part import MS, Column, Part, Row, both, made, vectors
+from apps.performance.part import MS, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator, Handle, TopologyName
 from mpicomp.algorithms import Algorithm
@@ -33,7 +33,7 @@ def measure(n: int, repeats: int, topology: str) -> Record | None:
             timed = alternate(_calls(comm, method, n), repeats, 1, comm)
             rows.append({"method": name, **{way: summary(seconds) for way, seconds in timed.items()}})
         settings = {"n": n, "ranks": comm.size, "repeats": repeats, "topology": topology}
-        return None if comm.rank else made(rows, **settings)
+        return None if comm.rank else make_record(rows, **settings)
 
 
 def _calls(comm: Communicator, method: Algorithm, n: int) -> Calls:

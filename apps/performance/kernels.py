@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit
 
-from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
+from apps.performance.part import MS, Part, against, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives.annotations import FloatArray
 from collectives.arrays.elements import aligned_empty
@@ -134,7 +134,7 @@ def measure(n: int, repeats: int) -> Record:
     """Time all kernels on vectors of `n` elements."""
     timed_calls = calls(n)  # which hold the vectors until their pages are counted
     timed = {name: summary(seconds) for name, seconds in alternate(timed_calls, repeats).items()}
-    return made([against("kernel", *ratio, timed) for ratio in RATIOS], n=n, repeats=repeats)
+    return make_record([against("kernel", *ratio, timed) for ratio in RATIOS], n=n, repeats=repeats)
 
 
 COLUMNS = (

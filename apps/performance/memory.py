@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.performance.part import Part, Row, get, made, vectors
+from apps.performance.part import Part, Row, get, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
@@ -43,10 +43,10 @@ def measure(n: int) -> Record | None:
         for method, options in METHODS.items():
             # Kernels are loaded and MPI's own buffers made before.
             aggregate(options, comm, x[:WARM_UP_ELEMENTS], out[:WARM_UP_ELEMENTS])
-            mine = np.array([_resident(options, comm, x, out), _allocated(options, comm, x, out)], np.float64)
+            mine = np.array([_resident(options, comm, x, out), _count_allocated(options, comm, x, out)], np.float64)
             resident, allocated = gather(comm, mine).max(axis=0).tolist()
             rows.append({"method": method, "resident": resident, "allocated": allocated, "elements": n})
-        return None if comm.rank else made(rows, ranks=comm.size, n=n, calls=CALLS)
+        return None if comm.rank else make_record(rows, ranks=comm.size, n=n, calls=CALLS)
 
 
 def aggregate(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
@@ -82,7 +82,7 @@ def _resident(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDAr
     return resident_bytes("VmHWM") - before - residual
 
 
-def _allocated(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
+def _count_allocated(options: Algorithm, comm: Communicator, x: NDArray[Any], out: NDArray[Any]) -> int:
     gc.collect()
     tracemalloc.start()
     try:

@@ -69,7 +69,7 @@ class Part:
         return 0
 
 
-def made(rows: Sequence[Row], **settings: Any) -> Record:
+def make_record(rows: Sequence[Row], **settings: Any) -> Record:
     """A record. Call it while the vectors exist: their pages are counted."""
     return {"settings": settings, "environment": environment(), "rows": rows}
 
@@ -103,10 +103,10 @@ def get(key: str, spec: str = "") -> Callable[[Row], str]:
 
 def in_unit(key: str, unit: float) -> Callable[[Row], str]:
     """Make cells of a field that holds seconds."""
-    return lambda row: scaled(row[key], unit)
+    return lambda row: format_seconds(row[key], unit)
 
 
-def scaled(seconds: float, unit: float) -> str:
+def format_seconds(seconds: float, unit: float) -> str:
     """Seconds in a unit, three significant digits and no exponent."""
     value = seconds / unit
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
@@ -115,10 +115,10 @@ def scaled(seconds: float, unit: float) -> str:
 
 def both(timed: Mapping[str, float], unit: float) -> str:
     """Median, and the minimum in parentheses."""
-    return f"{scaled(timed['median_s'], unit)} ({scaled(timed['min_s'], unit)})"
+    return f"{format_seconds(timed['median_s'], unit)} ({format_seconds(timed['min_s'], unit)})"
 
 
-def chosen_from(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def choose_from(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return a reader of an option that takes some of these names, with commas."""
 
     def read(text: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from apps.launch import PROJECT
-from apps.performance.part import MS, Part, Row, get, in_unit, made
+from apps.performance.part import MS, Part, Row, get, in_unit, make_record
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Seconds, elapsed, gather, slowest, spin_barrier, turns
@@ -57,7 +57,7 @@ def measure(repeats: int, **load: int) -> Record | None:
         for way in ways.values():
             way.stage.close()
         rows = [_row(name, timed, megabytes[name]) for name in ways]
-        return None if comm.rank else made(rows, ranks=comm.size, bits=list(BITS), repeats=repeats, **load)
+        return None if comm.rank else make_record(rows, ranks=comm.size, bits=list(BITS), repeats=repeats, **load)
 
 
 class Way:
@@ -154,7 +154,7 @@ def most(values: Sequence[float]) -> float:
     return sorted(values)[place]
 
 
-def _judged(row: Row) -> str:
+def _judge(row: Row) -> str:
     target = TARGETS.get(row["way"])
     return "" if target is None else f"≤ {target}" + ("" if row["bound"] <= target else ", **missed**")
 
@@ -165,7 +165,7 @@ COLUMNS = (
     ("minimum, ms", in_unit("min_s", MS)),
     (f"over {DIRECT}, median of turns", get("ratio", ".3f")),
     ("with 95 % at most", get("bound", ".3f")),
-    ("target", _judged),
+    ("target", _judge),
     ("MB read from the disk in a step", get("megabytes", ".2f")),
 )
 PART = Part(

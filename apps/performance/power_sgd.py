@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import mpicomp
-from apps.performance.part import MS, Column, Part, Row, both, made
+from apps.performance.part import MS, Column, Part, Row, both, make_record
 from apps.records import Record
 from apps.train.data import Sampler, Split, load
 from apps.train.models import build
@@ -51,7 +51,7 @@ def measure(models: Sequence[tuple[tuple[int, ...], int, int]], rate: float) -> 
             row[name] = {**summary(np.concatenate(seconds[name])), "loss": loss, "accuracy": accuracy}
         rows.append(row)
     size, is_first = dist.get_world_size(), dist.get_rank() == 0
-    record = made(rows, data="digits", rank=RANK, batch=GLOBAL_BATCH // size, rate=rate, ranks=size)
+    record = make_record(rows, data="digits", rank=RANK, batch=GLOBAL_BATCH // size, rate=rate, ranks=size)
     dist.destroy_process_group()
     return record if is_first else None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.part import MS, Part, against, get, in_unit, made, vectors
+from apps.performance.part import MS, Part, against, get, in_unit, make_record, vectors
 from apps.records import Record
 from mpicomp.cli.timing import alternate, summary
 from mpicomp.codecs import Draw, FullRows, RowQuantizer, TopRows
@@ -61,7 +61,7 @@ def measure(rows: int, columns: int, repeats: int) -> Record:
         calls |= delta_calls(QUANTIZERS[name], name, (x, other), message, draw)
     timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats).items()}
     table = [against("what", name, COPY, target(name), timed) for name in calls if name != COPY]
-    return made(table, n=rows * columns, columns=columns, repeats=repeats)
+    return make_record(table, n=rows * columns, columns=columns, repeats=repeats)
 
 
 def target(name: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from apps.appendices import publish
 from apps.launch import PROJECT, mpi_environment, python_command, run
-from apps.performance.part import Part, chosen_from
+from apps.performance.part import Part, choose_from
 from apps.records import read_record
 
 DOCUMENT = PROJECT / "docs" / "performance-tables.md"
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed: list[str] = []
     for job in jobs(options.only):
         path = folder / f"{job.name}.json"
-        if not measured(job, path, options, deadline):
+        if not measure(job, path, options, deadline):
             failed.append(job.name)
         if path.exists():
             write_table(job, path, None if job.name.startswith(GPU_PARTS) else document)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def measured(job: Job, path: Path, options: argparse.Namespace, deadline: float) -> bool:
+def measure(job: Job, path: Path, options: argparse.Namespace, deadline: float) -> bool:
     """Start a job unless its record is there; whether the record is there then."""
     there, late = path.exists() and not options.fresh, time.monotonic() >= deadline
     state = ": measured before" if there else ": no time left" if late else ""
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m apps.performance.run_all", description=__doc__.partition("\n")[0])
     every = (*PARTS, *GPU_PARTS)
     parser.add_argument("--quick", action="store_true", help="small forms; prints tables")
-    parser.add_argument("--only", type=chosen_from(every), default=every, metavar="PART,PART", help=", ".join(every))
+    parser.add_argument("--only", type=choose_from(every), default=every, metavar="PART,PART", help=", ".join(every))
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/performance)")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="file of the tables (docs/performance-tables.md)")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
-from apps.performance.part import US, Column, Part, Row, both, made, scaled, vectors
+from apps.performance.part import US, Column, Part, Row, both, format_seconds, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import Calls, alternate, summary
@@ -70,7 +70,7 @@ def measure(counts: Sequence[int], repeats: int) -> Record | None:
             }
             timed = {name: summary(seconds) for name, seconds in alternate(calls, repeats, 20, comm).items()}
             rows.append({"count": n, **timed})
-        return None if comm.rank else made(rows, ranks=comm.size, repeats=repeats)
+        return None if comm.rank else make_record(rows, ranks=comm.size, repeats=repeats)
 
 
 def _begin_and_wait(comm: Communicator, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
@@ -92,10 +92,10 @@ COLUMNS: Sequence[Column] = (
     _beyond("auto", "mpi"),
     ("iallreduce, µs", lambda row: both(row["background"], US) if "background" in row else ""),
     ("one-bit alone, µs", lambda row: both(row["bare"], US)),
-    ("its kernels", lambda row: scaled(row["bare_kernels"]["median_s"], US)),
+    ("its kernels", lambda row: format_seconds(row["bare_kernels"]["median_s"], US)),
     _beyond("bare", "bare_kernels"),
     ('Marsit "own", µs', lambda row: both(row["own"], US)),
-    ("its kernels", lambda row: scaled(row["own_kernels"]["median_s"], US)),
+    ("its kernels", lambda row: format_seconds(row["own_kernels"]["median_s"], US)),
     _beyond("own", "own_kernels"),
     ("target", lambda row: "each beyond ≤ 25"),
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import mpicomp
-from apps.performance.part import Column, Part, Row, get, made
+from apps.performance.part import Column, Part, Row, get, make_record
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
@@ -48,7 +48,7 @@ def measure(steps: int) -> Record | None:
                 {"name": name, "steps": steps, "early_mb": early, "late_mb": late, "in_flight": in_flight}
                 | {"step_ms": 1e3 * seconds / steps}
             )
-        return None if comm.rank else made(rows, ranks=comm.size, layers=LAYERS, width=WIDTH, taken=TAKEN)
+        return None if comm.rank else make_record(rows, ranks=comm.size, layers=LAYERS, width=WIDTH, taken=TAKEN)
 
 
 def _stepper(comm: Communicator, algorithm: Algorithm, mode: Mode) -> Callable[[], None]:

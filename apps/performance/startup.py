@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.launch import mpi_environment, python_command, run
-from apps.performance.part import Column, Part, Row, get, made
+from apps.performance.part import Column, Part, Row, get, make_record
 from apps.records import Record
 
 SCRIPT = str(Path(__file__).with_name("first_result.py"))
@@ -48,7 +48,7 @@ def measure(rank_counts: Sequence[int | None], repeats: int, with_empty_cache: b
         with tempfile.TemporaryDirectory() as cache:
             runs = [first_result(rank_counts[-1], env | {"NUMBA_CACHE_DIR": cache})]
         rows.append({"start": f"{rank_counts[-1] or 1} ranks, empty cache", "target": "", "runs": runs})
-    return made(rows, n=1_000_000, repeats=repeats, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    return make_record(rows, n=1_000_000, repeats=repeats, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 def _ends(row: Row) -> NDArray[np.float64]:

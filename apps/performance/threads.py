@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.performance.part import MS, Part, Row, get, in_unit, made, vectors
+from apps.performance.part import MS, Part, Row, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from collectives.execution.handle import Call
@@ -89,7 +89,7 @@ def measure(n: int, threads: int, repeats: int) -> Record:
             rows.append(
                 {"method": name, "one_s": one_s, "several_s": several_s, "ratio": one_s / several_s, "target": target}
             )
-        return made(rows, n=n, threads=threads, repeats=repeats)
+        return make_record(rows, n=n, threads=threads, repeats=repeats)
 
 
 COLUMNS = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from apps.performance.part import US, Column, Part, Row, both, made
+from apps.performance.part import US, Column, Part, Row, both, make_record
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import alternate, summary
@@ -37,7 +37,7 @@ def measure(sizes: Sequence[int], repeats: int) -> Record | None:
                 sides = {name: make(groups[name], nbytes // 4) for name in BACKENDS}
                 timed = alternate(sides, times, 2, comm)
                 rows.append({"call": call, "bytes": nbytes, **{name: summary(one) for name, one in timed.items()}})
-        told = made(rows, sizes=list(sizes), ranks=comm.size, repeats=repeats)
+        told = make_record(rows, sizes=list(sizes), ranks=comm.size, repeats=repeats)
         rank = comm.rank
     dist.destroy_process_group()
     return None if rank else told

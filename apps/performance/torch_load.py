@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from apps.performance.part import Column, Part, Row, made, scaled
+from apps.performance.part import Column, Part, Row, format_seconds, make_record
 from apps.performance.torch_backend import BACKENDS
 from apps.records import Record
 from collectives import Communicator
@@ -52,7 +52,7 @@ def measure(sizes: Sequence[int], busy: Sequence[int], repeats: int) -> Record |
                         row[f"{name}_s"] = float(np.median(slowest(seconds.copy(), comm)))
                         row[f"{name}_processor_s"] = float(np.median(comm.allreduce(processor.copy())))
                     rows.append(row)
-        told = made(rows, sizes=list(sizes), ranks=comm.size, repeats=repeats)
+        told = make_record(rows, sizes=list(sizes), ranks=comm.size, repeats=repeats)
         rank = comm.rank
     dist.destroy_process_group()
     return None if rank else told
@@ -74,7 +74,7 @@ def busy_processes(n: int) -> Iterator[None]:
 def _milliseconds(name: str) -> Column:
     return (
         f"{'Gloo' if name == 'gloo' else name}, ms (processor)",
-        lambda row: f"{scaled(row[f'{name}_s'], 1e-3)} ({scaled(row[f'{name}_processor_s'], 1e-3)})",
+        lambda row: f"{format_seconds(row[f'{name}_s'], 1e-3)} ({format_seconds(row[f'{name}_processor_s'], 1e-3)})",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import mpicomp
-from apps.performance.part import MS, Column, Part, Row, both, made
+from apps.performance.part import MS, Column, Part, Row, both, make_record
 from apps.performance.wrapper import inputs_of, perceptron, train_step
 from apps.records import Record
 from collectives import Communicator
@@ -36,7 +36,7 @@ def measure(n: int, batch: int, repeats: int) -> Record | None:
             )
             seconds = {side: np.concatenate([timed[key] for key in models if models[key] == side]) for side in SIDES}
             rows.append({"method": name, **{side: summary(found) for side, found in seconds.items()}})
-        record = made(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
+        record = make_record(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
         return None if comm.rank else record
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import mpicomp
-from apps.performance.part import MS, Column, Part, Row, both, made
+from apps.performance.part import MS, Column, Part, Row, both, make_record
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.cli.timing import alternate, summary
@@ -39,7 +39,7 @@ def measure(n: int, batch: int, repeats: int) -> Record | None:
             )
             seconds = {side: np.concatenate([timed[key] for key in models if models[key] == side]) for side in SIDES}
             rows.append({"optimizer": name, **{side: summary(found) for side, found in seconds.items()}})
-        record = made(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
+        record = make_record(rows, n=n, batch=batch, ranks=comm.size, repeats=repeats)
         return None if comm.rank else record
 
 

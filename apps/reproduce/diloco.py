@@ -27,6 +27,7 @@ from apps.studies.results import Results, slug
 from apps.studies.tuning import climb
 from apps.train.learning_rate import LearningRate
 from collectives import Communicator
+from collectives.annotations import Array
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
 from mpicomp.algorithms import Algorithm
@@ -111,13 +112,25 @@ def train_replica(
     random, losses = np.random.default_rng((seed, comm.rank)), []
     for step in range(steps):
         inner.param_groups[0]["lr"] = rate(step)
-        rows = torch.from_numpy(corpus.training[random.integers(0, len(corpus.training), BATCH)])
-        optimizer.zero_grad()
-        loss(model(rows[:, :-1]), rows[:, 1:]).backward()
-        optimizer.step()
+        step_on_batch(model, optimizer, corpus, random.integers(0, len(corpus.training), BATCH))
         if (step + 1) % EVALUATED == 0:
             with optimizer.common_model():
                 losses.append(held_out(model, corpus) if comm.rank == 0 else 0.0)
+    return make_record(comm, optimizer, model, losses)
+
+
+def step_on_batch(model: torch.nn.Module, optimizer: DistributedOptimizer, corpus: Corpus, chosen: Array) -> None:
+    """Make a step on the chosen sequences of the training part."""
+    rows = torch.from_numpy(corpus.training[chosen])
+    optimizer.zero_grad()
+    loss(model(rows[:, :-1]), rows[:, 1:]).backward()
+    optimizer.step()
+
+
+def make_record(
+    comm: Communicator, optimizer: DistributedOptimizer, model: torch.nn.Module, losses: list[float]
+) -> Record:
+    """Return the losses, the mean over ranks of the sent bytes, and the model's elements; collective."""
     sent = sum(aggregator.traffic.total.bytes_sent for aggregator in optimizer.aggregators or ())
     mean = comm.allreduce(float(sent), "mean")
     return {"losses": losses, "bytes": mean, "elements": sum(one.numel() for one in model.parameters())}

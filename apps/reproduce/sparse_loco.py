@@ -22,6 +22,7 @@ from apps.pipeline.text import Corpus, load
 from apps.plotting import Curve, curves
 from apps.records import Record
 from apps.reproduce.claims import Claim, paired
+from apps.reproduce.diloco import make_record, score, step_on_batch
 from apps.studies.parallel import Run, run_seeds
 from apps.studies.results import Results, slug
 from apps.studies.tuning import climb
@@ -67,15 +68,10 @@ def train(comm: Communicator, corpus: Corpus, name: str, lr: float, seed: int, s
     optimizer = DistributedOptimizer(inner, method, comm, synchronize=mode, local_steps=local_steps)
     random, losses = np.random.default_rng((seed, comm.rank)), []
     for step in range(1, steps + 1):
-        rows = torch.from_numpy(corpus.training[random.integers(0, len(corpus.training), BATCH)])
-        optimizer.zero_grad()
-        loss(model(rows[:, :-1]), rows[:, 1:]).backward()
-        optimizer.step()
+        step_on_batch(model, optimizer, corpus, random.integers(0, len(corpus.training), BATCH))
         if step % EVALUATED == 0:
             losses.append(held_out(model, corpus) if comm.rank == 0 else 0.0)
-    sent = sum(aggregator.traffic.total.bytes_sent for aggregator in optimizer.aggregators or ())
-    mean = comm.allreduce(float(sent), "mean")
-    return {"losses": losses, "bytes": mean, "elements": sum(one.numel() for one in model.parameters())}
+    return make_record(comm, optimizer, model, losses)
 
 
 @torch.no_grad()
@@ -106,10 +102,6 @@ def study(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[P
 
     def make(name: str, lr: float, seed: int) -> Run:
         return partial(kept, results, name, lr, seed, steps)
-
-    def score(record: Record) -> float:
-        end = float(record["losses"][-1])
-        return -end if np.isfinite(end) else -np.inf
 
     rates = climb(LEARNING_RATES, dict.fromkeys(METHODS, FIRST), partial(make, seed=TUNING_SEED), score)
     return compare_all(results, rates, min(seeds, SEEDS), steps, "the best of three on another seed")

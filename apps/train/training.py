@@ -82,7 +82,8 @@ class Training:
         self._comm, self._options = comm, options
         self._dataset = dataset.to(device)
         self._generator = _generator_of(self._loss_sum.device)
-        self._full_precision_every: int | None = getattr(method_of(algorithm), "full_precision_every", None)
+        every: int | None = None if algorithm is None else method_of(algorithm).full_precision_every
+        self._full_precision_every = every
 
     @property
     def n_parameters(self) -> int:

@@ -38,7 +38,7 @@ _NAMES = (
     *("send", "recv", "isend", "irecv", "split", "grid", "nodes", "members", "select", "stop_requested", "admit"),
     *("start_progress_thread", "close"),
 )
-"""Names that programs use, which docs/communicator.md describes."""
+"""Names that programs use, which mpicomp help communicator describes."""
 
 
 class Communicator(Group):

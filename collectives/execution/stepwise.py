@@ -49,8 +49,8 @@ class StepwiseExecution:
         clock, payload, traffic = self._traffic.clock, self._payload, self._traffic
         start = clock()
         for piece in self._program.encode_order:
-            if (on_device := payload.encode(piece)) is not None:
-                yield from until(on_device, call)
+            if (handle := payload.encode(piece)) is not None:
+                yield from until(handle, call)
         if self._encoded is not None and self._program.encode_order:
             self._encoded()
         encoded = clock()
@@ -60,8 +60,8 @@ class StepwiseExecution:
         merged = clock()
         last = len(self._program.pieces) - 1
         for piece in range(last + 1):
-            if (on_device := payload.finish(piece)) is not None:
-                yield from until(on_device, call) if piece < last else until_queued(call, on_device)
+            if (handle := payload.finish(piece)) is not None:
+                yield from until(handle, call) if piece < last else until_queued(call, handle)
         end = clock()
         traffic.seconds_decoding += end - merged
         traffic.seconds_total += end - start
@@ -97,9 +97,9 @@ class StepwiseExecution:
         except MPI.Exception as error:
             raise PeerFailure(f"{self._describe(message)}: MPI says {error}") from error
         arrived = clock()
-        for on_device in [payload.merge(message, number) for message, number in merging]:
-            if on_device is not None:
-                yield from until(on_device, call)
+        for handle in [payload.merge(message, number) for message, number in merging]:
+            if handle is not None:
+                yield from until(handle, call)
         traffic.seconds_waiting += arrived - prepared
         traffic.seconds_merging += clock() - arrived + prepared - posted
 

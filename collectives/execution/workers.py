@@ -30,8 +30,8 @@ MOST_THREADS = 1024
 LOOK_S = 1e-4  # longest sleep between two tests of messages while all workers are busy
 LONG_LOOK_S = 0.1  # longest sleep if no message is awaited
 DEPTH = 2  # jobs per worker, so that a worker finds the next job as soon as it has done one
-DEVICE_S = 1.0  # longest wait for a device whose work is not needed any more
-ON_DEVICES = 4  # pieces that devices work on at once, so that copies overlap with computing
+PENDING_S = 1.0  # longest wait for a device whose work is not needed any more
+MOST_PENDING = 4  # pieces that devices work on at once, so that copies overlap with computing
 
 PieceWork = Callable[..., Testable | None]
 """PieceWork on a piece; it is done when it returns None, or once the handle that it returns is complete."""
@@ -115,15 +115,15 @@ def _dismiss(tasks: SimpleQueue[Task | None], threads: int) -> None:
 class _Job:
     """PieceWork under way; `then` is called once it is done.
 
-    A worker skips a job that is not wanted any more. `on_device` completes once a device has done its part.
+    A worker skips a job that is not wanted any more. `handle` completes once a device has done its part.
     """
 
-    __slots__ = ("error", "is_over", "is_wanted", "on_device", "phase", "seconds", "then")
+    __slots__ = ("error", "handle", "is_over", "is_wanted", "phase", "seconds", "then")
 
     def __init__(self, phase: str, then: Task) -> None:
         self.phase, self.then = phase, then
         self.is_wanted, self.is_over, self.seconds = True, False, 0.0
-        self.on_device: Testable | None = None
+        self.handle: Testable | None = None
         self.error: BaseException | None = None
 
 
@@ -136,17 +136,17 @@ class Jobs:
     def __init__(self, workers: Workers | None, traffic: Traffic) -> None:
         self.at_once = workers is None
         self._workers, self._traffic = workers, traffic
-        self._most = ON_DEVICES if workers is None else DEPTH * workers.threads
+        self._most = MOST_PENDING if workers is None else DEPTH * workers.threads
         self._given: list[_Job] = []  # passed to workers, and not collected yet
         self._ready: list[_Job] = []  # taken from `_finished`, and not collected yet
         self._finished: SimpleQueue[_Job] = SimpleQueue()
-        self._devices: list[_Job] = []
+        self._pending: list[_Job] = []
         self.rested_s = 0.0  # seconds that the calling thread slept while workers worked
 
     @property
     def all_busy(self) -> bool:
         """Return whether every worker has a job and a next one, or devices have enough to do."""
-        return len(self._given) + len(self._devices) >= self._most
+        return len(self._given) + len(self._pending) >= self._most
 
     def do(self, phase: str, then: Task, work: PieceWork, *operands: object) -> None:
         """Start work whose seconds count as those of a phase; call `then` once it is done.
@@ -159,17 +159,17 @@ class Jobs:
             self._given.append(job)
             return
         start = self._traffic.clock()
-        job.on_device = work(*operands)
+        job.handle = work(*operands)
         job.seconds = self._traffic.clock() - start
         self._go_on(job)
 
     def collect(self) -> bool:
         """Complete the jobs that are done, and raise their errors; return False if no job is done."""
-        if not (self._given or self._devices):
+        if not (self._given or self._pending):
             return False
-        done = [job for job in self._devices if job.on_device is None or job.on_device.Test()]
+        done = [job for job in self._pending if job.handle is None or job.handle.Test()]
         for job in done:
-            self._devices.remove(job)
+            self._pending.remove(job)
             job.then()
         moved = bool(done)
         while self._given:
@@ -184,14 +184,14 @@ class Jobs:
 
     def are_queued(self, count: int) -> bool:
         """Return True if `count` jobs are left, and a stream may wait for all of them in the host's place."""
-        return len(self._devices) == count and not self._given and all(_is_queued(job) for job in self._devices)
+        return len(self._pending) == count and not self._given and all(_is_queued(job) for job in self._pending)
 
     def leave_queued(self, call: Call) -> None:
         """Leave the jobs that are left to the stream that the caller has named."""
-        last = self._devices[-1].on_device
+        last = self._pending[-1].handle
         assert isinstance(last, Queued)
         leave_queued(call, last)
-        self._devices.clear()
+        self._pending.clear()
 
     def rest(self, messages: bool) -> bool:
         """Sleep until a worker is done, only briefly if messages are awaited; return False if no worker has a job."""
@@ -207,14 +207,14 @@ class Jobs:
     def end(self) -> None:
         """Wait until no worker and no device uses the buffers of this run any more.
 
-        Jobs that no worker has begun are skipped. A device has `DEVICE_S` to end. Ctrl-C is raised after the wait.
+        Jobs that no worker has begun are skipped. A device has `PENDING_S` to end. Ctrl-C is raised after the wait.
         """
-        if not (self._given or self._devices) or not (self._workers is None or self._workers.are_here):
+        if not (self._given or self._pending) or not (self._workers is None or self._workers.are_here):
             return
         interrupted: KeyboardInterrupt | None = None
         for job in self._given:
             job.is_wanted = False
-        give_up = time.monotonic() + DEVICE_S
+        give_up = time.monotonic() + PENDING_S
         while not self._is_over(time.monotonic() < give_up):
             try:
                 with suppress(Empty):
@@ -223,15 +223,15 @@ class Jobs:
                 interrupted = error
         self._given.clear()
         self._ready.clear()
-        self._devices.clear()
+        self._pending.clear()
         if interrupted is not None:
             raise interrupted
 
-    def _is_over(self, on_devices: bool) -> bool:
-        """Return whether no worker has a job, and no device if `on_devices`."""
+    def _is_over(self, pending: bool) -> bool:
+        """Return whether no worker has a job, and no device if `pending`."""
         if not all(job.is_over for job in self._given):
             return False
-        return not on_devices or all(job.on_device is None or job.on_device.Test() for job in self._devices)
+        return not pending or all(job.handle is None or job.handle.Test() for job in self._pending)
 
     def _go_on(self, job: _Job) -> None:
         if job.error is not None:
@@ -240,10 +240,10 @@ class Jobs:
             finally:
                 job.error = None  # its traceback refers to this frame, which would be a cycle of references
         setattr(self._traffic, job.phase, getattr(self._traffic, job.phase) + job.seconds)
-        if job.on_device is None:
+        if job.handle is None:
             job.then()
         else:
-            self._devices.append(job)
+            self._pending.append(job)
 
 
 def _do(
@@ -252,7 +252,7 @@ def _do(
     start = clock()
     try:
         if job.is_wanted:
-            job.on_device = work(*operands)
+            job.handle = work(*operands)
     except BaseException as error:  # noqa: BLE001 - raised by the calling thread in `collect`
         job.error = error
     job.seconds, job.is_over = clock() - start, True
@@ -260,7 +260,7 @@ def _do(
 
 
 def _is_queued(job: _Job) -> bool:
-    return isinstance(job.on_device, Queued)
+    return isinstance(job.handle, Queued)
 
 
 _KINDS = {"seconds_encoding": "encode", "seconds_decoding": "decode"}
@@ -316,8 +316,8 @@ def _one_by_one(
     clock = traffic.clock
     for part in parts:
         start = clock()
-        on_device = work(part)
+        handle = work(part)
         setattr(traffic, phase, getattr(traffic, phase) + clock() - start)
-        if on_device is not None:
-            yield from until(on_device, call)
+        if handle is not None:
+            yield from until(handle, call)
         yield True

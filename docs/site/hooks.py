@@ -25,7 +25,7 @@ BOOSTS = {"Project": 0.1, "Python": 0.5}
 Page = dict[str, Any]
 """Table of `reference.toml`."""
 BUTTONS = {"Try it": "docs/examples.md", "Choose a method": "docs/choose.md", "Run on a cluster": "docs/clusters.md"}
-"""First steps, which the start page offers between README's first paragraph and its picture."""
+"""First steps, which the start page offers below README's first sentence."""
 MOVED = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Moved</title><meta name="robots" content="noindex">
 <link rel="canonical" href="{0}"><meta http-equiv="refresh" content="0; url={0}"></head>
@@ -78,9 +78,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             page.meta.setdefault("search", {"boost": BOOSTS[section.title]})
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
-        heading, gain, rest = markdown.split("\n\n", 2)
+        heading, badges, gain, rest = markdown.split("\n\n", 3)
         buttons = " ".join(f"[{text}]({link}){{ .md-button .md-button--primary }}" for text, link in BUTTONS.items())
-        markdown = "\n\n".join((heading, gain, buttons, rest))
+        markdown = "\n\n".join((heading, badges, gain, buttons, rest))
     folder = _folder(page.file)
     return _LINK.sub(lambda link: link[1] + _target(folder, link[2]), markdown)
 

@@ -138,6 +138,26 @@ class Algorithm(ABC):
         """True if results have the magnitude of the vectors; otherwise a learning rate must scale them afterwards."""
         return True
 
+    @property
+    def full_precision_every(self) -> int | None:
+        """K, where steps 0, K, 2K, ... are dense; None: no steps are, after the first ones."""
+        return None
+
+    @property
+    def nonfinite(self) -> str:
+        """Treatment of steps with NaN or infinity: "raise" or "skip"."""
+        return "raise"
+
+    @property
+    def has_rates_by_position(self) -> bool:
+        """True if tensors have rates by their places in a vector."""
+        return False
+
+    @property
+    def rehearsed(self) -> tuple[Algorithm, ...]:
+        """Methods whose kernels the steps call."""
+        return (self,)
+
     def shard_alignment(self, n: int, dtype: str) -> int | None:
         """Return the number of elements at whose multiples a vector may be cut in shards; None: between tensors."""
         return self.message_model(n, dtype, 1, 1 << 20).alignment

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import index
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -23,18 +24,8 @@ from collectives.quoting import shown
 from mpicomp import kernels
 from mpicomp.aggregator.spec import VectorSpec
 
-
-class Encoding(Protocol):
-    """Interface of a method that the validation depends on."""
-
-    @property
-    def needs_devices(self) -> bool:
-        """True if vectors cannot be encoded on the CPU."""
-        ...
-
-    def encodes_on_devices(self, dtype: str) -> bool:
-        """Return True if vectors of this type can be encoded on GPUs."""
-        ...
+if TYPE_CHECKING:
+    from mpicomp.aggregator.algorithm import Algorithm
 
 
 def expression(method: object) -> str:
@@ -53,7 +44,7 @@ def vector_spec(
     vector_id: int,
     tensor_lengths: Sequence[int] | None,
     device: str,
-    method: Encoding,
+    method: Algorithm,
     tensor_shapes: Sequence[Sequence[int]] | None = None,
 ) -> VectorSpec:
     """Return the checked description of the vectors; parameters as in `Algorithm.start`.
@@ -111,13 +102,13 @@ def require_communicator(comm: Any, call: str, usage: str, *others: Any) -> None
         cure = f"the root comes behind the communicator: write {usage}"
     else:
         cure = "pass a Communicator"
-    error = f"{call}: comm is {type(comm).__name__} {comm!r:.80}: {cure}"
+    error = f"{call}: comm is {type(comm).__name__} {re.sub(' at 0x[0-9a-f]+', '', repr(comm)):.80}: {cure}"
     if swapped is not None:
         swapped.reject(TypeError(f"{swapped.here}, {error}"), call)
     raise marked(TypeError(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, {error}")) from None
 
 
-def _check_device(spec: VectorSpec, method: Encoding) -> None:
+def _check_device(spec: VectorSpec, method: Algorithm) -> None:
     """Raise unless the method can encode such vectors on the device."""
     cure = "leave out device: vectors on GPUs are then encoded on the CPU"
     if not method.encodes_on_devices(spec.dtype):

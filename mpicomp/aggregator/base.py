@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, overload
 from weakref import ref
 
 from collectives import Communicator, Handle, TrafficLog
-from collectives.annotations import AnyArray, Array, Kept, Testable
+from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
-from collectives.arrays.staging import Staging
 from collectives.arrays.vectors import Flat
-from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.errors import reword
-from collectives.execution.handle import keep_uncompiled
-from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
+from collectives.execution.handle import Steps, keep_uncompiled
 from collectives.group.routes import VERSION
 from collectives.listed_names import Listed
 from collectives.quoting import one_line
@@ -26,10 +23,19 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
 from mpicomp.aggregator.survival import Continuation, JointEnd
 from mpicomp.aggregator.vector_views import VectorViews
-from mpicomp.aggregator.widening import Widening
 from mpicomp.feedback import saved_state as states
+from mpicomp.layers.staging import LastWork, StagedCall
+from mpicomp.layers.widening import Widening
 
 _NO_NUMBERS = None, None
+
+
+class Layer(Protocol):
+    """Part of the work of a call around the steps of its method."""
+
+    def around(self, call: VectorCall, steps: Callable[[VectorCall], Steps]) -> Steps:
+        """Return the steps of a call, among them those of `steps`."""
+        ...
 
 
 class Method(Protocol):
@@ -92,10 +98,11 @@ class Aggregator(metaclass=Listed):
         self._first_tag = comm.users.last_tag
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._assemble()
-        self._widening = Widening(spec, self._device) if spec.sixteen_bit else None
+        # around the steps of each call, the innermost first
+        self._layers: tuple[Layer, ...] = (Widening(spec),) if spec.sixteen_bit else ()
         self.views = VectorViews(spec, self._device)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
-        self._queued: Testable | None = None  # work of the last step on the device, which the host has not waited for
+        self._last_work = LastWork()
         self._can_undo = False
         self._carried: tuple[AnyArray | None, AnyArray | None] = _NO_NUMBERS
         self._self: ref[Aggregator] = ref(self)
@@ -339,47 +346,25 @@ class Aggregator(metaclass=Listed):
         self, call: VectorCall, check: Iterator[bool] | None, source: Flat | None, target: Flat | None
     ) -> Iterator[bool]:
         self._call, self._can_undo = call, False
-        here: Staging | None = None
-        there: Staging | None = None
-        given: Any = None
-        joint, end = self.joint_end, self.joint_end or self.driver
-        of_arrays = None  # method that reads the vector and writes the result on their common device, without a copy
-        if source is not None and target is not None:
-            here, there = source.staging, target.staging
-            if here is not None and are_on_one_device(source, target):
-                of_arrays = self.driver.array_steps
-        device = self._device if here is None else here.device
+        joint, end, layers = self.joint_end, self.joint_end or self.driver, self._layers
         try:
-            if device is not None:
-                use_in_background(call, device)
-                if (queued := self._queued) is not None:  # copies of it read memory that this step overwrites
-                    problem = f"{device.name} does not end the step before"
-                    yield from run_before_arrival(call, await_operation(call, lambda: queued, problem))
-            if of_arrays is not None:
-                assert source is not None
-                yield from settled_before(call, source, self.comm.size)
-            elif here is not None:
-                yield from fetch(call, here)
+            if source is not None and target is not None and not source.place is target.place is None:
+                staged = StagedCall(self._last_work, source, target, self.driver.array_steps)
+                layers = (*layers, staged)
+                yield from staged.arrive(call)
             if check is None:
                 call.group.enter(call)
             else:
                 yield from check
-            if self._widening is not None and of_arrays is None:
-                given = call.values
-                call.values = call.wide = self._widening.of(given)
             try:
-                if of_arrays is not None:
-                    yield from of_arrays(call, source, target)
-                else:
-                    yield from self.driver.steps(call)
-                    if there is not None:
-                        yield from deliver(call, there)
+                steps: Callable[[VectorCall], Steps] = self.driver.steps
+                for layer in layers:
+                    steps = partial(layer.around, steps=steps)
+                yield from steps(call)
                 if joint is not None:
                     yield from joint.steps(call)
             except BaseException:
                 end.roll_back()
-                if call.wide is not None:  # it may have been overwritten; a repetition begins from the vector
-                    call.values, call.wide = given, None
                 raise
             end.commit()
             self.step += 1
@@ -388,8 +373,6 @@ class Aggregator(metaclass=Listed):
             self.traffic.total.add(call.traffic)
         finally:
             call.compare = None  # refers to the call
-            if device is not None:
-                self._queued = call.queued
             if not call.background:
                 self._call = None
 

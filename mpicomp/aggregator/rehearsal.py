@@ -57,15 +57,8 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
     On a rank that waits for others to die they are also loaded.
     """
     loads, size = is_waiting(comm), n_ranks_of_steps(comm)
-    key = method, comm.topology, size, spec.dtype, spec.n.bit_length()
-    try:
-        if key in _done:
-            return
-    except TypeError:  # an option or a topology of the user's own is not hashable
-        return
-    with _lock:
-        if key in _done:
-            return
+
+    def rehearse_all() -> None:
         is_ours = type(method).__module__.startswith("mpicomp.")
         if is_ours and spec.n and (loads or not CACHE.has(WARM + spec.dtype)):
             ranks = min(size, MOST_RANKS + 1 - size % 2)
@@ -74,9 +67,10 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
             # only the optimizers of mpicomp.torch pass differences, which have kernels of their own
             with_moves = "mpicomp.torch.bucket_reducers" in sys.modules
-            for one in getattr(method, "rehearsed", (method,)):
+            for one in method.rehearsed:
                 rehearse(one, short, ranks, comm.topology, with_moves, loads)
-        _done.add(key)
+
+    _call_once((method, comm.topology, size, spec.dtype, spec.n.bit_length()), rehearse_all)
 
 
 def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None:
@@ -92,19 +86,29 @@ def compile_on_device(method: Any, comm: Communicator, spec: VectorSpec) -> None
         first = 65 if any(length % 64 for length in lengths[:-1]) else 64
         lengths = (first, n - -(-first // 64) * 64) if n > 256 else None
     ranks = min(n_ranks_of_steps(comm), MOST_DEVICE_RANKS)
-    key = method, comm.topology, ranks, spec.dtype, spec.device, n, lengths
-    with _lock:
-        try:
-            if key in _done or not (n and _compiles_on_devices()):
-                return
-        except TypeError:  # an option or a topology of the user's own is not hashable
-            return
-        _done.add(key)
+
+    def make_steps() -> None:
         short = VectorSpec(n, spec.dtype, 0, lengths, spec.device)
         try:
-            _make_steps(_shortened(getattr(method, "method", method)), short, ranks, comm.topology, False)
+            _make_steps(_shortened(method.rehearsed[0]), short, ranks, comm.topology, False)
         except Exception as error:  # noqa: BLE001 - kernels are then compiled when they are launched
             _log.debug("no rehearsal of %r on %s: %s", method, spec.device, error)
+
+    if n and _compiles_on_devices():
+        _call_once((method, comm.topology, ranks, spec.dtype, spec.device, n, lengths), make_steps)
+
+
+def _call_once(key: Hashable, work: Callable[[], None]) -> None:
+    """Call `work` unless that was done with this key."""
+    try:
+        if key in _done:
+            return
+    except TypeError:  # an option or a topology of the user's own is not hashable
+        return
+    with _lock:
+        if key not in _done:
+            work()
+            _done.add(key)
 
 
 def _compiles_on_devices() -> bool:

@@ -173,7 +173,7 @@ class StepDriver(Driver):
         feedback, traffic = self.feedback, call.traffic
         waiting: list[int] = []  # complete pieces that cannot be decoded before the reports are there
         if self.reducer.brief:
-            yield from self.reducer.run(call, self._rounds[0].decoding(waiting.append), self.report)
+            yield from self.reducer.run(call, self._rounds[0].with_decode(waiting.append), self.report)
             yield from self.collect(call)
         else:
             yield from self._decode_early(call, waiting)
@@ -196,7 +196,7 @@ class StepDriver(Driver):
             waiting.append(piece)
             return None
 
-        for moved in self.reducer.run(call, self._rounds[0].decoding(decode), self.report):
+        for moved in self.reducer.run(call, self._rounds[0].with_decode(decode), self.report):
             if not has_reports and channel.started and channel.arrived():
                 describe = call.describe
                 yield from channel.collect(call, call.traffic)  # all of it has arrived

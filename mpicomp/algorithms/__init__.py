@@ -8,8 +8,9 @@ from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms.auto import Auto
 from mpicomp.algorithms.dense import Dense
-from mpicomp.algorithms.double_squeeze import DoubleSqueeze, MemSGD
+from mpicomp.algorithms.double_squeeze import DoubleSqueeze
 from mpicomp.algorithms.ef_signsgd import EFSignSGD
+from mpicomp.algorithms.local_top_k import LocalTopK
 from mpicomp.algorithms.marsit import Marsit
 from mpicomp.algorithms.per_node import PerNode
 from mpicomp.algorithms.power_sgd import PowerSGD
@@ -18,14 +19,15 @@ from mpicomp.algorithms.registry import ALGORITHMS, list_methods, method, requir
 from mpicomp.algorithms.relay import Relay
 from mpicomp.algorithms.scalecom import ScaleCom
 from mpicomp.algorithms.sparse_loco import SparseLoCo
-from mpicomp.algorithms.top_k_sgd import LocalTopK, TopKSGD
 from mpicomp.contrib.cascading_ssdm import CascadingSSDM
 from mpicomp.contrib.ef21 import EF21
 from mpicomp.contrib.majority_vote import MajorityVote
+from mpicomp.contrib.mem_sgd import MemSGD
 from mpicomp.contrib.one_bit_sgd import OneBitSGD
 from mpicomp.contrib.random_k import RandomK
 from mpicomp.contrib.ssdm import SSDM
 from mpicomp.contrib.terngrad import TernGrad
+from mpicomp.contrib.top_k_sgd import TopKSGD
 from mpicomp.contrib.true_top_k import TrueTopK
 
 list_methods()  # here, where other packages can import ours
@@ -73,32 +75,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
 
 
 __all__ = [
-    "ALGORITHMS",
-    "ECQSGD",
-    "EF21",
-    "NAMES",
-    "QSGD",
-    "SSDM",
-    "Aggregator",
-    "Algorithm",
-    "Auto",
-    "CascadingSSDM",
-    "Dense",
-    "DoubleSqueeze",
-    "EFSignSGD",
-    "LocalTopK",
-    "MajorityVote",
-    "Marsit",
-    "MemSGD",
-    "OneBitSGD",
-    "PerNode",
-    "PowerSGD",
-    "RandomK",
-    "Relay",
-    "ScaleCom",
-    "SparseLoCo",
-    "TernGrad",
-    "TopKSGD",
-    "TrueTopK",
-    "algorithm",
-]
+    "ALGORITHMS", "ECQSGD", "EF21", "NAMES", "QSGD", "SSDM", "Aggregator", "Algorithm", "Auto", "CascadingSSDM",
+    "Dense", "DoubleSqueeze", "EFSignSGD", "LocalTopK", "MajorityVote", "Marsit", "MemSGD", "OneBitSGD", "PerNode",
+    "PowerSGD", "RandomK", "Relay", "ScaleCom", "SparseLoCo", "TernGrad", "TopKSGD", "TrueTopK", "algorithm",
+]  # fmt: skip

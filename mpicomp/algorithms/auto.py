@@ -16,7 +16,6 @@ from typing import cast
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, Driver, Parts, VectorSpec
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.marsit import Marsit
@@ -28,6 +27,7 @@ from mpicomp.auto.trials import Schedule
 from mpicomp.codecs.options import integer
 from mpicomp.feedback.base import Feedback
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, SkippingMean
+from mpicomp.spaces import space_at
 
 _MARSIT = Marsit()
 
@@ -103,9 +103,9 @@ class Auto(WrappingMethod):
         parts, compressing = self.method.assemble(comm, spec)
         skips = self.nonfinite == "skip"
         mean = SkippingMean(comm, spec, parts.feedback) if skips else FullPrecisionMean(comm, spec)
-        device = None if spec.device == "cpu" else named(spec.device)
-        pending = Pending(parts.feedback, comm.size, device)
+        pending = Pending(parts.feedback, comm.size, space_at(spec.device))
         schedule = Schedule(self.trial_steps, self.retry_every)
-        name = getattr(self.method, "wire", None) or type(self.method).__name__.lower()
+        wire = self.method.wire if isinstance(self.method, Dense) else None
+        name = wire or type(self.method).__name__.lower()
         driver = Chosen(comm, spec, pending, compressing, mean, schedule, name)
         return parts._replace(feedback=cast(Feedback, ChosenFeedback(parts.feedback, driver))), driver

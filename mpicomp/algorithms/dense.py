@@ -17,21 +17,20 @@ from collectives.annotations import override
 from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.execution.handle import keep_uncompiled
-from collectives.schedules.star import Direct
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec, on_instances
+from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.registration import method
 from mpicomp.codecs.full_precision import Rounded
 from mpicomp.codecs.options import choice
 from mpicomp.feedback.base import NoFeedback
+from mpicomp.reducers.families import CodingMethod
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean, summed_model
-from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import two_pass
 
 
 @method("dense", forms=({}, {"wire": "float16"}, {"wire": "bfloat16"}), advised={})
 @dataclass(frozen=True, repr=False)
-class Dense(Algorithm):
+class Dense(CodingMethod):
     """Mean over ranks in full precision (parallel SGD, "PSGD"), or rounded to 16 bits on the way.
 
     Parameters
@@ -71,6 +70,15 @@ class Dense(Algorithm):
         return "Dense()" if self.wire is None else f"Dense(wire={self.wire!r})"
 
     @override
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Rounded:
+        assert self.wire is not None, "nothing is encoded"
+        return Rounded(self.wire)
+
+    @override
+    def codec_back(self, dtype: str) -> Rounded:
+        return self.codec_for(dtype, ())
+
+    @override
     def encodes_on_devices(self, dtype: str) -> bool:
         return self.wire is not None
 
@@ -99,14 +107,11 @@ class Dense(Algorithm):
         if self.wire is None:
             mean = FullPrecisionMean(comm, spec)
             return Parts(NoFeedback(), mean, mean)
-        codec = Rounded(self.wire)
+        codec = self.codec_for(spec.dtype, ())
         parts = two_pass(comm, spec, codec, codec, None, None)
         parts.feedback.residuals.clear()  # rounding errors are lost, so states have no residuals
         return parts
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        if self.wire is not None:
-            codec = Rounded(self.wire)
-            return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Direct())
-        return summed_model(dtype, ranks)
+        return super().message_model(n, dtype, ranks, piece_bytes) if self.wire else summed_model(dtype, ranks)

@@ -19,13 +19,13 @@ from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Parts, VectorSpec
 from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.codecs.options import integer
-from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.shared_scale import SharedScale
-from mpicomp.reducers.vote_count import VoteCount, counts_model
+from mpicomp.reducers.families import VotingMethod
+from mpicomp.reducers.vote_count import VoteCount
 
 
 @method(
@@ -34,7 +34,7 @@ from mpicomp.reducers.vote_count import VoteCount, counts_model
     forms=({}, {"bucket": 300}),
 )
 @dataclass(frozen=True)
-class EFSignSGD(Algorithm):
+class EFSignSGD(VotingMethod):
     """Options of EF-signSGD: counted signs, a scale that all ranks share, and a residual of their error.
 
     Parameters
@@ -72,10 +72,6 @@ class EFSignSGD(Algorithm):
     uses_tensor_lengths: ClassVar[bool] = True
     """True: each tensor has scales of its own."""
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error feedback with a shared scale x signs x vote counting."""
         reducer = VoteCount(self, comm, spec)
@@ -83,12 +79,7 @@ class EFSignSGD(Algorithm):
         return Parts(SharedScale(reducer.layout, groups), reducer)
 
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        counts, bucket = Counts(), self.bucket
-
-        def nbytes(elements: int, weight: int) -> int:
-            # the scales go once to every rank; their bytes are spread over both phases
-            scales = 0 if bucket is None else 4 * ranks * -(-elements // bucket)
-            return counts.nbytes(elements, weight) + scales
-
-        return counts_model(n, ranks, piece_bytes, nbytes)
+    def count_bytes(self, elements: int, weight: int, ranks: int) -> int:
+        # the scales go once to every rank; their bytes are spread over both phases
+        scales = 0 if self.bucket is None else 4 * ranks * -(-elements // self.bucket)
+        return super().count_bytes(elements, weight, ranks) + scales

@@ -24,7 +24,6 @@ from typing import ClassVar, Literal
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from collectives.caller_warning import warn_caller
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
@@ -42,6 +41,7 @@ from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
 from mpicomp.reducers.shared_selection import SelectionGather, selection_model
 from mpicomp.reducers.sign_merge import OneBitReducer, message_model, sign_reducer
+from mpicomp.spaces import space_at
 
 OWN_WARNING, PAPER_WARNING, WARN_AFTER = 0.3, 5.0, 100
 MOST_COPIED = 1 << 14  # elements of a residual whose copy takes less time than a round of messages
@@ -173,16 +173,16 @@ class Marsit(Algorithm):
         # a step that is made again among survivors begins from the residual of before
         keeps = self.transactional or comm.repeats_calls
         rule = SignRule(self.global_step, kept, self.clip, self.gamma, keeps)
-        device, reports = named(spec.device), 1 + lengths.size
+        space, reports = space_at(spec.device), 1 + lengths.size
         reducer: OneBitReducer
         if self.winners is None:
-            reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), reports, device)
+            reducer = sign_reducer(comm, spec.n, Stream(self.seed, spec.vector_id, "merge"), reports, space)
         else:
             stream, kind = Stream(self.seed, spec.vector_id, "selection"), "cpu" if spec.device == "cpu" else "cuda"
             selection = SharedSelection(comm.size, self.winners).bind(kind, stream)
-            reducer = SelectionGather(comm, spec.n, selection, reports, device)
+            reducer = SelectionGather(comm, spec.n, selection, reports, space)
         votes = reducer.pieces, reducer.bits, reducer.second
-        feedback = SignResidual(device, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
+        feedback = SignResidual(space, rule, spec.n, spec.dtype, comm.size, lengths, padded, *votes)
         dense = None if self.full_precision_every is None else FullPrecisionMean(comm, spec)
         return Parts(feedback, reducer, dense)
 

@@ -20,7 +20,8 @@ from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts,
 from mpicomp.algorithms.dense import Dense
 from mpicomp.algorithms.per_node import PerNode
 from mpicomp.nodes.driver import LocalMeanDriver
-from mpicomp.reducers.full_precision_mean import mean_where
+from mpicomp.reducers.full_precision_mean import mean_in
+from mpicomp.spaces import space_at
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class IslandMean(Algorithm):
     @override
     def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
         local = comm.nodes_of(self.islands.now(comm)).local
-        return Dense().parts(local, spec), LocalMeanDriver(local, spec, self, mean_where(spec))
+        mean = mean_in(space_at(spec.device), spec.n, spec.dtype)
+        return Dense().parts(local, spec), LocalMeanDriver(local, spec, self, mean)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:

@@ -98,7 +98,7 @@ class PerNode(WrappingMethod):
         if not isinstance(one, Algorithm) or isinstance(one, PerNode):
             raise ValueError(f"algorithm must be a method such as mpicomp.Marsit(), or its name, not {one!r}")
         require_residual(one, "PerNode")
-        if getattr(getattr(one, "compressing", one), "rates", None) is not None:
+        if one.has_rates_by_position:
             raise ValueError(f"{one!r} has rates by position, which shards of a vector do not have: pass one rate")
 
     @property

@@ -17,13 +17,13 @@ from mpicomp.algorithms import (  # noqa: F401 - which registers them
     dense,
     double_squeeze,
     ef_signsgd,
+    local_top_k,
     marsit,
     power_sgd,
     qsgd,
     relay,
     scalecom,
     sparse_loco,
-    top_k_sgd,
 )
 
 FIRST = ("dense", "marsit", "relay")

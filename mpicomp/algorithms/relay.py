@@ -21,7 +21,6 @@ from typing import ClassVar, Literal
 
 from collectives import Communicator, Topology
 from collectives.annotations import override
-from collectives.arrays import named
 from collectives.schedules.halving_doubling import HalvingDoubling
 from collectives.schedules.torus import Torus
 from collectives.schedules.tree import DoubleTree
@@ -33,6 +32,7 @@ from mpicomp.feedback.error_feedback import ErrorFeedback
 from mpicomp.feedback.relayed_sums import RelayedSums, TensorLevels
 from mpicomp.reducers.all_gather import all_gather
 from mpicomp.reducers.cascade import Cascade
+from mpicomp.spaces import space_at
 
 FEWEST_RANKS = 8  # from which on the errors of a ring count more than the time of another route
 MOST_GATHERED = 1 << 16  # elements whose codes are gathered, which gives other bits than hops
@@ -158,7 +158,7 @@ class Relay(Algorithm):
         if comm.topology == "auto" and comm.size >= FEWEST_RANKS:
             topology = quiet_route(comm.size)
         program = comm.routes.program(topology, len(buckets.starts), 1, longest)
-        sums = RelayedSums(named(spec.device), codec, buckets, program, spec.n, spec.dtype, keeps)
+        sums = RelayedSums(space_at(spec.device), codec, buckets, program, spec.n, spec.dtype, keeps)
         program = replace(program, pieces=tuple(sums.pieces))
         return Parts(sums, Cascade(comm, program, sums.held, sums.landing, spec.n <= BRIEF_ELEMENTS))
 

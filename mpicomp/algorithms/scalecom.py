@@ -119,6 +119,11 @@ class ScaleCom(SharedIndices):
         """True if `rates` are given, which belong to tensors."""
         return self.rates is not None
 
+    @property
+    @override
+    def has_rates_by_position(self) -> bool:
+        return self.rates is not None
+
     @override
     def rates_of(self, vector_id: int) -> tuple[int, ...]:
         if self.rates is None:

@@ -28,8 +28,8 @@ class WrappingMethod(Algorithm):
         """The method that is run."""
 
     @property
+    @override
     def rehearsed(self) -> tuple[Algorithm, ...]:
-        """Methods whose kernels the steps call."""
         return (self.method,)
 
     @property
@@ -53,9 +53,14 @@ class WrappingMethod(Algorithm):
         return self.method.keeps_scale
 
     @property
+    @override
     def nonfinite(self) -> str:
-        """Treatment of steps with NaN or infinity, as for the method: "raise" or "skip"."""
-        return str(getattr(self.method, "nonfinite", "raise"))
+        return self.method.nonfinite
+
+    @property
+    @override
+    def has_rates_by_position(self) -> bool:
+        return self.method.has_rates_by_position
 
     @override
     def of_gradients(self) -> Algorithm:

@@ -9,32 +9,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from collectives import Communicator
 from collectives.annotations import AnyArray, Array, override
-from collectives.arrays import Device
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Feedback, Parts, State, StateKind, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.step import StepDriver
 from mpicomp.auto.trials import COUNT, Front, Schedule, Side, Stage, Stopwatch, TrialPlan, TrialTimes, slowest
 from mpicomp.feedback.base import NoFeedback
-from mpicomp.feedback.mirror import Mirror
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.spaces import Space
+from mpicomp.spaces.mirror import Mirror
 
 _log = logging.getLogger("mpicomp")
 KEY = "auto"  # key of the plan in a state, next to the method's entries
 
 
 class Pending:
-    """Errors that a method has yet to contribute to the mean. `device` has the vectors; None: the host."""
+    """Errors that a method has yet to contribute to the mean. `space` has the vectors."""
 
-    def __init__(self, feedback: Feedback, ranks: int, device: Device | None = None) -> None:
-        self._feedback, self._ranks, self._device = feedback, ranks, device
+    def __init__(self, feedback: Feedback, ranks: int, space: Space) -> None:
+        self._feedback, self._ranks, self._space = feedback, ranks, space
         self._crossed: Mirror | None = None  # keeps the memory alive that the device copies in the background
         self._kinds, self._pending_keys = feedback.state_kinds, feedback.pending_keys
         # entries of zeros, such as residuals, take no memory here
@@ -54,10 +53,10 @@ class Pending:
                 total = array if total is None else np.add(total, array, out=total)
         if total is None:
             return values
-        if self._device is None:
+        if self._space.is_host:
             return np.add(total, values, out=total)
-        self._crossed = Mirror.of(self._device, total)
-        self._device.run(partial(self._crossed.there.add_, values))
+        self._crossed = self._space.sent(total)
+        self._space.launch(self._crossed.there.add_, values)
         return self._crossed.there
 
     def reset_method(self) -> None:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         found = _suggestion(arguments[0], [*COMMANDS, "train"])
         if "'train'" in found:
-            found = ", to train, start your own script: mpicomp run -n 4 train.py"
+            found = " (to train, start your own script: mpicomp run -n 4 train.py)"
         parser.error(f"there is no command {arguments[0]!r}{found}: choose one of {', '.join(COMMANDS)}")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:

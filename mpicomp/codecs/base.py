@@ -219,7 +219,7 @@ class VariableCodec(Codec):
         return True
 
     @abstractmethod
-    def used(self, payload: Bytes, n: int) -> int:
+    def count_used(self, payload: Bytes, n: int) -> int:
         """Return the leading bytes of a payload of `n` elements that decoding needs, at most the payload's own size."""
 
     def decode_drawn(self, payload: Bytes, values: Array, *, draw: Draw) -> None:
@@ -312,7 +312,7 @@ def is_averaging(codec: Codec) -> TypeGuard[AveragingCodec]:
 
 def sent_bytes(codec: Codec, payload: Bytes, n: int) -> int:
     """Return the bytes of a payload of `n` elements that must be sent."""
-    return codec.used(payload, n) if is_variable(codec) else payload.size
+    return codec.count_used(payload, n) if is_variable(codec) else payload.size
 
 
 def varies(codec: Codec) -> bool:

@@ -56,7 +56,7 @@ def expected_bytes(coding: EntropyCode, n: int, n_buckets: int) -> int:
     return 2 * n_buckets + _OVERHEAD + int(coding.bits * n / 8)
 
 
-def used(payload: Bytes, n_buckets: int) -> int:
+def count_used(payload: Bytes, n_buckets: int) -> int:
     """Return the bytes of a payload that must be sent."""
     start = 2 * n_buckets
     message = int.from_bytes(payload[start : start + _LENGTH_BYTES].tobytes(), "little")
@@ -93,7 +93,7 @@ def decode(
     symbols, scales = np.empty(int(buckets.lengths.sum()), np.uint8), payload[:at].view(np.uint16)
     if len(scales):
         try:
-            rans.decode(payload[begin : used(payload, len(scales))], coding.symbols, symbols)
+            rans.decode(payload[begin : count_used(payload, len(scales))], coding.symbols, symbols)
         except ValueError:
             # ranks agree by the values that a step has failed
             scales = np.full_like(scales, kernels.of("cpu").levels.NAN)

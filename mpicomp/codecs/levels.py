@@ -221,10 +221,10 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         return self.coding != "fixed"
 
     @override
-    def used(self, payload: Bytes, n: int) -> int:
+    def count_used(self, payload: Bytes, n: int) -> int:
         if self.coding == "fixed":
             return payload.size
-        return entropy_levels.used(payload, len(self.buckets(n).starts))
+        return entropy_levels.count_used(payload, len(self.buckets(n).starts))
 
     def relay(
         self,

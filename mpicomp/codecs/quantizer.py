@@ -108,7 +108,7 @@ class Quantizer(Bucketed, FeedbackCodec, SpreadingCodec, VariableCodec):
         return self.coding != "fixed"
 
     @override
-    def used(self, payload: Bytes, n: int) -> int:
+    def count_used(self, payload: Bytes, n: int) -> int:
         if self.coding == "fixed" or not n:
             return payload.size
         length = self._length(n)
@@ -209,7 +209,7 @@ class Quantizer(Bucketed, FeedbackCodec, SpreadingCodec, VariableCodec):
             return codes, scales
         check_size(self, payload, n, weight)
         if n:
-            rans.decode(payload[self._length(n).stop : self.used(payload, n)], self._symbols, codes)
+            rans.decode(payload[self._length(n).stop : self.count_used(payload, n)], self._symbols, codes)
         return codes, payload[: 4 * count(n, self.bucket)].view(np.float32)
 
     def _values(self, codes: Array, scales: Array, out: Array, adding: bool = False) -> None:

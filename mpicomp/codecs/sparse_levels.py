@@ -22,7 +22,7 @@ from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Draw, FeedbackCodec, Finite, SpreadingCodec, check_size, require_finite
 from mpicomp.codecs.bucketed import FLOAT32_MAX
-from mpicomp.codecs.top_k import Selector, index_bits, kept, pack_indices, unpack_indices
+from mpicomp.codecs.top_k import Selector, count_kept, index_bits, pack_indices, unpack_indices
 from mpicomp.kernels.cpu.planes import powers_of_two
 
 _POWERS = powers_of_two(2, np.uint8)
@@ -39,7 +39,7 @@ def _layout(n: int, lengths: tuple[int, ...], chunk: int, keep: int, bits: int) 
     padded = [-(-length // 64) * 64 for length in lengths]
     if lengths and n not in (sum(padded), sum(padded[:-1]) + lengths[-1]):
         raise ValueError(f"tensors of {[*lengths]} elements, padded to multiples of 64, do not fill {n} elements")
-    found = sum(kept(length, chunk, keep) for length in lengths)
+    found = sum(count_kept(length, chunk, keep) for length in lengths)
     floats = 4 * len(lengths) if bits == 2 else found
     return np.array(lengths, np.int64), found, -(-4 * floats // 8) * 8, -(-found // 64)
 

@@ -24,7 +24,7 @@ _ZEROS = {4: np.float32(0), 8: np.float64(0)}  # by the size of an element
 def measure(values: Array, out: Array) -> None:
     """Overwrite one float32 with the two-norm, summed in float64 and rounded once."""
     # a norm beyond float32 becomes its largest number; infinite if the squares of float64 values overflow
-    kernels.beside(values).ssdm.norm(values, out)
+    kernels.of("cpu").ssdm.norm(values, out)
 
 
 def norm(values: FloatArray) -> np.float32:
@@ -57,7 +57,6 @@ class StochasticSign(SpreadingCodec):
     """
 
     alignment: ClassVar[int] = BLOCK
-    encodes_on_devices: ClassVar[bool] = True
 
     @override
     def nbytes(self, n: int, weight: int = 1) -> int:
@@ -66,21 +65,17 @@ class StochasticSign(SpreadingCodec):
     @override
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
         check_size(self, payload, len(values), 1)
-        on = kernels.beside(values)
-        header, bits = on.arrays.view(payload[:HEADER], "float32"), on.arrays.view(payload[HEADER:], "uint64")
+        header, bits = payload[:HEADER].view(np.float32), payload[HEADER:].view(np.uint64)
         header[1:] = 0
         measure(values, header[:1])
-        well = require_finite(on.arrays.xp.isfinite(header[0]))
+        well = require_finite(np.isfinite(header[0]))
         at = np.uint64(draw.offset), np.uint64(draw.step & 0xFFFFFFFF), draw.source
-        zero = _ZEROS[values.itemsize]
-        scale = np.float64(header[0]) if isinstance(header, np.ndarray) else header[:1]
-        on.ssdm.stochastic_signs(draw.stream.schedule(), *at, values, None, None, zero, zero, scale, bits)
+        zero, scale, kernel = _ZEROS[values.itemsize], np.float64(header[0]), kernels.of("cpu").ssdm.stochastic_signs
+        kernel(draw.stream.schedule(), *at, values, None, None, zero, zero, scale, bits)
         return well
 
     @override
     def _spread(self, payload: Bytes, out: Array, weight: int, adding: bool) -> None:
         check_size(self, payload, len(out), weight)
-        on = kernels.beside(out)
-        scale = on.arrays.view(payload[:4], "float32").reshape(1, 1)
-        bits = on.arrays.view(payload[HEADER:], "uint64")
-        on.bucketed.spread(bits, scale, max(1, len(out)), out, adding)
+        scale, bits = payload[:4].view(np.float32).reshape(1, 1), payload[HEADER:].view(np.uint64)
+        kernels.of("cpu").bucketed.spread(bits, scale, max(1, len(out)), out, adding)

@@ -50,7 +50,7 @@ _HEADER = 32
 _ENCODED_AT_ONCE, _AVERAGED_AT_ONCE, _KEPT_AT_ONCE = 128, 2048, 4
 
 
-def kept(n: int, chunk: int, keep: int) -> int:
+def count_kept(n: int, chunk: int, keep: int) -> int:
     """Return the kept elements of `n`: `keep` of each chunk, ceil(keep m / chunk) of a short one of m elements."""
     return n // chunk * keep + -(-(n % chunk * keep) // chunk)
 
@@ -63,7 +63,7 @@ def index_bits(chunk: int) -> int:
 @lru_cache(maxsize=4096)
 def _layout(n: int, chunk: int, rate: int, double: bool) -> tuple[int, int, int, int]:
     """Return the byte where values end, the byte where planes begin, the number of planes, and words of a plane."""
-    found = kept(n, chunk, chunk // rate)
+    found = count_kept(n, chunk, chunk // rate)
     end = (8 if double else 4) * found
     return end, -(-end // 8) * 8, index_bits(chunk), -(-found // 64)
 
@@ -325,7 +325,7 @@ class RandomSparsification(FeedbackCodec, VariableCodec):
         return _HEADER + -(-4 * most // 8) * 8
 
     @override
-    def used(self, payload: Bytes, n: int) -> int:
+    def count_used(self, payload: Bytes, n: int) -> int:
         return _HEADER + min(4 * int(payload[24:_HEADER].view(np.uint64)[0]), payload.size - _HEADER)
 
     @override
@@ -356,7 +356,7 @@ class RandomSparsification(FeedbackCodec, VariableCodec):
     @override
     def decode(self, payload: Bytes, values: Array, *, weight: int) -> None:
         check_size(self, payload, len(values), weight)
-        chosen = payload[_HEADER : self.used(payload, len(values))].view(np.float32)
+        chosen = payload[_HEADER : self.count_used(payload, len(values))].view(np.float32)
         key_0, key_1, step, source = payload[:16].view(np.uint32).tolist()
         words = self._words(values, (key_0, key_1), payload[16:24].view(np.uint64)[0], step, source)
         spread_masked(words, chosen, values)

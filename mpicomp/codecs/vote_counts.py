@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from mpicomp import kernels
 from mpicomp.codecs.base import Draw, Mergeable, check_size
 from mpicomp.codecs.sign import Sign
 from mpicomp.kernels.streams import BLOCK
-
-AddCounts: TypeAlias = Callable[[Words, int, Words, int, int, int], None]
-"""Kernel that adds counts; see `Counts.bind`."""
 
 
 def planes_of(weight: int) -> int:
@@ -88,15 +85,6 @@ class Counts(Mergeable):
     def nbytes(self, n: int, weight: int = 1) -> int:
         return 8 * -(-n // 64) * planes_of(weight)
 
-    def bind(self, device: str) -> AddCounts:
-        """Return the kernel of a device that adds incoming counts to held ones.
-
-        Its arguments are the incoming counts and their number of planes, the held counts and their number of planes,
-        the number of planes of the sum, and the words of a plane.
-        """
-        add_counts: AddCounts = kernels.of(device).vote_counts.add_counts
-        return add_counts
-
     @override
     def encode(self, values: FloatArray, payload: Bytes, *, draw: Draw) -> None:
         Sign().encode(values, payload, draw=draw)
@@ -115,7 +103,7 @@ class Counts(Mergeable):
         weight = held_weight + incoming_weight
         check_size(self, held, n, weight)
         check_size(self, incoming, n, incoming_weight)
-        self.bind("cpu")(
+        kernels.of("cpu").vote_counts.add_counts(
             incoming.view(np.uint64), planes_of(incoming_weight), held.view(np.uint64), planes_of(held_weight),
             planes_of(weight), -(-n // 64),
         )  # fmt: skip

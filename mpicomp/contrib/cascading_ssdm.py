@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.registration import method
 from mpicomp.codecs.options import flag, integer
@@ -67,17 +66,13 @@ class CascadingSSDM(Algorithm):
     estimates_mean: ClassVar[bool] = False
     """False: the noise grows from hop to hop."""
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Partial sums x stochastic sign x decoding and encoding on every hop."""
         codec, model = StochasticSign(), self.message_model(spec.n, spec.dtype, comm.size, 0)
         topology = comm.select(model.nbytes(spec.n, 1))
         program = comm.routes.program(topology, spec.n, model.alignment, model.piece_elements)
         stream = Stream(self.seed, spec.vector_id, "stochastic sign")
-        sums = PartialSums(named(spec.device), codec, stream, comm.rank, program, spec.dtype, self.normalise)
+        sums = PartialSums(codec, stream, comm.rank, program, spec.dtype, self.normalise)
         return Parts(sums, Cascade(comm, program, sums.held, sums.landing))
 
     @override

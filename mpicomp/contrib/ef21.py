@@ -26,9 +26,8 @@ from collectives import Communicator
 from collectives.annotations import Array, override
 from collectives.arrays import HOST_DEVICE
 from collectives.progress.polling import done
-from collectives.schedules.star import Direct
 from mpicomp import kernels
-from mpicomp.aggregator.algorithm import Algorithm, Driver, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Driver, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Round
 from mpicomp.aggregator.registration import Grade, Learned, method
@@ -44,16 +43,16 @@ from mpicomp.feedback.codes import Codes, GatheredCodes, OwnedCodes
 from mpicomp.feedback.error_feedback import ErrorFeedback, ErrorRule
 from mpicomp.feedback.payloads import Decode
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.all_gather import all_gather, gathered_model
+from mpicomp.reducers.all_gather import all_gather
+from mpicomp.reducers.families import CodingMethod
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
-from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.two_pass import owned_codes
 
 _DEFAULT = TopK(100)
 
 
 def contracts(codec: Codec) -> bool:
-    """Return False for a codec of ours whose error may be longer than its input, see docs/error-feedback.md."""
+    """Return False for a codec of ours whose error may be longer than its input, see mpicomp help error-feedback."""
     if isinstance(codec, OneBit):
         return codec.scale == "l1"
     if isinstance(codec, Ternary):
@@ -70,7 +69,7 @@ def contracts(codec: Codec) -> bool:
     forms=({}, {"compressor": "one-bit:scale=l1", "both_ways": True}),
 )
 @dataclass(frozen=True)
-class EF21(Algorithm):
+class EF21(CodingMethod):
     """Options of EF21 with momentum: each rank sends changes of its averaged gradient, for ranks whose data differ.
 
     The result is an average over past steps, so the optimizer behind it needs no momentum of its own.
@@ -130,8 +129,12 @@ class EF21(Algorithm):
         return False  # the result is an average over past steps
 
     @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return compressor(self.compressor).encodes_on_devices
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:
+        return compressor(self.compressor)
+
+    @override
+    def codec_back(self, dtype: str) -> Codec | None:
+        return compressor(self.compressor) if self.both_ways else None
 
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Changes of estimates x compressor x all-gather or two passes, and a mean in full precision."""
@@ -148,14 +151,6 @@ class EF21(Algorithm):
     def assemble(self, comm: Communicator, spec: VectorSpec) -> tuple[Parts, Driver]:
         parts = self.parts(comm, spec)
         return parts, StepDriver(comm, parts, parts.feedback.begins)  # type: ignore[attr-defined]
-
-    @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        codec = compressor(self.compressor)
-        if not self.both_ways:
-            return gathered_model(codec, n, piece_bytes)
-        longest = piece_elements(codec, n, piece_bytes, codec)
-        return MessageModel(lambda elements, weight: codec.nbytes(elements), longest, codec.alignment, Direct())
 
 
 @dataclass(frozen=True, slots=True)

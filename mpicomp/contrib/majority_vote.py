@@ -14,18 +14,18 @@ from typing import ClassVar
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Parts, VectorSpec
 from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.codecs.options import integer
-from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.majority import MajorityVotes
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.vote_count import VoteCount, counts_model
+from mpicomp.reducers.families import VotingMethod
+from mpicomp.reducers.vote_count import VoteCount
 
 
 @method("majority-vote", Learned(Grade.COMPARED, "ended 1 and 5 points behind dense"))
 @dataclass(frozen=True)
-class MajorityVote(Algorithm):
+class MajorityVote(VotingMethod):
     """Options of the majority vote: each result is the sign that most ranks have, without a residual.
 
     Parameters
@@ -66,10 +66,6 @@ class MajorityVote(Algorithm):
     keeps_scale: ClassVar[bool] = False
     """False: results are -1 and +1."""
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """No feedback x signs x vote counting; the majority's signs travel in the gather phase."""
         reducer = VoteCount(self, comm, spec)
@@ -77,8 +73,6 @@ class MajorityVote(Algorithm):
         return Parts(votes, reducer)
 
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        counts = Counts()  # complete counts are replaced by one bit per element
-        return counts_model(
-            n, ranks, piece_bytes, lambda elements, weight: counts.nbytes(elements, 1 if weight == ranks else weight)
-        )
+    def count_bytes(self, elements: int, weight: int, ranks: int) -> int:
+        # complete counts are replaced by one bit per element
+        return super().count_bytes(elements, 1 if weight == ranks else weight, ranks)

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
+from mpicomp.aggregator.algorithm import Parts, VectorSpec
 from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.options import choice, flag, integer, number
@@ -26,7 +26,8 @@ from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.stochastic_votes import StochasticVotes
 from mpicomp.kernels.streams import Stream
-from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
+from mpicomp.reducers.families import VotingMethod
+from mpicomp.reducers.vote_count import EliasPayload, VoteCount
 
 
 @method(
@@ -35,7 +36,7 @@ from mpicomp.reducers.vote_count import EliasPayload, VoteCount, counts_model
     forms=({}, {"momentum": 0.9, "scale": "norm", "coding": "elias"}),
 )
 @dataclass(frozen=True)
-class SSDM(Algorithm):
+class SSDM(VotingMethod):
     """Options of SSDM: counts of random signs, with optional momentum.
 
     Parameters
@@ -99,10 +100,6 @@ class SSDM(Algorithm):
         """True if a norm scales the results, which are means of signs otherwise."""
         return self.scale == "norm"
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Momentum x stochastic signs x vote counting; norms travel before the signs."""
         elias = self.coding == "elias"
@@ -114,6 +111,6 @@ class SSDM(Algorithm):
         return Parts(votes, reducer)
 
     @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+    def count_bytes(self, elements: int, weight: int, ranks: int) -> int:
         # the upper bound of Elias' codes, which vary in length
-        return counts_model(n, ranks, piece_bytes, (Elias() if self.coding == "elias" else Counts()).nbytes)
+        return (Elias() if self.coding == "elias" else Counts()).nbytes(elements, weight)

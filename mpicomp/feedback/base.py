@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from collectives.annotations import AnyArray, Array, Bytes, Doubles, FloatArray, Testable, override
-from collectives.arrays import HOST_DEVICE, Device, wait
-from collectives.arrays.elements import PAGE
+from collectives.arrays import Device
 from mpicomp import kernels
-from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.feedback.finite_flag import FiniteFlag
-from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.packed_signs import PackedSigns
 from mpicomp.feedback.rounds import Round
+from mpicomp.spaces import HOST, Space, space_of
 
 State = dict[str, AnyArray]
 StateKind = Literal["mean", "owner", "owned", "shared", "shard"]
@@ -106,7 +102,8 @@ class Residual:
 
     Parameters
     ----------
-    device : Device
+    place : Space or Device
+        Where the vector is.
     n : int
     dtype : dtype
     kind : "mean", "owner" or "shared"
@@ -124,7 +121,7 @@ class Residual:
     >>> residual = Residual(HOST_DEVICE, n=2, dtype=np.float32)
     >>> residual.following[:] = 0.5
     >>> residual.commit()
-    >>> residual.saved().tolist()
+    >>> residual.to_host().tolist()
     [0.5, 0.5]
     >>> residual.undo()
     >>> residual.current.tolist()
@@ -132,11 +129,11 @@ class Residual:
     """
 
     def __init__(
-        self, device: Device, n: int, dtype: DTypeLike, kind: StateKind = "mean", pending: bool = True
+        self, place: Space | Device, n: int, dtype: DTypeLike, kind: StateKind = "mean", pending: bool = True
     ) -> None:
-        self.kind, self._device, self._dtype = kind, device, np.dtype(dtype)
+        self.kind, self._space, self._dtype = kind, space_of(place), np.dtype(dtype)
         self.is_pending = pending
-        self.current, self.following = (zeros(device, n, dtype) for _ in range(2))
+        self.current, self.following = (self._space.zeros(n, dtype) for _ in range(2))
 
     def commit(self) -> None:
         """Make the vector that the step has written the current one."""
@@ -149,13 +146,13 @@ class Residual:
         """Array of the host with the vector's shape and type; it takes no memory."""
         return np.broadcast_to(np.zeros((), self._dtype), len(self.current))
 
-    def saved(self) -> AnyArray:
+    def to_host(self) -> AnyArray:
         """Return a copy in the host's memory; waits for the device."""
-        return copy_to_host(self._device, self.current)
+        return self._space.saved(self.current)
 
     def restore(self, values: AnyArray) -> None:
         """Overwrite the current vector; waits for the device."""
-        overwrite(self._device, self.current, values)
+        self._space.overwrite(self.current, values)
 
 
 class Feedback(ABC):
@@ -168,13 +165,15 @@ class Feedback(ABC):
 
     Parameters
     ----------
-    device : Device
+    place : Space or Device
         Where vectors are encoded.
     residuals : dict of str to Residual
         By their keys in the state.
 
     Attributes
     ----------
+    space, device : Space
+        The place: its memory, kernels and copies.
     n_reports : int
         Numbers that each rank reports to all others in a step.
     announced_bytes : int or None
@@ -213,10 +212,9 @@ class Feedback(ABC):
     matrix_rows: Sequence[int] | None = None
     stand_in: Callable[[State, range], State] | None = None
 
-    def __init__(self, device: Device, residuals: Mapping[str, Residual]) -> None:
-        self.device, self.on_host = device, device.name == "cpu"
-        self.kernels = kernels.of("cpu" if self.on_host else "cuda")
-        self.launch: Callable[..., object] = _call if self.on_host else partial(_launch, device)
+    def __init__(self, place: Space | Device, residuals: Mapping[str, Residual]) -> None:
+        self.space = self.device = space = space_of(place)
+        self.kernels, self.launch = space.kernels, space.launch
         self.residuals = dict(residuals)
         self._begun = self._committed = False
 
@@ -339,7 +337,7 @@ class Feedback(ABC):
 
     def state(self) -> State:
         """Return copies of all that the next step depends on, by the keys of `state_kinds`."""
-        return {key: residual.saved() for key, residual in self.residuals.items()}
+        return {key: residual.to_host() for key, residual in self.residuals.items()}
 
     def like(self) -> State:
         """Return an array with the expected shape and type for each entry that a state must have."""
@@ -355,28 +353,20 @@ class Feedback(ABC):
         """Return this rank's part of a state, which may be of all ranks; `where` starts the message of a ValueError."""
         return state
 
+    def all_finite(self, values: Array) -> bool:
+        """Whether a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
+        return self.space.all_finite(values)
+
     def check_owner(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError if a state has entries for elements that another rank owns; `where` starts the message."""
         return
-
-    # Memory ----------------------------------------------------------------------------------------------------------
-
-    def all_finite(self, values: Array) -> bool:
-        """Whether a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
-        if self.on_host:
-            return bool(self.kernels.sign.all_finite(values))
-        flag = FiniteFlag(self.device)
-        flag.reset()
-        self.launch(flag.check, self.kernels.sign.all_finite, values)
-        wait(flag.fetch())
-        return bool(flag)
 
 
 class NoFeedback(Feedback):
     """Feedback of a method whose vectors travel as they are: nothing is kept or encoded."""
 
     def __init__(self) -> None:
-        super().__init__(HOST_DEVICE, {})
+        super().__init__(HOST, {})
 
     @override
     def encode(self, piece: int) -> None:
@@ -385,40 +375,9 @@ class NoFeedback(Feedback):
     decode = encode
 
 
-def _call(work: Callable[..., object], *arguments: Any) -> None:
-    work(*arguments)
-
-
-def _launch(device: Device, work: Callable[..., object], *arguments: Any) -> None:
-    device.run(partial(work, *arguments))
-
-
-def zeros(device: Device, n: int, dtype: DTypeLike) -> Array:
-    """Return a vector of zeros. On the host it begins at a page, as streaming stores ask for."""
-    if device.name != "cpu":
-        return device.zeros(n, np.dtype(dtype).name)
-    # pages stay untouched until something is written: an owner uses a part of its residual alone
-    nbytes = n * np.dtype(dtype).itemsize
-    room = np.zeros(nbytes + PAGE, np.uint8)
-    start = -room.ctypes.data % PAGE
-    return room[start : start + nbytes].view(dtype)
-
-
-def copy_to_host(device: Device, vector: Array) -> AnyArray:
-    """Return a copy in the host's memory; waits for the device."""
-    mirror = Mirror(device, vector)
-    wait(mirror.fetch())
-    return mirror.here.copy()
-
-
-def overwrite(device: Device, vector: Array, values: Array) -> None:
-    """Overwrite a vector with an array of the host, for which this waits, or with another vector of the device."""
-    if device.name == "cpu":
-        vector[:] = values
-    elif isinstance(values, np.ndarray):
-        wait(Mirror(device, vector).send(values))
-    else:
-        device.run(partial(vector.copy_, values))
+def overwrite(space: Space, vector: Array, values: Array) -> None:
+    """Overwrite a vector of a space; see `Space.overwrite`."""
+    space.overwrite(vector, values)
 
 
 def narrow_into(values: Array, dtype: str, out: Array) -> Any:
@@ -468,16 +427,3 @@ def compute_type(dtype: str) -> type[np.floating]:
     'float32'
     """
     return np.float64 if dtype == "float64" else np.float32
-
-
-def words_of(device: Device, out: Array) -> Array:
-    """Return a vector as unsigned words on the host, as integers on a device: kernels write 16-bit floats so."""
-    if device.name == "cpu":
-        return out.view(UNSIGNED[out.itemsize])
-    nbytes = out.element_size()
-    if nbytes not in _INTEGERS:
-        _INTEGERS[nbytes] = device.zeros(0, f"int{8 * nbytes}").dtype
-    return out.view(_INTEGERS[nbytes])
-
-
-_INTEGERS: dict[int, Any] = {}  # PyTorch's types by their length in bytes, without an import of PyTorch

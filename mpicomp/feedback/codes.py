@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Doubles, Testable, override
-from collectives.arrays import Device, after_copy
+from collectives.arrays import after_copy
 from mpicomp.codecs.base import Codec, Finite, is_averaging, is_variable
 from mpicomp.codecs.bucketed import count
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StateKind, StepInput, bad_ranks
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
-from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.payloads import Decode, Payloads, Results
 from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.saved_state import OWNED, check_owned
+from mpicomp.spaces import Space
 
 SHARE_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # a rank's report of its step
@@ -53,7 +53,7 @@ class Codes(Feedback):
 
     Parameters
     ----------
-    device : Device
+    space : Space
     encoders : dict of str to FeedbackEncoder
         By the keys of their residuals in the state. The first encodes this rank's own vector.
     cuts : sequence of range
@@ -67,13 +67,13 @@ class Codes(Feedback):
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         encoders: Mapping[str, FeedbackEncoder],
         cuts: Sequence[range],
         payloads: Payloads,
         results: Results,
     ) -> None:
-        super().__init__(device, {key: encoder.residual for key, encoder in encoders.items()})
+        super().__init__(space, {key: encoder.residual for key, encoder in encoders.items()})
         self.encoders, self._mine = dict(encoders), next(iter(encoders.values()))
         self._cuts, self._payloads, self._results = cuts, payloads, results
         self._values: Array = None
@@ -85,9 +85,9 @@ class Codes(Feedback):
         n = self._cuts[-1].stop if self._cuts else 0
         buckets = count(n, scales.bucket)
         self._scales, self.announced_bytes = scales, 4 * buckets
-        self._agreed = Mirror(self.device, self.device.zeros(buckets, "float32"))  # at first this rank's own
+        self._agreed = self.space.mirror(self.space.zeros(buckets, "float32"))  # at first this rank's own
         step = scales.bucket * max(1, SHARE_ELEMENTS // scales.bucket)
-        if self.on_host and n > step:
+        if self.space.is_host and n > step:
             self.measured_in = [range(start, min(n, start + step)) for start in range(0, n, step)]
 
     @property
@@ -186,7 +186,7 @@ class GatheredCodes(Codes):
 
     Parameters
     ----------
-    device, encoders, cuts, results
+    space, encoders, cuts, results
         As in `Codes`.
     payloads : Payloads
         Payloads of all ranks, rank by rank, each with all of its pieces.
@@ -218,7 +218,7 @@ class GatheredCodes(Codes):
     @override
     def _mean_of(self, piece: int) -> Decode:
         payloads, codec, of_rank = self._payloads, self._payloads.codec, len(self._cuts)
-        if is_averaging(codec) and not self.on_host:
+        if is_averaging(codec) and not self.space.is_host:
             rows = payloads.rows(piece, of_rank)
             return lambda mean, _: codec.mean(rows, mean)
         return partial(take_mean, codec, payloads.there[piece::of_rank])
@@ -229,7 +229,7 @@ class OwnedCodes(Codes):
 
     Parameters
     ----------
-    device, encoders, cuts, payloads, results
+    space, encoders, cuts, payloads, results
         As in `Codes`. If the owner keeps an error, `encoders` has its encoder too.
     owner : FeedbackEncoder
         Encodes means, on the host.
@@ -246,7 +246,7 @@ class OwnedCodes(Codes):
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         encoders: Mapping[str, FeedbackEncoder],
         cuts: Sequence[range],
         payloads: Payloads,
@@ -258,7 +258,7 @@ class OwnedCodes(Codes):
         ranks: int,
         own: range | None,
     ) -> None:
-        super().__init__(device, encoders, cuts, payloads, results)
+        super().__init__(space, encoders, cuts, payloads, results)
         # owners encode the codes of others, which can fail too, but not with a codec that is exact
         self.reports_when = "after" if owner in self.encoders.values() else "beside"
         self._owner, self._means, self._sent = owner, means, sent
@@ -291,7 +291,7 @@ class OwnedCodes(Codes):
     def _mean_of(self, piece: int) -> Decode:
         codec, payload = self._means.codec, self._means.there[piece]
         decode: Callable[[Array], Finite] = partial(codec.decode, payload, weight=self._ranks)
-        if is_averaging(codec) and not self.on_host:
+        if is_averaging(codec) and not self.space.is_host:
             decode = partial(codec.mean, payload.view(1, -1))  # which also looks for values that are not finite
         elif is_variable(codec) and codec.varies:
             decode = partial(codec.decode_drawn, payload, draw=self._owner.draw(self._cuts[piece]))

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectives.annotations import Array, override
-from collectives.arrays import Device
 from collectives.arrays.elements import narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Draw, has_residual, is_averaging
 from mpicomp.feedback.base import Residual, StateKind
-from mpicomp.feedback.finite_flag import FiniteFlag
-from mpicomp.feedback.payloads import QUIET, codec_on
+from mpicomp.feedback.payloads import QUIET, codec_in
 from mpicomp.kernels.streams import Stream
+from mpicomp.spaces import Space
+from mpicomp.spaces.finite_flag import FiniteFlag
 
 _FLOATS = {4: np.float32, 8: np.float64}
 
@@ -122,7 +122,7 @@ class FeedbackEncoder:
     Attributes
     ----------
     codec : Codec
-        As vectors are encoded where they are; see `codec_on`.
+        As vectors are encoded where they are; see `codec_in`.
     residual : Residual
         Of n elements, or 0 without feedback.
     finite : FiniteFlag
@@ -131,7 +131,7 @@ class FeedbackEncoder:
 
     Parameters
     ----------
-    device : Device
+    space : Space
     codec : Codec
     rule : ErrorRule, optional
         None: no residual is kept.
@@ -152,7 +152,7 @@ class FeedbackEncoder:
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         codec: Codec,
         rule: ErrorRule | None,
         n: int,
@@ -164,14 +164,14 @@ class FeedbackEncoder:
         kind: StateKind = "mean",
         ranks: int = 1,
     ) -> None:
-        self._device, self._on_host, self._dtype, self._applied = device, device.name == "cpu", dtype, applied
-        self.codec, self._step = codec_on(device, codec), 0
+        self._launch, self._is_host, self._dtype, self._applied = space.launch, space.is_host, dtype, applied
+        self.codec, self._step = codec_in(space, codec), 0
         self._rule, self._stream, self._rank, self._ranks = rule, stream, rank, ranks
-        self.residual, self.finite = Residual(device, 0 if rule is None else n, dtype, kind), FiniteFlag(device)
+        self.residual, self.finite = Residual(space, 0 if rule is None else n, dtype, kind), space.flag()
         simple = rule if isinstance(rule, ErrorFeedback) and applied is None else None
         self._encode_keeping = simple.in_codec(self.codec) if simple is not None else None
         # on a device memory for a piece is allocated when its kernels are launched
-        needed = longest if rule is not None and self._encode_keeping is None and self._on_host else 0
+        needed = longest if rule is not None and self._encode_keeping is None and self._is_host else 0
         self._scratch = _Scratch(needed, dtype, applied)
 
     def begin(self, step: int) -> None:
@@ -184,11 +184,7 @@ class FeedbackEncoder:
 
         finite : cleared in place of the encoder's own flag.
         """
-        work = partial(self._encode, part, cut, payload, self.finite if finite is None else finite)
-        if self._on_host:
-            work()
-        else:
-            self._device.run(work)
+        self._launch(self._encode, part, cut, payload, self.finite if finite is None else finite)
 
     @QUIET
     def _encode(self, part: Array, cut: range, payload: Array, finite: FiniteFlag) -> None:
@@ -204,7 +200,7 @@ class FeedbackEncoder:
             return self._try(
                 partial(self._encode_keeping, part, residual, payload, following), following, payload, draw
             )
-        if self._on_host:
+        if self._is_host:
             compensated, sent = self._scratch.compensated[: len(part)], self._scratch.sent[: len(part)]
         else:
             compensated, sent = part.new_empty(len(part)), part.new_empty(len(part))
@@ -215,7 +211,7 @@ class FeedbackEncoder:
             narrow(sent, self._applied, rounded)
             widen(rounded, self._applied, sent)
         kept = self._rule.keep(part, compensated, sent, residual, following)
-        if self._on_host:
+        if self._is_host:
             return finite & kept
         flag.clear_unless(finite)
         return kept
@@ -236,7 +232,7 @@ class FeedbackEncoder:
 
     def _try(self, encode: Callable[[], Any], values: Array, payload: Array, draw: Draw) -> Any:
         """Encode values, or on the host zeros where they cannot be encoded; returns whether they can."""
-        if not self._on_host:
+        if not self._is_host:
             return encode()
         try:
             encode()

@@ -61,7 +61,7 @@ class HostSigns:
         residual: InPlaceResidual | None,
         sums: bool,
     ) -> None:
-        self._size, self._has_sums, of_cpu = size, sums, kernels.of("cpu")
+        self._size, self._has_sums, self.pieces, of_cpu = size, sums, pieces, kernels.of("cpu")
         self._sign, self._unpack_pair = of_cpu.sign, of_cpu.shared_selection.unpack_pair
         self._pending = residual.pending if residual is not None and residual.lazy else None
         kind = size.steps.dtype.type

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from collectives.annotations import AnyArray, Array, override
-from collectives.arrays import Device
-from mpicomp.feedback.base import Residual, copy_to_host, overwrite, zeros
+from mpicomp.feedback.base import Residual
+from mpicomp.spaces import Space
 
 Subtract = Callable[[Array], None]
 
@@ -25,7 +25,7 @@ class InPlaceResidual(Residual):
 
     Parameters
     ----------
-    device : Device
+    space : Space
     n : int
     dtype : dtype
     tensors : int
@@ -40,10 +40,10 @@ class InPlaceResidual(Residual):
         A failed step was not rolled back.
     """
 
-    def __init__(self, device: Device, n: int, dtype: DTypeLike, tensors: int, *, lazy: bool, keeps: bool) -> None:
-        self.kind, self.is_pending, self._device, self._dtype = "mean", True, device, np.dtype(dtype)
-        self.current = self.following = zeros(device, n, dtype)
-        self._second = zeros(device, n, dtype) if keeps else None
+    def __init__(self, space: Space, n: int, dtype: DTypeLike, tensors: int, *, lazy: bool, keeps: bool) -> None:
+        self.kind, self.is_pending, self._space, self._dtype = "mean", True, space, np.dtype(dtype)
+        self.current = self.following = space.zeros(n, dtype)
+        self._second = space.zeros(n, dtype) if keeps else None
         self.lazy, self.pending, self.spoiled = lazy, np.zeros(tensors, dtype), False
 
     # The signs subtract pending results. They are arguments: kept here, they would form a cycle, which frees a device's
@@ -58,7 +58,7 @@ class InPlaceResidual(Residual):
             subtract_pending(self.current)  # now, since the step overwrites the signs
             self.pending[:] = 0
         if self._second is None:
-            self._second = zeros(self._device, len(self.current), self._dtype)
+            self._second = self._space.zeros(len(self.current), self._dtype)
         self.following = self._second
 
     @override
@@ -78,14 +78,14 @@ class InPlaceResidual(Residual):
             self.current, self._second = self._second, self.current
         self.roll_back()
 
-    def settled(self, subtract_pending: Subtract) -> AnyArray:
+    def copy_settled(self, subtract_pending: Subtract) -> AnyArray:
         """Return a copy, on the host, with no result left to be subtracted."""
         if not self.lazy:
-            return self.saved()
-        found = zeros(self._device, len(self.current), self._dtype)
-        overwrite(self._device, found, self.current)
+            return self.to_host()
+        found = self._space.zeros(len(self.current), self._dtype)
+        self._space.overwrite(found, self.current)
         subtract_pending(found)
-        return copy_to_host(self._device, found)
+        return self._space.saved(found)
 
     @override
     def restore(self, values: Array) -> None:

@@ -19,12 +19,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from collectives.annotations import Doubles, FloatArray, override
-from collectives.arrays import HOST_DEVICE
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StepInput, bad_ranks, compute_type, narrow_into
 from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.scale_groups import padded_lengths, why
 from mpicomp.kernels.streams import Stream, bernoulli_table, source
+from mpicomp.spaces import HOST
 
 SHARE_ELEMENTS = 1 << 18  # of a matrix, that one call of a kernel works on
 
@@ -115,9 +115,9 @@ class LowRank(Feedback):
 
     def __init__(self, n: int, dtype: str, blocks: Sequence[Block], stream: Stream, largest: float) -> None:
         compute, sizes = compute_type(dtype), (blocks[-1].left.stop, blocks[-1].right.stop) if blocks else (0, 0)
-        self._residual = Residual(HOST_DEVICE, n, compute)
-        self._factors = Residual(HOST_DEVICE, sizes[1], compute, "shared")
-        super().__init__(HOST_DEVICE, {"residual": self._residual, "factors": self._factors})
+        self._residual = Residual(HOST, n, compute)
+        self._factors = Residual(HOST, sizes[1], compute, "shared")
+        super().__init__(HOST, {"residual": self._residual, "factors": self._factors})
         self.left: FloatArray = aligned_empty(sizes[0], compute)
         self._dtype, self._stream, self._is_wide = dtype, stream, dtype in SIXTEEN_BIT
         self._largest, self._limit, self._epsilon = largest, float(np.finfo(compute).max), float(np.finfo(compute).eps)

@@ -6,13 +6,12 @@ import threading
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, override
+from collectives.annotations import Doubles, override
 from collectives.arrays.elements import narrow
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED, Sign
 from mpicomp.codecs.vote_counts import planes_of
-from mpicomp.feedback.base import Problem, StepInput, bad_ranks, compute_type, words_of
-from mpicomp.feedback.finite_flag import FiniteFlag
+from mpicomp.feedback.base import Problem, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.votes import VoteLayout, Votes
 from mpicomp.kernels.streams import GROUP, Stream, source
@@ -38,14 +37,13 @@ class MajorityVotes(Votes):
         Random words of the coins.
     """
 
-    has_decided_bits = True
     n_reports = 1
     reports_when = "beside"
 
     def __init__(self, layout: VoteLayout, stream: Stream) -> None:
-        super().__init__(layout, {}, [1] * len(layout.pieces))
+        super().__init__(layout, {})
         self._majority, self._random = kernels.of("cpu").vote_counts.majority, Sign().bind("cpu", stream)
-        self._counts, dtype, ranks = layout.counts, layout.dtype, layout.ranks
+        dtype, ranks = layout.dtype, layout.ranks
         kind = compute_type(dtype)
         self._constants = kind(0), np.nextafter(kind(0), kind(1))
         longest = max(map(len, layout.pieces), default=0)
@@ -54,12 +52,7 @@ class MajorityVotes(Votes):
         ones = np.zeros(2, stored)
         narrow(np.array([1, -1], np.float32), dtype, ones)
         self._plus, self._minus = ones.view(UNSIGNED[stored.itemsize])
-        # a piece's flag crosses in front of its signs
-        self._finite = [
-            FiniteFlag(layout.device, None if self.on_host else self._packed.first_byte(piece))
-            for piece in range(len(layout.pieces))
-        ]
-        self._step = 0
+        self._is_finite, self._step = True, 0
         self.end()
 
     @override
@@ -69,19 +62,18 @@ class MajorityVotes(Votes):
     @override
     def begin(self, call: StepInput) -> None:
         super().begin(call)
-        for finite in self._finite:
-            finite.reset()
-        self._step = call.step
+        self._is_finite, self._step = True, call.step
 
     @override
-    def _write_signs(self, piece: int) -> None:
-        cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
+    def encode(self, piece: int) -> None:
+        cut, signs = self._pieces[piece], self._counts[piece][: self._words[piece]]
         values = self._values[cut.start : cut.stop]
-        self._finite[piece].check(self.kernels.sign.pack, values, signs, self._step % 2 == 0, *self._constants)
+        if not self.kernels.sign.pack(values, signs, self._step % 2 == 0, *self._constants):
+            self._is_finite = False  # only ever cleared: other threads do the same
 
     @override
     def report(self, row: Doubles) -> None:
-        row[0] = not all(map(bool, self._finite))
+        row[0] = not self._is_finite
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
@@ -96,7 +88,8 @@ class MajorityVotes(Votes):
         self._majority(counts, planes_of(self._ranks), words, self._ranks // 2, coins, counts)
 
     @override
-    def _write_result(self, piece: int, target: Array, out: Array) -> None:
-        cut, signs = self._pieces[piece], self._packed.pieces[piece][: self._words[piece]]
-        words = words_of(self.device, out[cut.start : cut.stop])
+    def decode(self, piece: int) -> None:
+        cut, signs = self._pieces[piece], self._counts[piece][: self._words[piece]]
+        out = self._out[cut.start : cut.stop]
+        words = out.view(UNSIGNED[out.itemsize])
         self.kernels.sign.unpack(signs, self._plus, self._minus, self._streaming, words)

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from collectives.annotations import AnyArray, Array, Doubles, Testable, override
-from collectives.arrays import Device
-from collectives.arrays.elements import aligned_empty
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.codecs.top_k import Selector, index_bits, kept
+from mpicomp.codecs.top_k import Selector, count_kept, index_bits
 from mpicomp.feedback import nonfinite
-from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, words_of
-from mpicomp.feedback.finite_flag import FiniteFlag
-from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks
 from mpicomp.feedback.rounds import Round
+from mpicomp.spaces import Space
+from mpicomp.spaces.mirror import Mirror
 
 FLAG_BYTES = 16  # of a flag: kernels have forms of their own for addresses that are no multiples of 16
 _GOOD, _OVERFLOWED, _BAD = range(3)  # a rank's report about its numbers
@@ -91,14 +89,14 @@ def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exa
         step = size * max(1, PART_ELEMENTS // size)
         cuts = [*range(start, start + length, step), start + length]
         for begin, end in pairwise(cuts):
-            last = first + kept(end - begin, size, keep)
+            last = first + count_kept(end - begin, size, keep)
             parts.append(Part(begin, end, size, keep, first, last))
             first = last
         start += length
     return tuple(parts)
 
 
-def joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def join_runs(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Join parts of one kind that follow each other without a short chunk: a device takes each run in one launch."""
     runs: list[Part] = []
     for part in parts:
@@ -119,7 +117,7 @@ class Memory(Feedback):
 
     Parameters
     ----------
-    device : Device
+    space : Space
     n : int
     compute, stored : dtype
         float32 or float64; and the type of the result, uint16 for bfloat16.
@@ -142,7 +140,7 @@ class Memory(Feedback):
     values : ndarray[k]
         Of this rank at these places; in the host's memory, as are the means.
     means : ndarray[k]
-        Of the ranks, as unsigned words of the result's size; `stored_means` are the same in the result's type.
+        Of the ranks, in the result's type.
     indices : uint32[k]
         In the host's memory: places within their chunks, of all parts. Where a device encodes.
     finite : FiniteFlag
@@ -155,7 +153,7 @@ class Memory(Feedback):
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         n: int,
         compute: np.dtype[Any],
         stored: np.dtype[Any],
@@ -164,21 +162,21 @@ class Memory(Feedback):
         dtype: str,
         momentum: tuple[float, bool] | None = None,
     ) -> None:
-        self._residual = Residual(device, n, compute)
-        super().__init__(device, {"residual": self._residual})
+        self._residual = Residual(space, n, compute)
+        super().__init__(space, {"residual": self._residual})
         self._momentum, (fraction, self._masks) = None, momentum or (0.0, False)
         if momentum is not None:
-            self._momentum = self.residuals["momentum"] = Residual(device, n, compute, pending=False)
+            self._momentum = self.residuals["momentum"] = Residual(space, n, compute, pending=False)
         self.parts = parts
-        self.runs = parts if self.on_host else joined(parts)
-        self._n, count, kind = n, parts[-1].last if parts else 0, compute.type
-        self.dtype, self.places = compute, device.zeros(count, "int64")
+        self.runs = parts if space.is_host else join_runs(parts)
+        count, kind = parts[-1].last if parts else 0, compute.type
+        self.dtype, self.places = compute, space.zeros(count, "int64")
         self._summed = False
         whole = float(beta) == 1.0
         self._fraction = kind(fraction)
         self._past: Any = None if whole else kind(1 - beta)
         self._gain: Any = None if whole else kind(beta)
-        self._kept = None if whole else device.zeros(count, compute.name)
+        self._kept = None if whole else space.zeros(count, compute)
         self._result_type = dtype
         self.vector: Array = None
         self._given: Array = None
@@ -186,35 +184,28 @@ class Memory(Feedback):
         self._flags: Mirror | None = None
         nbytes = count * compute.itemsize
         first = -(-nbytes // FLAG_BYTES) * FLAG_BYTES
-        if self.on_host:
-            self._picked = self.values = self._crossing(count, compute)
-        else:  # values and flag cross in one copy
-            self._flags = Mirror(device, device.zeros(first + FLAG_BYTES, "uint8"))
-            self._picked = self._flags.there[:nbytes].view(device.zeros(0, compute.name).dtype)
-            self.values = self._flags.here[:nbytes].view(compute)
-        words = UNSIGNED[stored.itemsize]
-        self._arrived = Mirror(
-            device, self._crossing(count, np.dtype(words if self.on_host else f"i{stored.itemsize}"))
-        )
-        self.means: AnyArray = self._arrived.here.view(words)
-        self.stored_means = self.means.view(stored)
-        self._travelling = self.values, self.stored_means
         at = slice(first, first + 1)
-        self.finite = FiniteFlag(device, None if self._flags is None else (self._flags.there[at], self._flags.here[at]))
-        if not self.on_host:
-            self._indices = Mirror(device, device.zeros(count, "int32"))
+        flag = None
+        if space.is_host:
+            self._picked = self.values = space.empty(count, compute)
+        else:  # values and flag cross in one copy
+            self._flags = space.mirror(space.zeros(first + FLAG_BYTES, "uint8"))
+            self._picked = self._flags.there[:nbytes].view(space.zeros(0, compute).dtype)
+            self.values, flag = self._flags.here[:nbytes].view(compute), (self._flags.there[at], self._flags.here[at])
+        self._arrived = space.mirror(space.words(space.empty(count, f"i{stored.itemsize}")))
+        self.means: AnyArray = self._arrived.here.view(UNSIGNED[stored.itemsize]).view(stored)
+        self.finite = space.flag(flag)
+        if not space.is_host:
+            self._indices = space.mirror(space.zeros(count, "int32"))
             self.indices = self._indices.here.view(np.uint32)
             self._selectors = {(run.chunk, run.keep): Selector(run.chunk, run.keep, compute) for run in self.runs}
 
-    def _crossing(self, n: int, dtype: np.dtype[Any]) -> Array:
-        """Return memory for what travels: on the host it begins at a page."""
-        return aligned_empty(n, dtype) if self.on_host else self.device.zeros(n, dtype.name)
-
     @override
     def rounds(self) -> tuple[Round, ...]:
-        parts = self.regions
+        whole = Part(0, len(self._residual.current), 1, 1, 0, self.values.size)
+        parts = self.parts if self.space.is_host else (whole,)
         meanwhile = ("seconds_decoding", self.clear, parts), ("seconds_encoding", self.renew, parts)
-        return (Round(self.encode, self.decode, numbers=lambda: self._travelling, meanwhile=meanwhile),)
+        return (Round(self.encode, self.decode, numbers=lambda: (self.values, self.means), meanwhile=meanwhile),)
 
     # Before values travel --------------------------------------------------------------------------------------------
 
@@ -322,18 +313,13 @@ class Memory(Feedback):
         if reports.any():
             return Problem(bad_ranks(reports[:, 0] == _BAD))
         # the means are equal on all ranks; they are not finite if the values of several ranks are too large
-        return None if nonfinite.all_finite_result(self.stored_means, self._result_type) else Problem()
+        return None if nonfinite.all_finite_result(self.means, self._result_type) else Problem()
 
     # While they travel -----------------------------------------------------------------------------------------------
 
-    @property
-    def regions(self) -> Sequence[Part]:
-        """The whole vector, in as many parts as are cleared and renewed at a time."""
-        return self.parts if self.on_host else (Part(0, self._n, 1, 1, 0, self.values.size),)
-
     def clear(self, share: Part) -> None:
         """Fill a share of the result with zeros."""
-        if self.on_host:
+        if self.space.is_host:
             self._out[share.elements] = 0
         else:
             self.launch(self._out.zero_)
@@ -356,5 +342,5 @@ class Memory(Feedback):
     def decode(self, piece: int) -> Testable | None:
         """Write the means to their places."""
         self._arrived.deliver()
-        self.launch(self.kernels.sparse.put, self._arrived.there, self.places, words_of(self.device, self._out))
-        return self.device.done()
+        self.launch(self.kernels.sparse.put, self._arrived.there, self.places, self.space.words(self._out))
+        return self.space.done()

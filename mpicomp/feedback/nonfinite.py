@@ -31,7 +31,7 @@ def largest(dtype: str) -> float:
 
 def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGradient:
     """Return the error that every rank raises for NaN or infinity."""
-    who = _named(ranks) if ranks else "no rank (the sum overflowed)"
+    who = _name(ranks) if ranks else "no rank (the sum overflowed)"
     return NonFiniteGradient(
         f"rank {comm.rank} of {comm.size}: NaN or infinity in {where}, from {who}; lower the learning rate, "
         "clip gradients, or pass nonfinite='skip' where the method has it",
@@ -42,9 +42,9 @@ def error(comm: Communicator, ranks: tuple[int, ...], where: str) -> NonFiniteGr
 def out_of_range(comm: Communicator, ranks: tuple[int, ...], where: str, what: str) -> NonFiniteGradient:
     """Return the error that every rank raises for finite numbers without a code; its attribute `ranks` is empty."""
     return NonFiniteGradient(
-        f"rank {comm.rank} of {comm.size}: numbers in {where}, from {_named(ranks)}, are {what}", ()
+        f"rank {comm.rank} of {comm.size}: numbers in {where}, from {_name(ranks)}, are {what}", ()
     )
 
 
-def _named(ranks: tuple[int, ...]) -> str:
+def _name(ranks: tuple[int, ...]) -> str:
     return f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}"

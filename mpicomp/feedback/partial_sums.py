@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Testable, override
-from collectives.arrays import Device
+from collectives.annotations import Array, Doubles, override
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.execution.program import Message, Program
-from mpicomp import kernels
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.stochastic_sign import StochasticSign, measure
-from mpicomp.feedback.base import Feedback, Problem, StepInput, bad_ranks
-from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.base import Feedback, Problem, StepInput, bad_ranks, narrow_into
 from mpicomp.feedback.nonfinite import largest
 from mpicomp.feedback.payloads import Payloads
 from mpicomp.feedback.rounds import Round
 from mpicomp.kernels.streams import Stream
+from mpicomp.spaces import HOST
 
 
 class PartialSums(Feedback):
@@ -28,8 +26,6 @@ class PartialSums(Feedback):
 
     Parameters
     ----------
-    device : Device
-        Device that holds the sums; only payloads cross to the host.
     codec : StochasticSign
     stream : Stream
     rank : int
@@ -49,7 +45,6 @@ class PartialSums(Feedback):
 
     def __init__(
         self,
-        device: Device,
         codec: StochasticSign,
         stream: Stream,
         rank: int,
@@ -57,7 +52,7 @@ class PartialSums(Feedback):
         dtype: str,
         normalise: bool,
     ) -> None:
-        super().__init__(device, {})
+        super().__init__(HOST, {})
         self._codec, self._stream, self._rank, self._size = codec, stream, rank, program.plan.size
         self._pieces, chains, self._dtype, self._normalises = program.pieces, program.chains, dtype, normalise
         # number of the receive after which a piece is compressed; -1: it is compressed when it is encoded
@@ -65,17 +60,11 @@ class PartialSums(Feedback):
             max((message.index for message in chain if not message.is_send and message.held_weight), default=-1)
             for chain in chains
         ]
-        # flags: the complete sum comes from another rank
-        self._replaced = [
-            last >= 0 and not chain[last].held_weight for chain, last in zip(chains, program.last_recv, strict=True)
-        ]
-        self._sums = device.zeros(self._pieces[-1].stop if self._pieces else 0, "float32")
-        self._length, self._mean_length = Mirror(device, device.zeros(1, "float32")), 0.0
-        self.held = Payloads(device, codec, [len(cut) for cut in self._pieces], flags=False)
-        # on a device one message travels while another is added and compressed
-        buffers = [program.longest_piece] * (1 if self.on_host else 2)
-        self.landing = Payloads(device, codec, buffers, flags=False)
-        self._nothing = self._values = self._out = device.zeros(0, "float32")
+        self._sums = np.zeros(self._pieces[-1].stop if self._pieces else 0, np.float32)
+        self._length, self._mean_length = np.zeros(1, np.float32), 0.0
+        self.held = Payloads(HOST, codec, [len(cut) for cut in self._pieces], flags=False)
+        self.landing = Payloads(HOST, codec, [program.longest_piece], flags=False)
+        self._nothing = self._values = self._out = np.zeros(0, np.float32)
         self._step = 0
 
     @override
@@ -87,7 +76,9 @@ class PartialSums(Feedback):
         super().begin(call)
         self._values, self._out, self._step = call.values, call.out, call.step
         if self._values.itemsize == 8:
-            self.launch(_hold, self._values, self._sums)
+            # finite numbers are clipped to float32; infinity remains, so that the norm shows it
+            clipped = np.clip(self._values, -FLOAT32_MAX, FLOAT32_MAX)
+            self._sums[:] = np.where(np.isinf(self._values), self._values, clipped)
             self._values = self._sums
 
     @override
@@ -102,13 +93,12 @@ class PartialSums(Feedback):
         return True
 
     @override
-    def measure(self) -> Testable | None:
-        self.launch(measure, self._values, self._length.there)
-        return self._length.fetch()
+    def measure(self) -> None:
+        measure(self._values, self._length)
 
     @override
     def report(self, row: Doubles) -> None:
-        row[0] = self._length.here[0]
+        row[0] = self._length[0]
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
@@ -119,81 +109,48 @@ class PartialSums(Feedback):
     # Pieces ----------------------------------------------------------------------------------------------------------
 
     @override
-    def encode(self, piece: int) -> Testable | None:
+    def encode(self, piece: int) -> None:
         if self._values is not self._sums:
             cut = self._pieces[piece]
-            self.launch(_copy, self._values[cut.start : cut.stop], self._part(piece))
-        return self._compress(piece) if self._last_merge[piece] < 0 else None
+            self._part(piece)[:] = self._values[cut.start : cut.stop]
+        if self._last_merge[piece] < 0:
+            self._compress(piece)
 
-    def merge(self, message: Message, buffer: int) -> Testable | None:
+    def merge(self, message: Message, buffer: int) -> None:
         """Add a code that has landed to the sum of its piece, and compress the sum if nothing more is added to it."""
         piece = message.piece
-        self.landing.deliver(buffer)
-        payload = self.landing.there[buffer][: self.held.host[piece].nbytes]
-        self.launch(self._codec.add, payload, self._part(piece))
-        return self._compress(piece) if message.index == self._last_merge[piece] else self.device.done()
+        payload = self.landing.host[buffer][: self.held.host[piece].nbytes]
+        self._codec.add(payload, self._part(piece))
+        if message.index == self._last_merge[piece]:
+            self._compress(piece)
 
     @override
-    def decode(self, piece: int) -> Testable | None:
-        if self._replaced[piece]:
-            self.held.deliver(piece)
-        self.launch(self._decode, piece)
-        return self.device.done()
+    def decode(self, piece: int) -> None:
+        self._codec.decode(self.held.host[piece], self._part(piece), weight=1)
 
     def _part(self, piece: int) -> Array:
         cut = self._pieces[piece]
         return self._sums[cut.start : cut.stop]
 
-    def _decode(self, piece: int) -> None:
-        self._codec.decode(self.held.there[piece], self._part(piece), weight=1)
-
-    def _compress(self, piece: int) -> Testable | None:
-        """Compress the sum of a piece. Returns a handle that completes once the payload can be sent."""
-        draw = Draw(self._stream, self._step, self._rank, offset=self._pieces[piece].start)
-        self.launch(self._encode, piece, draw)
-        return self.held.fetch(piece)
-
-    def _encode(self, piece: int, draw: Draw) -> None:
-        part = self._part(piece)
-        kernels.beside(part).arrays.xp.clip(part, -FLOAT32_MAX, FLOAT32_MAX, out=part)
-        self._codec.encode(part, self.held.there[piece], draw=draw)
+    def _compress(self, piece: int) -> None:
+        draw, part = Draw(self._stream, self._step, self._rank, offset=self._pieces[piece].start), self._part(piece)
+        np.clip(part, -FLOAT32_MAX, FLOAT32_MAX, out=part)
+        self._codec.encode(part, self.held.host[piece], draw=draw)
 
     # The result ------------------------------------------------------------------------------------------------------
 
     @override
-    def settle(self, call: StepInput) -> Testable | None:
+    def settle(self, call: StepInput) -> None:
         """Divide the sums, give them the mean of the ranks' norms if that is wanted, and write the result."""
-        self.launch(kernels.beside(self._sums).arrays.divide, self._sums, self._size)
+        sums, out, dtype = self._sums, self._out, self._dtype
+        self.kernels.arrays.divide(sums, self._size)
         if self._normalises:
-            self.launch(measure, self._sums, self._length.there)
-            self.launch(_rescale, self._sums, self._length.there, self._mean_length)
-        self.launch(_write, self._sums, self._out, self._dtype)
-        return self.device.done()
-
-
-def _copy(source: Array, target: Array) -> None:
-    target[:] = source
-
-
-def _hold(values: Array, out: Array) -> None:
-    """Round float64 to float32, clipping finite numbers to its range. Infinity remains, so that the norm shows it."""
-    xp = kernels.beside(values).arrays.xp
-    out[:] = xp.where(xp.isinf(values), values, xp.clip(values, -FLOAT32_MAX, FLOAT32_MAX))
-
-
-def _rescale(sums: Array, length: Array, wanted: float) -> None:
-    """Multiply sums whose norm is `length`, [1], by the factor that gives them the wanted norm; by 0 for norm 0."""
-    on = kernels.beside(sums).arrays
-    wide = on.convert(length, "float64")
-    divisor = on.xp.where(wide > 0, wide, on.xp.ones_like(wide))
-    sums *= on.convert(on.xp.where(wide > 0, wanted / divisor, on.xp.zeros_like(wide)), "float32")
-
-
-def _write(sums: Array, out: Array, dtype: str) -> None:
-    """Round to the type of results. Growing amplitudes soon exceed float16, so 16-bit results are clipped."""
-    if dtype not in SIXTEEN_BIT:
-        out[:] = sums
-        return
-    on, most = kernels.beside(sums), largest(dtype)
-    on.arrays.xp.clip(sums, -most, most, out=sums)
-    on.sixteen_bits.narrow(sums, dtype == "bfloat16", on.arrays.view(out, "uint16"))
+            measure(sums, self._length)
+            length = np.float64(self._length[0])
+            sums *= np.float32(self._mean_length / length if length > 0 else 0)
+        if dtype in SIXTEEN_BIT:  # clipped, as growing amplitudes soon exceed float16
+            most = largest(dtype)
+            np.clip(sums, -most, most, out=sums)
+            narrow_into(sums, dtype, out)
+        else:
+            out[:] = sums

@@ -10,14 +10,14 @@ from itertools import accumulate
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Testable
-from collectives.arrays import Device, after_copy
+from collectives.arrays import after_copy
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Finite, is_variable, varies
 from mpicomp.codecs.quantizer import Quantizer
-from mpicomp.feedback.base import compute_type, narrow_into, words_of
-from mpicomp.feedback.finite_flag import FiniteFlag
-from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.base import compute_type, narrow_into
+from mpicomp.spaces import Space
+from mpicomp.spaces.finite_flag import FiniteFlag
 
 QUIET = np.errstate(over="ignore", invalid="ignore")
 """NumPy does not warn of values that are not finite: the ranks look for them and report them."""
@@ -36,9 +36,9 @@ def buffers(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[Bytes]:
     return [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
-def codec_on(device: Device, codec: Codec) -> Codec:
-    """Return the form of a codec that a device encodes: without entropy coding, which the host adds and removes."""
-    if device.name != "cpu" and isinstance(codec, Quantizer) and codec.coding != "fixed":
+def codec_in(space: Space, codec: Codec) -> Codec:
+    """Return the form of a codec that a space encodes: a device without entropy coding, which the host adds."""
+    if not space.is_host and isinstance(codec, Quantizer) and codec.coding != "fixed":
         return codec.fixed
     return codec
 
@@ -48,7 +48,7 @@ class Payloads:
 
     Parameters
     ----------
-    device : Device
+    space : Space
         Where vectors are encoded.
     codec : Codec
     lengths : sequence of int
@@ -76,36 +76,36 @@ class Payloads:
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         codec: Codec,
         lengths: Sequence[int],
         flags: bool = True,
         sizes: Sequence[int] | None = None,
         used: Callable[[Bytes, int], int] | None = None,
     ) -> None:
-        self.codec, self._lengths, self._on_host = codec_on(device, codec), lengths, device.name == "cpu"
-        self._used = codec.used if used is None and is_variable(codec) else used
+        self.codec, self._lengths, self._is_host = codec_in(space, codec), lengths, space.is_host
+        self._used = codec.count_used if used is None and is_variable(codec) else used
         self.varies = varies(codec) if used is None else True
         sizes = list(map(self.codec.nbytes, lengths)) if sizes is None else sizes
         self.there: list[Array]
         self.finite: list[FiniteFlag] = []
-        if self._on_host:
+        if self._is_host:
             self.host = self.there = buffers(sizes)
             return
         room = (ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
         starts = accumulate(room, initial=ALIGNMENT)
         self._spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
-        self._mirror = Mirror(device, device.zeros(self._spans[-1].stop if sizes else 0, "uint8"))
+        self._mirror = space.mirror(space.zeros(self._spans[-1].stop if sizes else 0, "uint8"))
         self.there = [self._mirror.there[span] for span in self._spans]
         if flags:
             places = [slice(span.start - FLAG_BYTES, span.start - FLAG_BYTES + 1) for span in self._spans]
-            self.finite = [FiniteFlag(device, (self._mirror.there[at], self._mirror.here[at])) for at in places]
+            self.finite = [space.flag((self._mirror.there[at], self._mirror.here[at])) for at in places]
         self._crossing = self.host = [self._mirror.here[span] for span in self._spans]
         self._recoder: Array = None if self.codec is codec else codec
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
 
-    def sent(self, piece: int) -> int:
+    def count_sent(self, piece: int) -> int:
         """Return the bytes of a payload that are sent, from `host`."""
         payload = self.host[piece]
         return payload.size if self._used is None else self._used(payload, self._lengths[piece])
@@ -122,7 +122,7 @@ class Payloads:
 
     def fetch(self, piece: int) -> Testable | None:
         """Copy a payload and its flag to `host`; returns a handle, or None where they are there."""
-        if self._on_host:
+        if self._is_host:
             return None
         span = self._spans[piece]
         if not self.finite:
@@ -138,7 +138,7 @@ class Payloads:
 
     def deliver(self, piece: int) -> None:
         """Copy a payload from `host`, for kernels that are launched from now on."""
-        if self._on_host:
+        if self._is_host:
             return
         if self._recoder is not None:
             self._recoder.to_fixed(self.host[piece], self._lengths[piece], self._crossing[piece])
@@ -157,7 +157,7 @@ class Results:
 
     Parameters
     ----------
-    device : Device
+    space : Space
     dtype : str
         Of the result.
     longest : int
@@ -170,11 +170,11 @@ class Results:
         Whether the step's result is finite: the same on all ranks. On a device it is known once all pieces are there.
     """
 
-    def __init__(self, device: Device, dtype: str, longest: int) -> None:
-        self._device, self._dtype, self._on_host = device, dtype, device.name == "cpu"
+    def __init__(self, space: Space, dtype: str, longest: int) -> None:
+        self._space, self._dtype = space, dtype
         self._narrow, self.scratch = dtype in SIXTEEN_BIT, Scratch(longest, compute_type(dtype))
-        self.finite, self._out = FiniteFlag(device), None
-        self._wide = None if self._on_host else device.zeros(0, "float32").dtype
+        self.finite, self._out = space.flag(), None
+        self._wide = space.zeros(0, "float32").dtype
 
     def begin(self, out: Array) -> None:
         """Write to another result; None: drop the reference to it."""
@@ -185,21 +185,18 @@ class Results:
     def write(self, cut: range, decode: Decode) -> Testable | None:
         """Let `decode` write the elements `cut`, which are rounded where the result has 16 bits."""
         out = self._out[cut.start : cut.stop]  # type: ignore[index]
-        if self._on_host:
-            self._write(out, decode)
-            return None
-        self._device.run(partial(self._write, out, decode))
+        self._space.launch(self._write, out, decode)
         return self.finite.fetch()
 
     @QUIET
     def _write(self, out: Array, decode: Decode) -> None:
         n = len(out)
-        if self._on_host:
+        if self._space.is_host:
             part, decoded = self.scratch.mean[:n] if self._narrow else out, self.scratch.decoded[:n]
         else:
             part, decoded = out.new_empty(n, dtype=self._wide) if self._narrow else out, None
         finite = self.finite.check(decode, part, decoded)
         if self._narrow:
-            self.finite.check(narrow_into, part, self._dtype, words_of(self._device, out))
+            self.finite.check(narrow_into, part, self._dtype, self._space.words(out))
         elif finite is None:
             self.finite.check(kernels.beside(out).sign.all_finite, out)

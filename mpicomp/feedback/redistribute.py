@@ -73,7 +73,7 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
         raise ValueError(f"the kinds lack {listed(unknown)}: pass the state_kinds of the states' aggregator")
     shard = next((key for key, kind in kinds.items() if kind == "shard"), None)
     if shard is None:
-        merged = _merge_dicts("their states", states, kinds, _owned(states, kinds))
+        merged = _merge_dicts("their states", states, kinds, _find_owned(states, kinds))
     else:
         merged = _merge_shards(states, kinds, shard)
     # an empty range: the state holds the elements of all owners; states of earlier versions do not have the key
@@ -172,7 +172,9 @@ def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: 
     for bounds in full:
         group = [{name: one for name, one in state.items() if name != key} for state in groups[bounds]]
         by_shard.append(
-            _merge_dicts(f"the states of elements {bounds[0]} to {bounds[-1] - 1}", group, inner, _owned(group, inner))
+            _merge_dicts(
+                f"the states of elements {bounds[0]} to {bounds[-1] - 1}", group, inner, _find_owned(group, inner)
+            )
         )
     require_same_keys("their shards", by_shard)
     whole: State = {key: np.array([full[0][0], *(bound for bounds in full for bound in bounds[1:])], np.int64)}
@@ -190,7 +192,7 @@ def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: 
     return whole
 
 
-def _owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Range] | None:
+def _find_owned(states: Sequence[State], kinds: Mapping[str, StateKind]) -> list[Range] | None:
     """Return the range of elements that each rank owned, () if they were merged before; None: the states lack it."""
     key = next((key for key, kind in kinds.items() if kind == "owned" and key in states[0]), None)
     if key is None:

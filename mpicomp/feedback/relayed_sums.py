@@ -9,16 +9,15 @@ from typing import Literal
 import numpy as np
 
 from collectives.annotations import Array, Doubles, Testable, override
-from collectives.arrays import Device
 from collectives.execution.program import Message, Program
 from mpicomp.codecs import entropy_levels
 from mpicomp.codecs.base import Finite
 from mpicomp.codecs.levels import STREAMING_ELEMENTS, Buckets, Levels
-from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, compute_type, zeros
-from mpicomp.feedback.mirror import Mirror
+from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.payloads import Payloads, Results
 from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.scale_groups import ScaleGroups
+from mpicomp.spaces import Space
 
 MOST_LANDING = 4  # messages that may land at once
 FINE, OWN, SUM = 0.0, 1.0, 2.0  # reports: this rank's numbers are finite, its own are not, or a sum is not
@@ -59,7 +58,7 @@ class RelayedSums(Feedback):
 
     Parameters
     ----------
-    device : Device
+    space : Space
         Where the vector is encoded; only codes cross to the host.
     codec : Levels
     buckets : Buckets
@@ -83,7 +82,7 @@ class RelayedSums(Feedback):
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         codec: Levels,
         buckets: Buckets,
         program: Program,
@@ -92,15 +91,15 @@ class RelayedSums(Feedback):
         keeps: bool,
     ) -> None:
         kind = compute_type(dtype)
-        super().__init__(device, {"residual": Residual(device, n, kind)} if keeps else {})
-        self._left_out = None if keeps else zeros(device, n, kind)
+        super().__init__(space, {"residual": Residual(space, n, kind)} if keeps else {})
+        self._left_out = None if keeps else space.zeros(n, kind)
         self._codec, self._size, chains = codec, program.plan.size, program.chains
         self._merges = [sum(one.held_weight > 0 and not one.is_send for one in chain) for chain in chains]
         # flags: the complete sum comes from another rank
         lasts = zip(chains, program.last_recv, strict=True)
         self._replaced = [last >= 0 and not chain[last].held_weight for chain, last in lasts]
-        if not self.on_host:
-            buckets = buckets.on(lambda table: Mirror.of(device, table).there)
+        if not space.is_host:
+            buckets = buckets.on(lambda table: space.sent(table).there)
         self._buckets = [buckets.part(cut) for cut in program.pieces]
         starts = [int(part.starts[0]) for part in self._buckets]
         self.pieces = [range(start, stop) for start, stop in zip(starts, [*starts[1:], n], strict=False)]
@@ -108,12 +107,12 @@ class RelayedSums(Feedback):
         landing = min(MOST_LANDING, len(program.recvs)) if any(self._merges) else 0
         lengths, used = [len(part.starts) for part in self._buckets], None
         if codec.coding == "entropy":
-            used = entropy_levels.used
-        self.held = Payloads(device, codec, lengths, flags=False, sizes=sizes, used=used)
+            used = entropy_levels.count_used
+        self.held = Payloads(space, codec, lengths, flags=False, sizes=sizes, used=used)
         longest = [max(sizes, default=0)] * landing
-        self.landing = Payloads(device, codec, longest, flags=False, sizes=longest)
-        self._results = Results(device, dtype, max(map(len, self.pieces), default=0))
-        self._streaming = self.on_host and n >= STREAMING_ELEMENTS
+        self.landing = Payloads(space, codec, longest, flags=False, sizes=longest)
+        self._results = Results(space, dtype, max(map(len, self.pieces), default=0))
+        self._streaming = space.is_host and n >= STREAMING_ELEMENTS
         self._values: Array = np.empty(0, np.float32)
 
     @override
@@ -146,7 +145,7 @@ class RelayedSums(Feedback):
         last = message.ordinal == self._merges[piece] - 1
         self.landing.deliver(buffer)
         self._relay(piece, held if last else None, message.ordinal == 0, self.landing.there[buffer][: len(held)])
-        return self.held.fetch(piece) if last else self.device.done()
+        return self.held.fetch(piece) if last else self.space.done()
 
     def _relay(self, piece: int, payload: Array | None, is_first: bool, incoming: Array | None = None) -> None:
         cut = self.pieces[piece]

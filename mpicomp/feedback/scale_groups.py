@@ -103,14 +103,6 @@ class ScaleGroups:
         """Return the first stretch with elements in `cut`, and the one behind the last."""
         return int(self.stops.searchsorted(cut.start, "right")), int(self.starts.searchsorted(cut.stop))
 
-    def blocks_in(self, cut: range) -> slice:
-        """Return the places among the sums of the blocks in a piece, which is made of whole blocks."""
-        low, high = self.span(cut)
-        if low >= high:
-            return slice(0)
-        first, last = max(int(self.starts[low]), cut.start), min(int(self.stops[high - 1]), cut.stop) - 1
-        return slice(self._block(low, first), self._block(high - 1, last) + 1)
-
     def _block(self, group: int, element: int) -> int:
         """Return the place among the sums of an element's block."""
         return int(self.firsts[group]) + element // BLOCK - int(self.starts[group]) // BLOCK

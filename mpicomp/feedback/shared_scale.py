@@ -5,16 +5,13 @@ The compensated vector p is kept; s sgn(p) is subtracted while the next step is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from collectives.annotations import Doubles, FloatArray, override
-from mpicomp import kernels
 from mpicomp.feedback.base import Problem, Residual, State, bad_ranks, compute_type
-from mpicomp.feedback.mirror import Mirror
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.votes import STREAMING_ELEMENTS, VoteLayout, VoteValues
+from mpicomp.spaces import HOST
 
 
 class SharedScale(VoteValues):
@@ -24,49 +21,35 @@ class SharedScale(VoteValues):
 
     def __init__(self, layout: VoteLayout, groups: ScaleGroups) -> None:
         # p of the last step: its s sgn(p) is not yet subtracted
-        self._compensated = Residual(layout.device, layout.n, compute_type(layout.dtype))
-        self._blocks, self._share = [groups.blocks_in(cut) for cut in layout.pieces], kernels.of("cpu").ef_sign.share
-        heads = [blocks.stop - (blocks.start or 0) for blocks in self._blocks]  # sums cross in front of signs
-        super().__init__(layout, groups, {"residual": self._compensated}, heads)
-        if not self.on_host:
-            self._heads = [head.view(self._sums.there.dtype) for head in self._packed.heads]
+        self._compensated = Residual(HOST, layout.n, compute_type(layout.dtype))
+        super().__init__(layout, groups, {"residual": self._compensated})
         # s of the last step, and of this one
-        self._scales, self._next_scales = (
-            Mirror.of(layout.device, np.zeros(groups.starts.size, self._kind)) for _ in range(2)
-        )
+        self._scales, self._next_scales = (np.zeros(groups.starts.size, self._kind) for _ in range(2))
         self._elements = np.maximum(1.0, groups.lengths * layout.ranks)
 
     @property
     def scales(self) -> FloatArray:
         """s of the last step, of each group: s sgn(residual) is still to be subtracted from the residual."""
-        return self._scales.here.copy()
+        return self._scales.copy()
 
     @override
-    def _write_signs(self, piece: int) -> None:
-        cut = self._pieces[piece]
-        sums: tuple[Any, ...] = (self._sums.there,)
-        if not self.on_host:
-            sums = self._heads[piece], self._blocks[piece].start or 0
+    def encode(self, piece: int) -> None:
+        cut, groups = self._pieces[piece], self.groups
         self.kernels.ef_sign.compensate_and_pack(
-            self._values, self._compensated.current, self._scales.there, self._starts, self._stops, self._firsts,
+            self._values, self._compensated.current, self._scales, groups.starts, groups.stops, groups.firsts,
             (cut.start, cut.stop), *self._spans[piece], self._n >= STREAMING_ELEMENTS, self._compensated.following,
-            self._packed.pieces[piece], *sums,
+            self._counts[piece], self._sums,
         )  # fmt: skip
 
     @override
     def report(self, row: Doubles) -> None:
-        if not self.on_host:
-            for blocks, head in zip(self._blocks, self._packed.heads_here, strict=True):
-                self._sums.here[blocks] = head.view(np.float64)
-        if not self._totals(self._sums.here, self.groups.firsts, row):
+        if not self._totals(self._sums, self.groups.firsts, row):
             row[:] = self._reason()
 
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
-        scales, ranks = self._next_scales, self._kind(self._ranks)
-        finite = self._share(reports, self._elements, ranks, scales.here, self._factors.here)
-        scales.deliver()
-        if self._send_factors(finite):
+        share, ranks = self.kernels.ef_sign.share, self._kind(self._ranks)
+        if share(reports, self._elements, ranks, self._next_scales, self._factors) and self._fits():
             return None
         if bad := bad_ranks(np.isnan(reports).any(axis=1)):
             return Problem(bad)
@@ -87,11 +70,10 @@ class SharedScale(VoteValues):
     @override
     def state(self) -> State:
         state = super().state()
-        scales = self._scales.here
-        kernels.of("cpu").ef_sign.settle(state["residual"], scales, self.groups.starts, self.groups.stops)
+        self.kernels.ef_sign.settle(state["residual"], self._scales, self.groups.starts, self.groups.stops)
         return state
 
     @override
     def load(self, state: State) -> str:
-        self._scales.send(np.zeros_like(self._scales.here))
+        self._scales[:] = 0
         return super().load(state)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from collectives.annotations import AnyArray, Array, Doubles, Testable
-from collectives.arrays import Device
 from mpicomp.feedback.in_place_residual import InPlaceResidual
-from mpicomp.feedback.mirror import Mirror, Packed
 from mpicomp.feedback.scale_groups import ScaleGroups
 from mpicomp.feedback.step_size import StepSize
 from mpicomp.kernels import of
 from mpicomp.kernels.streams import BLOCK
+from mpicomp.spaces import DeviceSpace, Space
+from mpicomp.spaces.mirror import DevicePacked
 
 Buffers = tuple[Array | None, Array | None]
 N_SCALES, N_OF_ENCODING = 6, 4  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`; decoding has the rest
@@ -52,7 +52,7 @@ class BlockTable:
         stops = np.cumsum([0, *map(len, self._rows)]).tolist()
         self.spans, self.n_blocks = [slice(start, stop) for start, stop in pairwise(stops)], stops[-1]
 
-    def send(self, device: Device, starts: Sequence[int] | None) -> None:
+    def send(self, space: Space, starts: Sequence[int] | None) -> None:
         """Copy the table to a device.
 
         starts : place of each piece's first word among all packed words; None: words follow each other.
@@ -62,7 +62,7 @@ class BlockTable:
                 rows[:, 3] += start - cut.start // 64
         table = np.concatenate([np.zeros((0, 4), np.int64), *self._rows])
         # kept as a mirror: its memory of the host must live until it is copied
-        self._mirror = Mirror.of(device, table.reshape(-1))
+        self._mirror = space.sent(table.reshape(-1))
         rows_of = of("cuda").sign.BlockRows
         self.all = rows_of(self._mirror.there, 0, len(table), not (table[:, 1] % 64).any())
         sizes = [(span.start, span.stop - span.start) for span in self.spans]
@@ -107,7 +107,7 @@ class SignBlocks:
 
     def __init__(
         self,
-        device: Device,
+        space: DeviceSpace,
         groups: ScaleGroups,
         pieces: Sequence[range],
         bits: Array,
@@ -116,26 +116,26 @@ class SignBlocks:
         residual: InPlaceResidual | None,
         sums: bool,
     ) -> None:
-        self._device, self._sign, self._second = device, of("cuda").sign, second
+        self._device, self._sign, self._second = space.device, of("cuda").sign, second
         self._size, self._residual = size, residual
         self._is_lazy = residual is not None and residual.lazy
         self._pending = np.zeros_like(size.steps) if residual is None else residual.pending
         self._blocks = blocks = BlockTable(groups, pieces)
-        self._reports = Mirror(device, device.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
+        self._reports = space.mirror(space.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
         self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
-        self._packed: Packed | None = None  # None: signs need not cross
+        self._packed: DevicePacked | None = None  # None: signs need not cross
         self.looks_ahead = False
         self._bits = bits
         if isinstance(bits, np.ndarray):
             words = [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces]
             self.looks_ahead = len(pieces) == 1 and second is None
             tail = N_SCALES * groups.starts.size if self.looks_ahead else 0
-            self._packed = Packed(device, words, [span.stop - span.start for span in self._spans], tail)
+            self._packed = DevicePacked(space.device, words, [span.stop - span.start for span in self._spans], tail)
             self._bits = self._packed.whole
-        blocks.send(device, None if self._packed is None else self._packed.starts)
+        blocks.send(space, None if self._packed is None else self._packed.starts)
         # a step sends its own scales while the ones for pending results may still be on their way
         own, self._scales_of_pending = (
-            Mirror(device, device.zeros(N_SCALES * groups.starts.size, "int64")) for _ in range(2)
+            space.mirror(space.zeros(N_SCALES * groups.starts.size, "int64")) for _ in range(2)
         )
         self._scales, here = own.there, own.here
         self._deliver_scales: Callable[[], object] = own.deliver

@@ -7,41 +7,23 @@ unpacks merged signs into the result. With rule "paper" the subtraction of a res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from collectives.annotations import AnyArray, Array, Doubles, FloatArray, Indices, Testable, override
-from collectives.arrays import Device, after_copy
+from collectives.annotations import AnyArray, Array, Doubles, Indices, Testable, override
+from collectives.arrays import after_copy
 from mpicomp import kernels
-from mpicomp.feedback.base import (
-    Feedback,
-    Problem,
-    State,
-    StateKind,
-    StepInput,
-    bad_ranks,
-    compute_type,
-    copy_to_host,
-    words_of,
-)
-from mpicomp.feedback.finite_flag import FiniteFlag
+from mpicomp.feedback.base import Feedback, Problem, State, StateKind, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.host_signs import HostSigns, Tensors
 from mpicomp.feedback.in_place_residual import InPlaceResidual
 from mpicomp.feedback.packed_signs import PackedSigns
 from mpicomp.feedback.scale_groups import ScaleGroups, why
 from mpicomp.feedback.sign_blocks import SignBlocks
-from mpicomp.feedback.step_size import SignRule, StepSize
+from mpicomp.feedback.step_size import SignRule, Snapshot, StepSize
+from mpicomp.spaces import DeviceSpace, Space
 
 SAMPLE = 1 << 16
-
-
-class Snapshot(NamedTuple):
-    """State of before a step, but for the residual, which `InPlaceResidual` keeps."""
-
-    magnitudes: Doubles
-    gamma: float
 
 
 class SignResidual(Feedback):
@@ -49,7 +31,7 @@ class SignResidual(Feedback):
 
     Parameters
     ----------
-    device : Device
+    space : Space
     rule : SignRule
     n, dtype, ranks : int, str, int
         Elements, their type, and the number of ranks.
@@ -77,7 +59,7 @@ class SignResidual(Feedback):
 
     def __init__(
         self,
-        device: Device,
+        space: Space,
         rule: SignRule,
         n: int,
         dtype: str,
@@ -88,33 +70,31 @@ class SignResidual(Feedback):
         bits: Array,
         second: Array | None = None,
     ) -> None:
-        super().__init__(device, {})
-        self.rule, self.size, self.n_reports = rule, StepSize(rule, dtype, ranks, lengths), 1 + lengths.size
-        self._kind, self._lengths, self._bits, self._pieces = compute_type(dtype), lengths, bits, pieces
+        super().__init__(space, {})
+        self.size, self.n_reports, self._bits = StepSize(rule, dtype, ranks, lengths), 1 + lengths.size, bits
         residual: InPlaceResidual | None = None
         if rule.residual is not None:
             lazy, keeps = rule.residual == "paper", rule.transactional
-            residual = InPlaceResidual(device, n, self._kind, lengths.size, lazy=lazy, keeps=keeps)
+            residual = InPlaceResidual(space, n, compute_type(dtype), lengths.size, lazy=lazy, keeps=keeps)
         self.in_place = residual
         self._before: Snapshot | None = None  # of a step under way
         self._kept: Snapshot | None = None  # of the last step, if it was transactional
-        self._automatic, self.skipped, self._has_pairs = rule.global_step == "auto", 0, second is not None
-        self.packed = self._odd_positive = self._encoding = False
+        self.skipped, self._has_pairs = 0, second is not None
+        self.packed = self._encoding = False
         self._has_scales = False  # of the step under way; False once those of the next step take their place
-        self._nothing: Array = np.empty(0, self._kind)
-        self._out: Array = self._nothing
+        self._out: Array = self.size.steps[:0]
         self._source: StepInput | None = None
         self._tensors: Tensors | None = None
         self._difference: Any = None
-        self._finite = FiniteFlag(device)
+        self._finite = space.flag()
         groups = ScaleGroups.of(padded.tolist(), n)
         self._firsts = groups.firsts
-        scales = self.size, residual, residual is not None or self._automatic
+        scales = self.size, residual, residual is not None or rule.global_step == "auto"
         self._signs: HostSigns | SignBlocks
-        if self.on_host:
+        if not isinstance(space, DeviceSpace):
             self._signs = HostSigns(groups, pieces, lengths, bits, second, *scales)
         else:
-            self._signs = SignBlocks(device, groups, pieces, bits, second, *scales)
+            self._signs = SignBlocks(space, groups, pieces, bits, second, *scales)
             self.decodes_with_reports = self._signs.looks_ahead
         self.end()
 
@@ -130,31 +110,31 @@ class SignResidual(Feedback):
 
     @override
     def reads_pieces(self, step: int) -> bool:
-        return self.on_host and not self.reports_first(step)
+        return self.space.is_host and not self.reports_first(step)
 
     @override
     def begin(self, call: StepInput) -> None:
-        self._source, self._odd_positive = call, call.step % 2 == 0
+        self._source = call
         difference = self._difference = None if call.is_taken else call.difference
         # as long as the vector is two sets of tensors nobody computes it, and the result is left packed if possible
         self._tensors, self.packed = None, False
         if difference is not None and self.in_place is not None:
             self._tensors = difference.flat_tensors()
             self.packed = self._tensors is not None and difference.may_stay_packed and not self._has_pairs
-        self._out = call.out.view(self.size.positive.dtype) if self.on_host else words_of(self.device, call.out)
+        self._out = self.space.words(call.out)
         if self._tensors is None and call.read is None:
             self._vector()  # before several threads need it
         self._kept = None  # the second buffer is overwritten
-        keeps = self.rule.transactional or call.compare is not None
+        keeps = self.size.rule.transactional or call.compare is not None
         if self.in_place is not None:
             self.in_place.begin(keeps, self._signs.subtract_pending)
         self._signs.begin(self._out)
         if keeps or call.read is not None:
-            self._before = Snapshot(self.size.magnitudes.copy(), self.size.gamma)
+            self._before = self.size.snapshot()
 
     @override
     def end(self) -> None:
-        self._out = self._nothing
+        self._out = self.size.steps[:0]
         self._source = self._tensors = self._before = self._difference = None
         self._encoding = False
 
@@ -166,7 +146,7 @@ class SignResidual(Feedback):
 
     @override
     def commit(self) -> None:
-        self._kept = self._before if self.rule.transactional else None
+        self._kept = self._before if self.size.rule.transactional else None
         if self.in_place is not None and self._encoding:
             self.in_place.commit()
         self.end()
@@ -176,18 +156,15 @@ class SignResidual(Feedback):
         """Go back to the state before the step if it was kept; else the residual is spoiled."""
         before, call = self._before, self._source
         compares = call is not None and call.compare is not None
-        keeps = self.rule.transactional or compares
+        keeps = self.size.rule.transactional or compares
         # the scales also where another shard of the vector has failed after this one had adopted its reports
         if before is not None and (keeps or (call is not None and call.read is not None)):
-            self._restore_scales(before)
+            self.size.restore(before)
         if self.in_place is not None and before is not None and keeps:
             self.in_place.roll_back()
         elif self.in_place is not None and self._encoding:
             self.in_place.spoiled = True
         self.end()
-
-    def _restore_scales(self, before: Snapshot) -> None:
-        self.size.magnitudes, self.size.gamma = before.magnitudes, before.gamma
 
     @property
     @override
@@ -197,21 +174,22 @@ class SignResidual(Feedback):
     @override
     def undo(self) -> None:
         assert self._kept is not None
-        self._restore_scales(self._kept)
+        self.size.restore(self._kept)
         if self.in_place is not None:
             self.in_place.undo()
         self._kept = None
 
     @override
     def encode(self, piece: int) -> Testable | None:
-        self._encoding, tensors = True, self._tensors
-        if self._source is not None and self._source.read is not None:
+        assert self._source is not None
+        self._encoding, tensors, odd_positive = True, self._tensors, self._source.step % 2 == 0
+        if self._source.read is not None:
             assert isinstance(self._signs, HostSigns)
-            elements = self._pieces[piece]
-            self._signs.encode(piece, self._source.read(elements), self._odd_positive, None, first=elements.start)
+            elements = self._signs.pieces[piece]
+            self._signs.encode(piece, self._source.read(elements), odd_positive, None, first=elements.start)
             return None
-        vector = self._vector() if tensors is None else self._nothing
-        return self._signs.encode(piece, vector, self._odd_positive, tensors)
+        vector = self._vector() if tensors is None else self.size.steps[:0]
+        return self._signs.encode(piece, vector, odd_positive, tensors)
 
     @override
     def decode(self, piece: int) -> Testable | None:
@@ -233,20 +211,16 @@ class SignResidual(Feedback):
         if self._has_scales:
             self._end_scales()
         if self._difference is not None and self.packed:
-            self._difference.keep_packed(self.subtract_result)
+            assert isinstance(self._signs, HostSigns)
+            self._difference.keep_packed(self._signs.subtract_from)
         if call.accepts_packed and not self._has_pairs:  # besides the result in `out`
             call.packed = PackedSigns(self._bits, self.size.positive, self.size.negative)
-
-    def subtract_result(self, tensors: Sequence[FloatArray]) -> None:
-        """Subtract the last result, which was left packed, from flat tensors."""
-        assert isinstance(self._signs, HostSigns)
-        self._signs.subtract_from(tensors)
 
     # Reports of the ranks --------------------------------------------------------------------------------------------
 
     @override
     def reports_first(self, step: int) -> bool:
-        return self._automatic and self.size.is_unknown
+        return self.size.is_unknown
 
     @override
     def measure(self) -> Testable | None:
@@ -288,14 +262,11 @@ class SignResidual(Feedback):
 
     def clear(self, out: Array) -> Testable | None:
         """Overwrite a result with zeros."""
-        self.launch(partial(out.fill, 0) if self.on_host else out.zero_)
-        return self.device.done()
+        self.launch(out.fill if self.space.is_host else out.fill_, 0)
+        return self.space.done()
 
     def look(self, values: Array, found: Any) -> Testable | None:
         """Write to ``found[0]`` whether a vector has NaN or infinity; it is there once the handle completes."""
-        if self.on_host:
-            found[0] = not self.all_finite(values)
-            return None
         flag = self._finite
         flag.reset()
         self.launch(flag.check, self.kernels.sign.all_finite, values)
@@ -314,27 +285,20 @@ class SignResidual(Feedback):
         """Fraction of the residual's elements, over all ranks, that was clipped at the last step."""
         return self.size.clipped_fraction
 
-    @property
-    def gamma(self) -> float:
-        """Factor between the mean magnitude and an automatic step."""
-        return self.size.gamma
-
     def swing(self) -> float:
         """Return the mean magnitude of a sample of the residual that a step leaves, in global steps; rule "paper"."""
         assert self.in_place is not None
-        sample, step = copy_to_host(self.device, self.in_place.following[: self._sample()]), self.in_place.pending[0]
+        count = min(SAMPLE, int(self.size.lengths[0]))
+        sample, step = self.space.saved(self.in_place.following[:count]), self.in_place.pending[0]
         bits = self._bits
         if not isinstance(bits, np.ndarray):
-            bits = copy_to_host(self.device, bits[: -(-sample.size // 64)]).view(np.uint64)
+            bits = self.space.saved(bits[: -(-sample.size // 64)]).view(np.uint64)
         kernels.of("cpu").sign.subtract_result(sample, bits, step)
         return float(np.abs(sample).mean() / step) if step else 0.0
 
-    def _sample(self) -> int:
-        return min(SAMPLE, int(self._lengths[0]))
-
-    def settled_residual(self) -> AnyArray | None:
+    def copy_settled_residual(self) -> AnyArray | None:
         """Return a copy, on the host, of the residual with no result left to be subtracted."""
-        return None if self.in_place is None else self.in_place.settled(self._signs.subtract_pending)
+        return None if self.in_place is None else self.in_place.copy_settled(self._signs.subtract_pending)
 
     @property
     @override
@@ -343,7 +307,7 @@ class SignResidual(Feedback):
 
     @override
     def state(self) -> State:
-        settled = self.settled_residual()
+        settled = self.copy_settled_residual()
         residual = {} if settled is None else {"residual": settled}
         return {"gamma": self.size.gamma, "magnitudes": self.size.magnitudes.copy(), **residual}  # type: ignore[dict-item]
 

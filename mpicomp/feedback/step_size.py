@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,13 @@ class SignRule:
         return min(MOST, max(LEAST, gamma * math.exp(RATE * (clipped_fraction - CLIPPED))))
 
 
+class Snapshot(NamedTuple):
+    """Scales of before a step."""
+
+    magnitudes: Doubles
+    gamma: float
+
+
 class StepSize:
     """The global step of each tensor of a vector; equal on all ranks to the bit.
 
@@ -69,7 +76,7 @@ class StepSize:
     """
 
     def __init__(self, rule: SignRule, dtype: str, ranks: int, lengths: Indices) -> None:
-        self._rule, self._dtype, self._kernels = rule, dtype, kernels.of("cpu").sign
+        self.rule, self.lengths, self._dtype, self._kernels = rule, lengths, dtype, kernels.of("cpu").sign
         self.gamma, self.clipped_fraction = rule.first_gamma, 0.0
         count, kind = lengths.size, compute_type(dtype)
         self.magnitudes = np.full(count, np.nan)
@@ -83,15 +90,23 @@ class StepSize:
         self._rounded = [np.zeros(count, stored) for _ in range(2)] if self._narrow else [self.steps, self._minus_steps]
         self.positive, self.negative = (one.view(words) for one in self._rounded)
 
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the scales."""
+        return Snapshot(self.magnitudes.copy(), self.gamma)
+
+    def restore(self, before: Snapshot) -> None:
+        """Go back to scales of before."""
+        self.magnitudes, self.gamma = before
+
     @property
     def is_unknown(self) -> bool:
         """Whether the ranks' magnitudes must be known before the first step."""
-        return math.isnan(self.magnitudes[0])
+        return self.rule.global_step == "auto" and math.isnan(self.magnitudes[0])
 
     def fix(self) -> bool:
         """Fix s of each tensor for this step; returns whether all are finite."""
         finite = True
-        if self._rule.global_step == "auto":
+        if self.rule.global_step == "auto":
             finite = self._scale(self.magnitudes, self.gamma)
         if self._narrow:
             for values, rounded in zip((self.steps, self._minus_steps), self._rounded, strict=True):
@@ -102,7 +117,7 @@ class StepSize:
         return finite
 
     def _scale(self, magnitudes: Doubles, gamma: float) -> bool:
-        scaled = magnitudes, gamma, self._rule.clip, self.steps, self._minus_steps, self.limits
+        scaled = magnitudes, gamma, self.rule.clip, self.steps, self._minus_steps, self.limits
         return bool(self._kernels.set_steps(*scaled))
 
     def follow(self, reports: Doubles) -> bool:
@@ -115,7 +130,7 @@ class StepSize:
 
     def adapt(self) -> None:
         """Let an automatic gamma follow the fraction that was clipped."""
-        self.gamma = self._rule.next_gamma(self.gamma, self.clipped_fraction)
+        self.gamma = self.rule.next_gamma(self.gamma, self.clipped_fraction)
 
     def load(self, state: Mapping[str, AnyArray]) -> str:
         """Take over "gamma" and "magnitudes"; returns a description that ranks compare.
@@ -123,7 +138,7 @@ class StepSize:
         Their steps must stay the same to the bit.
         """
         self.magnitudes = state["magnitudes"].copy()
-        if self._rule.gamma == "auto":
+        if self.rule.gamma == "auto":
             self.gamma = float(state["gamma"])
         digest = hashlib.blake2b(self.magnitudes.tobytes(), digest_size=8).hexdigest()
         return f"gamma {self.gamma!r} and magnitudes {digest}"

@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.annotations import Array, Doubles, Testable, override
-from mpicomp import kernels
-from mpicomp.feedback.base import Problem, Residual, StateKind, StepInput, bad_ranks, compute_type, copy_to_host
-from mpicomp.feedback.mirror import Mirror
+from collectives.annotations import Array, Doubles, override
+from mpicomp.feedback.base import Problem, Residual, StateKind, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.scale_groups import ScaleGroups
-from mpicomp.feedback.sign_blocks import BlockTable
 from mpicomp.feedback.votes import VoteLayout, VoteValues
 from mpicomp.kernels.streams import Stream, shared_source, source
+from mpicomp.spaces import HOST
 
 
 class _Part(NamedTuple):
@@ -63,29 +61,23 @@ class StochasticVotes(VoteValues):
         correlated: bool,
     ) -> None:
         kind = compute_type(layout.dtype)
-        self._momentum = Residual(layout.device, layout.n, kind, pending=False) if momentum else None
+        self._momentum = Residual(HOST, layout.n, kind, pending=False) if momentum else None
         super().__init__(layout, groups, {} if self._momentum is None else {"momentum": self._momentum})
         self._beta, self._gain = kind(momentum), kind(1 - momentum)
         self._schedule, self._rank, self._source = stream.schedule(), rank, source(rank)
         self._stream = stream if correlated else None
         self._has_norm, self._norms = has_norm, np.zeros(groups.starts.size)  # N of each group
         self._rounded = np.zeros(groups.starts.size, kind)
-        self._largest, self._norm_kernels = np.finfo(kind).max, kernels.of("cpu").ssdm
-        self._blocks: BlockTable | None = None
-        if not self.on_host:
-            self._blocks = BlockTable(groups, layout.pieces)
-            self._blocks.send(layout.device, self._packed.starts)
-            self._factors_of_draws = Mirror(layout.device, layout.device.zeros(groups.starts.size, "float64"))
+        self._largest = np.finfo(kind).max
         self._parts = [
-            [_Part(run.elements, run.group, self._sums.there[run.sums], bits[run.words(cut.start)]) for run in runs]
-            for cut, bits, runs in zip(layout.pieces, self._packed.pieces, groups.runs(layout.pieces), strict=True)
-            if self.on_host
+            [_Part(run.elements, run.group, self._sums[run.sums], bits[run.words(cut.start)]) for run in runs]
+            for cut, bits, runs in zip(layout.pieces, layout.counts, groups.runs(layout.pieces), strict=True)
         ]
         self._step = np.uint64(0)
 
     @property
     def momentum(self) -> Array | None:
-        """The momentum, [n]; a tensor where vectors are on a device."""
+        """The momentum, [n]."""
         return None if self._momentum is None else self._momentum.current
 
     @property
@@ -105,36 +97,28 @@ class StochasticVotes(VoteValues):
         return True
 
     @override
-    def measure(self) -> Testable | None:
-        self.launch(self._square)
-        return self._sums.fetch()
-
-    def _square(self) -> None:
-        if self._blocks is not None:
-            terms = self.momentum, self._beta, self._gain, self._blocks.all, self._sums.there
-            self.kernels.ssdm.squares_of_blocks(self._values, *terms)
-            return
+    def measure(self) -> None:
         for part in chain.from_iterable(self._parts):
             values, momentum = self._values[part.elements], part.of(self._momentum)
             self.kernels.ssdm.squares(values, momentum, self._beta, self._gain, part.sums)
 
     @override
     def report(self, row: Doubles) -> None:
-        finite = self._totals(self._sums.here, self.groups.firsts, row)
+        finite = self._totals(self._sums, self.groups.firsts, row)
         np.sqrt(row, out=row)
         if not finite:
             self._measure_large(row)
         # rounded once; a norm beyond the largest number becomes that: it is no less than any element
-        self._norm_kernels.round_norms(row, self._largest, self._rounded)
+        self.kernels.ssdm.round_norms(row, self._largest, self._rounded)
 
     def _measure_large(self, norms: Doubles) -> None:
         """Find norms of float64 groups whose squares overflow, by dividing by their largest magnitudes first."""
         for group in np.flatnonzero(~np.isfinite(norms)):
             part = slice(int(self.groups.starts[group]), int(self.groups.stops[group]))
-            x = copy_to_host(self.device, self._values[part])
+            x = self._values[part]
             with np.errstate(over="ignore", invalid="ignore"):
                 if (momentum := self.momentum) is not None:
-                    x = self._beta * copy_to_host(self.device, momentum[part]) + self._gain * x
+                    x = self._beta * momentum[part] + self._gain * x
                 largest = np.abs(x).max()
                 if np.isfinite(largest):
                     norms[group] = min(largest * np.linalg.norm(x / largest), np.finfo(np.float64).max)
@@ -144,24 +128,13 @@ class StochasticVotes(VoteValues):
     @override
     def adopt(self, reports: Doubles) -> Problem | None:
         own, ranks = None if self._has_norm else self._rank, self._kind(self._ranks)
-        finite, representable = self._norm_kernels.share_norms(reports, own, ranks, self._norms, self._factors.here)
-        if self._blocks is not None:
-            known = self._norms > 0
-            self._factors_of_draws.send(np.where(known, 2.0**31 / np.where(known, self._norms, 1), 0))
-        fits = self._send_factors(representable)
+        finite, representable = self.kernels.ssdm.share_norms(reports, own, ranks, self._norms, self._factors)
         if not finite:
             return Problem(bad_ranks(np.isnan(reports).any(axis=1)))
-        return None if fits or not self._has_norm else Problem(quantity="the norm")
+        return None if not self._has_norm or (representable and self._fits()) else Problem(quantity="the norm")
 
     @override
-    def _write_signs(self, piece: int) -> None:
-        if self._blocks is not None:
-            self.kernels.ssdm.stochastic_signs_of_blocks(
-                self._schedule, self._step, self._source, self._values, self.momentum,
-                None if self._momentum is None else self._momentum.following, self._beta, self._gain,
-                self._factors_of_draws.there, self._blocks.of_pieces[piece], self._packed.whole,
-            )  # fmt: skip
-            return
+    def encode(self, piece: int) -> None:
         for part in self._parts[piece]:
             self.kernels.ssdm.stochastic_signs(
                 self._schedule, np.uint64(part.elements.start), self._step, self._source,

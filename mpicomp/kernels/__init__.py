@@ -15,10 +15,13 @@ import numpy as np
 from collectives.annotations import Array
 
 _ON_EVERY_DEVICE = (
-    "arrays", "bucketed", "ef_sign", "levels", "philox", "planes", "quantizer", "shared_selection", "sign",
-    "sixteen_bits", "sparse", "ssdm", "top_k", "vote_counts",
+    "arrays", "bucketed", "levels", "philox", "planes", "quantizer", "shared_selection", "sign", "sixteen_bits",
+    "sparse", "top_k",
 )  # fmt: skip
-_ON_CPUS = ("elias_counts", "entropy_levels", "low_rank", "node_sum", "rans", "rows", "sparse_levels")
+_ON_CPUS = (
+    "ef_sign", "elias_counts", "entropy_levels", "low_rank", "node_sum", "rans", "rows", "sparse_levels", "ssdm",
+    "vote_counts",
+)  # fmt: skip
 # kind of device, as PyTorch calls it, to the folder of its kernels and the families that are there
 _FOLDERS = {"cpu": ("cpu", _ON_EVERY_DEVICE + _ON_CPUS), "cuda": ("gpu", _ON_EVERY_DEVICE)}
 

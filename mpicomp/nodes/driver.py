@@ -16,10 +16,10 @@ from typing import Any
 
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
 from collectives.annotations import Array, FloatArray, override
-from collectives.arrays import named
 from collectives.communicator.nodes import Nodes
 from collectives.consistency.descriptions import fingerprint
 from collectives.execution.handle import Steps
+from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.call import CallText, VectorCall
 from mpicomp.aggregator.parts import Driver, Parts
 from mpicomp.aggregator.side_channel import SideChannel
@@ -27,6 +27,7 @@ from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.auto.chosen import Pending
 from mpicomp.feedback.base import bad_ranks
 from mpicomp.nodes.local_sum import BAD, FINE, LocalSum
+from mpicomp.spaces import space_at
 
 _EXACT = 1 << 52  # integers below it are exact as float64
 
@@ -121,7 +122,7 @@ class PerNodeDriver(Driver):
     spec : VectorSpec
         Description of the whole vectors.
     local : LocalSum
-    method : object
+    method : Algorithm
         The method between nodes.
     shard : VectorSpec
         Description of this rank's shard.
@@ -138,7 +139,7 @@ class PerNodeDriver(Driver):
         nodes: Nodes,
         spec: VectorSpec,
         local: LocalSum,
-        method: object,
+        method: Algorithm,
         shard: VectorSpec,
         parts: Parts,
         inner: Driver,
@@ -152,9 +153,9 @@ class PerNodeDriver(Driver):
         self._between = len(nodes.sizes) > 1
         self._channel = SideChannel(comm, 1)
         self._feedback: Any = parts.feedback
-        self._pending = Pending(parts.feedback, 1, None if spec.device == "cpu" else named(spec.device))
+        self._pending = Pending(parts.feedback, 1, space_at(spec.device))
         self._places, self._shard_number = nodes.layout.places, nodes.local.rank
-        self._skips = getattr(method, "nonfinite", "raise") == "skip"
+        self._skips = method.nonfinite == "skip"
         self.prepares = self._between and inner.prepares
         self._adds_pending = False  # in the step of a single node that is made, or was made last
         self.has_pending = False
@@ -284,7 +285,7 @@ class LocalMeanDriver(Driver):
     method : object
         For messages.
     mean : HostMean
-        See `mpicomp.reducers.full_precision_mean.mean_where`.
+        See `mpicomp.reducers.full_precision_mean.mean_in`.
     """
 
     def __init__(self, local: Communicator, spec: VectorSpec, method: object, mean: Any) -> None:

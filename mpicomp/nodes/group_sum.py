@@ -22,11 +22,12 @@ from collectives.execution.staged import until_queued
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.spec import VectorSpec
-from mpicomp.feedback.base import narrow_into, words_of
-from mpicomp.feedback.finite_flag import FiniteFlag
+from mpicomp.feedback.base import narrow_into
 from mpicomp.kernels import of
 from mpicomp.nodes.local_sum import BAD, FINE, AgreeingSum
 from mpicomp.nodes.torch_group import TorchGroup
+from mpicomp.spaces import DeviceSpace
+from mpicomp.spaces.finite_flag import DeviceFlag
 
 
 class HostGroupSum(AgreeingSum):
@@ -88,7 +89,7 @@ class DeviceGroupSum(AgreeingSum):
         self._landing = device.zeros(sum(self._taken), compute)
         self._ranks = device.zeros(1, compute)
         device.run(partial(self._ranks.fill_, float(divisor)))
-        self._finite = FiniteFlag(device)
+        self._finite = DeviceFlag(device)
 
     @override
     def reduce(self, call: VectorCall, values: Array) -> Generator[bool, None, bool]:
@@ -148,7 +149,7 @@ class DeviceGroupSum(AgreeingSum):
                 self._device.run(partial(self.result.copy_, sums))
             return sums is self.sums or (yield from self.all_finite(call, sums))
         self._finite.reset()
-        words = words_of(self._device, self.result)
+        words = DeviceSpace(self._device).words(self.result)
         self._device.run(partial(self._finite.check, narrow_into, sums, self.spec.dtype, words))
         yield from done(call, self._finite.fetch())
         return bool(self._finite)

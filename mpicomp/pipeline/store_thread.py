@@ -11,7 +11,7 @@ One thread calls the methods of `StoreThread`, and only that one: so a row canno
 # and the kernel's own read-ahead. Both survive the crash tests, and cost about as much with rows of 32 and 256 KiB.
 # With larger rows the caller waits for copies and checksums, which the thread hides behind the computation:
 # micro-batches of 4 rows of 1 MiB took 1.1 to 1.2 times as long, and those of 4 MiB 1.2 to 1.35 times. See
-# docs/pipeline-store.md. Futures of one executor in place of the condition: shorter, and up to 1.06 times as long in a
+# mpicomp help pipeline-store. Futures of one executor in place of the condition: shorter, up to 1.06 times as long in a
 # step.
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from mpicomp.pipeline.agreement import (
 )
 from mpicomp.pipeline.cut import Compressions, CutEnd, CutHolder, check_compressions
 from mpicomp.pipeline.schedule import Action
-from mpicomp.pipeline.slice_step import SliceStep
+from mpicomp.pipeline.slice_step import Loss, SliceStep
 from mpicomp.pipeline.store import State
 from mpicomp.pipeline.tensors import as_bytes, with_tensors
 from mpicomp.torch.devices import require_reachable
@@ -50,6 +50,7 @@ class Party(CutHolder, Generic[First, Second]):
     """The server, or the clients of a rank; see `mpicomp.pipeline.split_learning`."""
 
     _rank_name: ClassVar[str] = "rank"
+    _loss: Loss | None = None  # of clients
     # a client has two cuts, and a party has one end of each
     _end_classes: tuple[type[First], type[Second]]
 
@@ -195,7 +196,7 @@ class Party(CutHolder, Generic[First, Second]):
 
     def _take(self, pair: Pair, cuts: tuple[First, Second], actions: Sequence[tuple[SliceStep, Action]]) -> None:
         """Take the actions of a step, and commit it on both ranks, or on neither."""
-        with self._transaction(cuts, (*self._modules, getattr(self, "_loss", None))):
+        with self._transaction(cuts, (*self._modules, self._loss)):
             for run, action in actions:
                 run.take(action)
             for run, _ in actions:

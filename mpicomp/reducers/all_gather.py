@@ -14,15 +14,13 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Bytes, Testable, override
-from collectives.arrays import named
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program, gather_program, pieces
 from collectives.progress.polling import done
-from collectives.schedules.broadcast import AllGather as Route
 from collectives.schedules.star import Star
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.parts import MessageModel, Parts, Reducer, Round, VectorSpec
+from mpicomp.aggregator.parts import Parts, Reducer, Round, VectorSpec
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.full_precision import FullPrecision
@@ -33,6 +31,7 @@ from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
 from mpicomp.reducers.two_pass import owned_codes
+from mpicomp.spaces import space_at
 
 
 def all_gather(
@@ -82,23 +81,18 @@ def all_gather(
     if isinstance(comm.topology, Star) and feedback is GatheredCodes:
         back = FullPrecision(spec.dtype)
         return owned_codes(comm, spec, codec, back, rule, None, (stream, stream), ("residual",), scales)
-    longest, device = piece_elements(codec, spec.n, comm.routes.packed_piece_bytes()), named(spec.device)
+    longest, space = piece_elements(codec, spec.n, comm.routes.packed_piece_bytes()), space_at(spec.device)
     cuts = pieces(range(spec.n), longest, codec.alignment)
     program = gather_program(comm.rank, comm.size, cuts)
     about = spec.n, spec.compute.type, program.longest_piece, stream
-    encoder = FeedbackEncoder(device, codec, rule, *about, comm.rank, ranks=comm.size)
-    payloads = Payloads(device, codec, [len(cut) for cut in program.pieces])
-    results = Results(device, spec.dtype, program.longest_piece)
-    codes = feedback(device, {"residual": encoder}, cuts, payloads, results)
+    encoder = FeedbackEncoder(space, codec, rule, *about, comm.rank, ranks=comm.size)
+    payloads = Payloads(space, codec, [len(cut) for cut in program.pieces])
+    results = Results(space, spec.dtype, program.longest_piece)
+    codes = feedback(space, {"residual": encoder}, cuts, payloads, results)
     if scales is not None:
         codes.share_scales(scales)
     n_reports = codes.n_reports if codes.reports_when == "beside" else None
     return Parts(codes, AllGatherReducer(comm, program, payloads, len(cuts), n_reports))
-
-
-def gathered_model(codec: Codec, n: int, piece_bytes: int) -> MessageModel:
-    """Return the message model of a method; message sizes do not depend on the weight."""
-    return MessageModel(codec.nbytes, piece_elements(codec, n, piece_bytes), codec.alignment, Route())
 
 
 def gather_at_once(
@@ -197,7 +191,7 @@ class AllGatherReducer(Reducer):
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the payload to send; without its unused end if its length varies."""
         if self._varies:
-            return [self._payloads.host[piece], self._payloads.sent(piece), MPI.BYTE]
+            return [self._payloads.host[piece], self._payloads.count_sent(piece), MPI.BYTE]
         return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:

@@ -59,7 +59,7 @@ class Cascade(Reducer):
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return the code of a piece."""
         if self._held.varies:
-            return [self._held.host[piece], self._held.sent(piece), MPI.BYTE]
+            return [self._held.host[piece], self._held.count_sent(piece), MPI.BYTE]
         return self._messages[piece]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:

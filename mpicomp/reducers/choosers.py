@@ -20,7 +20,7 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
 from mpicomp.feedback.memory import Memory, Part
 from mpicomp.kernels.streams import Stream, source
-from mpicomp.reducers.full_precision_mean import DeviceMean
+from mpicomp.reducers.full_precision_mean import mean_in
 
 BRIEF_ELEMENTS = 1 << 18  # up to here work takes less time than accounting for pieces
 
@@ -103,7 +103,7 @@ class LeaderChoice(Chooser, Payload):
         self._messages = [[planes, planes.nbytes, MPI.BYTE] for planes in self._planes]
         self._bytes = sum(planes.nbytes for planes in self._planes)
         self._leads = False
-        self._search = _Search(parts if memory.on_host else (), memory.dtype)
+        self._search = _Search(parts if memory.space.is_host else (), memory.dtype)
         self._values: Array = None
 
     @override
@@ -113,7 +113,7 @@ class LeaderChoice(Chooser, Payload):
             return
         leader = call.step % comm.size
         self._leads, self._values = comm.rank == leader, memory.vector
-        if not memory.on_host:
+        if not memory.space.is_host:
             if self._leads:
                 memory.find(memory.vector, with_residual=True)
                 yield from done(call, memory.fetch_indices())
@@ -122,7 +122,7 @@ class LeaderChoice(Chooser, Payload):
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
         yield from execute(call, comm.routes.program(way, count, 1, 1), self, self._tag, call.traffic)
-        if not memory.on_host and not self._leads:
+        if not memory.space.is_host and not self._leads:
             memory.place_all()
 
     @override
@@ -132,7 +132,7 @@ class LeaderChoice(Chooser, Payload):
     @override
     def encode(self, piece: int) -> None:
         part, memory = self._parts[piece], self._memory
-        if not memory.on_host:
+        if not memory.space.is_host:
             if self._leads:
                 pack_indices(memory.indices[part.values], self._planes[piece])
         elif self._leads:
@@ -150,7 +150,7 @@ class LeaderChoice(Chooser, Payload):
         if self._leads:
             return
         part, memory = self._parts[piece], self._memory
-        if memory.on_host:
+        if memory.space.is_host:
             indices = self._search.indices(part)
             unpack_indices(self._planes[piece], indices)
             memory.place(part, indices)
@@ -168,10 +168,10 @@ class TrueChoice(Chooser):
     """Chooser of the largest elements of the exact mean."""
 
     def __init__(self, memory: Memory) -> None:
-        self._memory, self._search = memory, _Search(memory.parts if memory.on_host else (), memory.dtype)
-        device, n, dtype = memory.device, len(memory.residual), memory.dtype.name  # type: ignore[arg-type]
-        self._mean = device.zeros(n, dtype)
-        self._on_device = None if memory.on_host else DeviceMean(device, n, dtype)
+        self._memory, self._search = memory, _Search(memory.parts if memory.space.is_host else (), memory.dtype)
+        space, n, dtype = memory.space, len(memory.residual), memory.dtype.name  # type: ignore[arg-type]
+        self._mean = space.zeros(n, dtype)
+        self._exact = mean_in(space, n, dtype)
 
     @override
     def choose(self, call: VectorCall) -> Iterator[bool]:
@@ -181,12 +181,9 @@ class TrueChoice(Chooser):
         memory.add(memory.vector, mean)
         memory.check_all(mean, with_residual=False)
         added = clock()
-        if self._on_device is None:
-            yield from call.group.dense_steps(call, mean, memory.dtype.name, True, mean, traffic)
-        else:
-            yield from self._on_device.steps(call, mean, mean)
+        yield from self._exact.steps(call, mean, mean)
         summed = clock()
-        if self._on_device is None:
+        if memory.space.is_host:
             for part in memory.parts:
                 self._search.look(part, mean[part.elements], None)
                 memory.place(part, self._search.indices(part))

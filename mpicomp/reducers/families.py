@@ -7,23 +7,58 @@ from dataclasses import dataclass
 
 from collectives import Communicator
 from collectives.annotations import override
-from collectives.arrays import named
+from collectives.schedules.broadcast import AllGather
+from collectives.schedules.star import Direct
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.codecs.base import Codec
-from mpicomp.codecs.options import MOST_ELEMENTS, integer, number
-from mpicomp.codecs.top_k import index_bits
+from mpicomp.codecs.options import MOST_ELEMENTS, adopt, integer, number
+from mpicomp.codecs.registry import compressor
+from mpicomp.codecs.scaled_sign import OneBit
+from mpicomp.codecs.top_k import TopK, index_bits
+from mpicomp.codecs.vote_counts import Counts
 from mpicomp.feedback.codes import SharedScales
 from mpicomp.feedback.error_feedback import ErrorRule
 from mpicomp.feedback.memory import Memory, lay_out
 from mpicomp.feedback.scale_groups import padded_lengths
-from mpicomp.reducers.all_gather import all_gather, gathered_model
+from mpicomp.reducers.all_gather import all_gather
 from mpicomp.reducers.choosers import Chooser
 from mpicomp.reducers.full_precision_mean import FullPrecisionMean
+from mpicomp.reducers.piece_lengths import piece_elements
 from mpicomp.reducers.shared_indices import SharedIndexMean, shared_model
+from mpicomp.reducers.vote_count import counts_model
+from mpicomp.spaces import space_at
+
+_ONE_BIT = OneBit(1 << 15)
+
+
+class CodingMethod(Algorithm):
+    """Options of methods whose messages are codes: gathered on all ranks, or sent to owners of parts of the vector."""
+
+    @abstractmethod
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:
+        """Return the codec of vectors with tensors of these lengths."""
+
+    def codec_back(self, dtype: str) -> Codec | None:
+        """Return the codec of the mean, which owners send back; None: the codes of all ranks are gathered."""
+        return None
+
+    @override
+    def encodes_on_devices(self, dtype: str) -> bool:
+        return self.codec_for(dtype, ()).encodes_on_devices
+
+    @override
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        codec, back = self.codec_for(dtype, (n,) if n else ()), self.codec_back(dtype)
+
+        def nbytes(elements: int, weight: int) -> int:
+            return (codec if back is None or weight != ranks else back).nbytes(elements)
+
+        longest = piece_elements(codec, n, piece_bytes, back)
+        return MessageModel(nbytes, longest, codec.alignment, Direct() if back else AllGather())
 
 
 @dataclass(frozen=True)
-class GatheringMethod(Algorithm):
+class GatheringMethod(CodingMethod):
     """Options of methods that gather the codes of all ranks: error rule x codec x all-gather.
 
     Examples
@@ -43,9 +78,10 @@ class GatheringMethod(Algorithm):
     [1.0, 0.25]
     """
 
-    @abstractmethod
-    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:
-        """Return the codec of vectors with tensors of these lengths."""
+    @property
+    def seed(self) -> int:
+        """Seed of codes that draw; other methods have no such option."""
+        return 0
 
     @property
     def error_rule(self) -> ErrorRule | None:
@@ -57,20 +93,84 @@ class GatheringMethod(Algorithm):
         """Scales that the ranks agree on before they encode."""
         return None
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return self.codec_for(dtype, ()).encodes_on_devices
-
     def parts(self, comm: Communicator, spec: VectorSpec) -> Parts:
         """Error rule x codec x all-gather."""
         lengths = padded_lengths(spec.tensor_lengths, spec.n)[0] if spec.n else ()
         codec = self.codec_for(spec.dtype, tuple(map(int, lengths)))
-        seed = getattr(self, "seed", 0)  # methods whose codes are not random have no seed
-        return all_gather(comm, spec, codec, self.error_rule, seed, scales=self.shared_scales)
+        return all_gather(comm, spec, codec, self.error_rule, self.seed, scales=self.shared_scales)
+
+
+@dataclass(frozen=True)
+class TopKMethod(GatheringMethod):
+    """Options of methods whose ranks send their own largest elements.
+
+    Parameters
+    ----------
+    rate : int
+        Number of the vector's elements per element that is sent.
+    chunk : int, optional
+        Number of elements of which the chunk / rate largest are sent: a multiple of `rate`. None: equal to the rate.
+
+    Raises
+    ------
+    ValueError
+        An option is out of range.
+    """
+
+    rate: int = 100
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        adopt(self, self.codec_for("float32", ()))
+
+    @override
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> TopK:
+        return TopK(self.rate, self.chunk, dtype == "float64")
+
+
+@dataclass(frozen=True)
+class TwoPassMethod(CodingMethod):
+    """Options of methods whose ranks send codes to owners of parts of the vector, which send its mean back.
+
+    Parameters
+    ----------
+    compressor : Codec or str
+        Codec of the first pass.
+    seed : int
+        Equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        There is no such compressor, or an option is out of range.
+    """
+
+    compressor: Codec | str = _ONE_BIT
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compressor", compressor(self.compressor))
+        integer(self, "seed")
+
+    @override
+    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> Codec:
+        return compressor(self.compressor)
+
+
+class VotingMethod(Algorithm):
+    """Options of methods whose ranks' signs are counted on the way."""
+
+    @override
+    def encodes_on_devices(self, dtype: str) -> bool:
+        return True
+
+    def count_bytes(self, elements: int, weight: int, ranks: int) -> int:
+        """Return the bytes of a message with the counts of `weight` of `ranks` ranks."""
+        return Counts().nbytes(elements, weight)
 
     @override
     def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return gathered_model(self.codec_for(dtype, (n,) if n else ()), n, piece_bytes)
+        return counts_model(n, ranks, piece_bytes, lambda elements, weight: self.count_bytes(elements, weight, ranks))
 
 
 @dataclass(frozen=True)
@@ -137,7 +237,7 @@ class SharedIndices(Algorithm):
             raise ValueError(f"vector {spec.vector_id} has {len(lengths)} tensors, but rates has {len(rates)} for it")
         layout = lay_out(lengths, rates, *self.chunks)
         about = layout, self.beta, spec.dtype, self.local_momentum
-        memory = Memory(named(spec.device), spec.n, spec.compute, spec.stored, *about)
+        memory = Memory(space_at(spec.device), spec.n, spec.compute, spec.stored, *about)
         reducer = SharedIndexMean(comm, spec, self.chooser(comm, spec, memory))
         dense = FullPrecisionMean(comm, spec) if self.warmup_steps else None
         return Parts(memory, reducer, dense)

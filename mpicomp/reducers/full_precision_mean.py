@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import Array, FloatArray, override
-from collectives.arrays import Device, named
 from collectives.arrays.elements import SIXTEEN_BIT
 from collectives.arrays.vectors import Flat, held
 from collectives.dense.allreduce import PIECE_BYTES
 from collectives.execution.handle import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
-from mpicomp import kernels
 from mpicomp.aggregator.algorithm import MessageModel
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Round
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback import nonfinite
-from mpicomp.feedback.base import bad_ranks, compute_type, words_of
-from mpicomp.feedback.finite_flag import FiniteFlag
+from mpicomp.feedback.base import bad_ranks, compute_type
+from mpicomp.spaces import DeviceSpace, Space, space_at
 
 
 class HostMean:
@@ -59,46 +56,46 @@ class DeviceMean(HostMean):
 
     Parameters
     ----------
-    device : Device
+    space : DeviceSpace
     n : int
     dtype : str
         As in `HostMean`.
     """
 
-    def __init__(self, device: Device, n: int, dtype: str) -> None:
+    def __init__(self, space: DeviceSpace, n: int, dtype: str) -> None:
         super().__init__(dtype)
-        self._device, self._narrow = device, dtype in SIXTEEN_BIT
-        self._outward = self._back = device.pinned(n * compute_type(dtype)().itemsize)
-        if self._narrow:
-            self._back = device.pinned(2 * n)
-        self._finite = FiniteFlag(device)
+        self._space, pinned = space, space.device.pinned
+        self._outward = self._back = pinned(n * compute_type(dtype)().itemsize)
+        if dtype in SIXTEEN_BIT:
+            self._back = pinned(2 * n)
+        self._finite = space.flag()
 
     @override
     def steps(self, call: VectorCall, values: Array, out: Array, scratch: Sequence[FloatArray] | None = None) -> Steps:
-        source = held(self._device, values, self._dtype, self._outward)
-        target = held(self._device, out, self._dtype, self._back)
+        source = held(self._space.device, values, self._dtype, self._outward)
+        target = held(self._space.device, out, self._dtype, self._back)
         return call.group.mean_of_arrays(call, source, target, call.traffic, scratch)
 
     @override
     def all_finite(self, call: VectorCall, vector: Array) -> Generator[bool, None, bool]:
-        finite, sign = self._finite, kernels.of("cuda").sign
+        finite, sign = self._finite, self._space.kernels.sign
         finite.reset()
 
         def find_nonfinite() -> None:
             if vector.element_size() == 2:
                 exponent = nonfinite.EXPONENT[self._dtype]
-                finite.check(sign.all_finite_16, words_of(self._device, vector), exponent)
+                finite.check(sign.all_finite_16, self._space.words(vector), exponent)
             else:
                 finite.check(sign.all_finite, vector)
 
-        self._device.run(find_nonfinite)
+        self._space.launch(find_nonfinite)
         yield from done(call, finite.fetch())
         return bool(finite)
 
 
-def mean_where(spec: VectorSpec) -> HostMean:
+def mean_in(space: Space, n: int, dtype: str) -> HostMean:
     """Return the mean of vectors where they are encoded."""
-    return HostMean(spec.dtype) if spec.device == "cpu" else DeviceMean(named(spec.device), spec.n, spec.dtype)
+    return DeviceMean(space, n, dtype) if isinstance(space, DeviceSpace) else HostMean(dtype)
 
 
 class FullPrecisionMean(Reducer):
@@ -114,7 +111,8 @@ class FullPrecisionMean(Reducer):
     skipped = False
 
     def __init__(self, comm: Communicator, spec: VectorSpec) -> None:
-        self._flag, self.mean, self._device = SideChannel(comm, 1), mean_where(spec), named(spec.device)
+        self._flag, self._space = SideChannel(comm, 1), space_at(spec.device)
+        self.mean = mean_in(self._space, spec.n, spec.dtype)
 
     @override
     def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
@@ -127,8 +125,8 @@ class FullPrecisionMean(Reducer):
             yield from self.reject(
                 call, not (yield from mean.all_finite(call, call.values)) if widened_bad is None else widened_bad
             )
-            self._device.run(partial(_clear, call.out))
-            yield from until_queued(call, self._device.done())
+            self._space.launch(_clear, call.out)
+            yield from until_queued(call, self._space.done())
 
     def array_steps(self, call: VectorCall, source: Flat, target: Flat) -> Iterator[bool]:
         """Write the mean of vectors on one device to a result there, without a copy; see `run`."""

@@ -18,7 +18,6 @@ from contextlib import closing
 
 from collectives import Communicator
 from collectives.annotations import FloatArray, override
-from collectives.arrays import named
 from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
@@ -28,8 +27,9 @@ from collectives.execution.workers import in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Reducer, Round, VectorSpec
-from mpicomp.codecs.top_k import kept
+from mpicomp.codecs.top_k import count_kept
 from mpicomp.reducers.choosers import BRIEF_ELEMENTS, Chooser
+from mpicomp.spaces import space_at
 
 
 def shared_model(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, keep: int, bits: int) -> MessageModel:
@@ -42,7 +42,7 @@ def shared_model(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, k
     spread = bits * ranks / (16 * (ranks - 1)) if ranks > 1 else 0.0
 
     def nbytes(elements: int, weight: int) -> int:
-        found = kept(elements, chunk, keep)
+        found = count_kept(elements, chunk, keep)
         return (complete if weight == ranks else summing) * found + math.ceil(spread * found)
 
     alignment = math.lcm(chunk, 64)
@@ -62,7 +62,7 @@ class SharedIndexMean(Reducer):
     brief = True  # the result is written once all means are there
 
     def __init__(self, comm: Communicator, spec: VectorSpec, chooser: Chooser) -> None:
-        self._comm, self._device, self._chooser = comm, named(spec.device), chooser
+        self._comm, self._space, self._chooser = comm, space_at(spec.device), chooser
         self._is_short = spec.n <= BRIEF_ELEMENTS or comm.size == 1
         self._mean: MeanMeanwhile | None = None
 
@@ -91,7 +91,7 @@ class SharedIndexMean(Reducer):
                     self._mean = MeanMeanwhile(self._comm, values, dtype, mean)
                 yield from self._mean.steps(call, meanwhile)
         # a caller that receives an error may free the result at once
-        yield from done(call, self._device.done())
+        yield from done(call, self._space.done())
         yield from until_queued(call, work.decode(0))
 
     def _meanwhile(self, call: VectorCall, work: Round) -> Generator[bool, None, None]:

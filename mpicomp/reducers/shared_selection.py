@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Array, Testable, Words, override
-from collectives.arrays import HOST_DEVICE, Device
+from collectives.annotations import Testable, Words, override
 from collectives.arrays.elements import aligned_empty
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
@@ -25,10 +23,10 @@ from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Round
 from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.shared_selection import Selection, SharedSelection
-from mpicomp.feedback.mirror import Packed
 from mpicomp.feedback.rounds import Work
 from mpicomp.reducers.all_gather import gather_at_once
 from mpicomp.reducers.sign_merge import BRIEF_ELEMENTS, OneBitReducer
+from mpicomp.spaces import HOST, DeviceSpace, Space
 
 PIECE_BYTES = 128 << 10  # longest message of one rank's payload
 
@@ -48,9 +46,9 @@ class SelectionPayload(Payload):
 
     Parameters
     ----------
-    device : Device
+    space : Space
     selection : Selection
-        Codec, bound to the device's kernels.
+        Codec, bound to the space's kernels.
     rank : int
     cuts : tuple of range
 
@@ -68,28 +66,24 @@ class SelectionPayload(Payload):
     _encode_signs: Work
     _decode_signs: Work
 
-    def __init__(self, device: Device, selection: Selection, rank: int, cuts: tuple[range, ...]) -> None:
-        codec, self._device, self._on_host = selection.codec, device, device.name == "cpu"
-        self._selection, self._rank, self._size, self._cuts = selection, rank, codec.ranks, cuts
+    def __init__(self, space: Space, selection: Selection, rank: int, cuts: tuple[range, ...]) -> None:
+        codec, self._is_host = selection.codec, space.is_host
+        self._draw_winners, self._pick = space.bound(selection.draw), space.bound(selection.encode)
+        self._place = space.bound(selection.decode)
+        self._rank, self._size, self._cuts = rank, codec.ranks, cuts
         self.brief = not cuts or cuts[-1].stop <= BRIEF_ELEMENTS
-        where = None if self._on_host else device
+        where = space.device if isinstance(space, DeviceSpace) else None
         self._winners = [selection.reserve(len(cut), where) for cut in cuts]
         self.words = [aligned_empty(self._size * w.words, np.uint64).reshape(self._size, -1) for w in self._winners]
         size = -(-cuts[-1].stop // 64) if cuts else 0
-        self.bits, self.second = self._zeros(size), self._zeros(size) if codec.votes == 2 else None
+        self.bits = space.zeros(size, space.word)
+        self.second = space.zeros(size, space.word) if codec.votes == 2 else None
         votes = [vote for vote in (self.bits, self.second) if vote is not None]
         self._votes = [[vote[cut.start // 64 : -(-cut.stop // 64)] for vote in votes] for cut in cuts]
-        self._packed = Packed(device, [words.reshape(-1) for words in self.words])
+        self._packed = space.packed([words.reshape(-1) for words in self.words])
         self._drawn = [-1] * len(cuts)  # step whose winners a piece has
         self._missing, self._counting = [self._size] * len(cuts), threading.Lock()
         self._step = 0
-
-    def _zeros(self, words: int) -> Array:
-        if not self._on_host:
-            return self._device.zeros(words, "int64")
-        zeros = aligned_empty(words, np.uint64)
-        zeros[:] = 0
-        return zeros
 
     def begin(self, step: int, work: Round) -> None:
         """Start another step, with its winners."""
@@ -103,17 +97,11 @@ class SelectionPayload(Payload):
     def draw(self, step: int) -> None:
         """Draw the winners of all pieces."""
         for k in range(len(self._cuts)):
-            self._launch_draw(k, step)
-
-    def _launch_draw(self, k: int, step: int) -> None:
-        if self._on_host:
             self._draw(k, step)
-        else:
-            self._device.run(partial(self._draw, k, step))
 
     def _draw(self, k: int, step: int) -> None:
         if self._drawn[k] != step:
-            self._selection.draw(self._winners[k], step, self._cuts[k].start)
+            self._draw_winners(self._winners[k], step, self._cuts[k].start)
             self._drawn[k] = step
 
     def mine(self, k: int) -> Words:
@@ -125,15 +113,12 @@ class SelectionPayload(Payload):
     def encode(self, piece: int) -> Testable | None:
         k = piece % len(self._cuts)
         self._encode_signs(k)
-        self._launch_draw(k, self._step)
+        self._draw(k, self._step)
         winners, signs = self._winners[k], self._votes[k][0]
         mine = slice(self._rank * winners.words, (self._rank + 1) * winners.words)
         payload = self._packed.pieces[k][mine]
-        if self._on_host:
-            self._selection.encode(signs, self._rank, winners, payload)
-            return None
-        self._device.run(partial(self._selection.encode, signs, self._rank, winners, payload))
-        return self._packed.fetch(k, mine)
+        self._pick(signs, self._rank, winners, payload)
+        return None if self._is_host else self._packed.fetch(k, mine)
 
     @override
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
@@ -152,15 +137,9 @@ class SelectionPayload(Payload):
         if not complete:  # signs are placed once the last rank's payload is there
             return None
         self._packed.deliver(k)
-        if self._on_host:
-            self._place(k)
-        else:
-            self._device.run(partial(self._place, k))
-        return self._decode_signs(k)
-
-    def _place(self, k: int) -> None:
         winners = self._winners[k]
-        self._selection.decode(self._packed.pieces[k], winners.words, winners, self._votes[k])
+        self._place(self._packed.pieces[k], winners.words, winners, self._votes[k])
+        return self._decode_signs(k)
 
 
 class SelectionGather(OneBitReducer):
@@ -175,16 +154,14 @@ class SelectionGather(OneBitReducer):
         As in `SelectionPayload`.
     """
 
-    def __init__(
-        self, comm: Communicator, n: int, selection: Selection, reports: int, device: Device = HOST_DEVICE
-    ) -> None:
+    def __init__(self, comm: Communicator, n: int, selection: Selection, reports: int, space: Space = HOST) -> None:
         codec = selection.codec
         model = selection_model(n, comm.size, codec.votes, comm.routes.packed_piece_bytes())
         self._comm, self.at_once = comm, comm.routes.gathers(codec.nbytes(n))
         whole = (range(n),) if n else ()
         self.pieces = whole if self.at_once else pieces(range(n), model.piece_elements, codec.alignment)
-        self._payload = SelectionPayload(device, selection, comm.rank, self.pieces)
-        self.scratch: list[Words] = [self._payload.bits] if device is HOST_DEVICE else []
+        self._payload = SelectionPayload(space, selection, comm.rank, self.pieces)
+        self.scratch: list[Words] = [self._payload.bits] if space.is_host else []
         self.bits, self.second = self._payload.bits, self._payload.second
         self.side_channel = SideChannel(comm, reports, codec.nbytes(n) if self.at_once else 0)
         # Newcomers make their aggregators alone, where all is gathered at once, and must take as many tags.

@@ -11,16 +11,14 @@ merged there. The messages are the same, so that ranks may differ in this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.annotations import Array, Words, override
-from collectives.arrays import HOST_DEVICE, Device, Queued, wait
-from collectives.arrays.elements import PAGE, aligned_empty
+from collectives.annotations import Array, Testable, Words, override
+from collectives.arrays import wait
+from collectives.arrays.elements import PAGE
 from collectives.arrays.gpu_mpi import verdict
 from collectives.dense.device_sum import DIRECT_BYTES
 from collectives.execution.payload import MessageMemory
@@ -34,6 +32,7 @@ from mpicomp.aggregator.side_channel import SideChannel
 from mpicomp.codecs.sign import Sign, SignMerger
 from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import GROUP, Stream, source
+from mpicomp.spaces import HOST, DeviceSpace, Space
 
 MOST_BUFFERS = 4
 MEMORY_PART = 0.49  # largest part of a vector in receive buffers, which take two bits per element
@@ -92,28 +91,26 @@ class SignMerge(OneBitReducer):
         The codec, bound to its kernels and the stream of the merges.
     reports : int
         Count of numbers that each rank reports to the others at each step.
-    device : Device
-        Holds the signs, whose memory MPI takes; `sign` is bound to its kernels.
+    space : Space
+        Memory of the signs, which MPI takes; `sign` is bound to its kernels.
     """
 
-    def __init__(
-        self, comm: Communicator, n: int, sign: SignMerger, reports: int, device: Device = HOST_DEVICE
-    ) -> None:
+    def __init__(self, comm: Communicator, n: int, sign: SignMerger, reports: int, space: Space = HOST) -> None:
         model = message_model(n, comm.routes.packed_piece_bytes())
         self._tag = comm.fixed_tag()
         self.program = comm.routes.program(comm.select(Sign().nbytes(n)), n, model.alignment, model.piece_elements)
-        self.payload, self._device = SignPayload(self.program, sign, comm.rank, device), device
+        self.payload, self._space = SignPayload(self.program, sign, comm.rank, space), space
         self.second = None
         self.pieces, self.bits, self.scratch = self.program.pieces, self.payload.bits, self.payload.scratch
         self.side_channel = SideChannel(comm, reports)
         # MPI libraries look up memory of GPUs when a message starts, which persistent requests may spare
-        self._requests = comm.users.persistent(self) if device is HOST_DEVICE else None
+        self._requests = comm.users.persistent(self) if space.is_host else None
 
     @override
     def run(self, call: VectorCall, work: Round, encoded: Callable[[], None]) -> Iterator[bool]:
         payload = self.payload
-        if self._device is not HOST_DEVICE:  # other calls may have made another device current
-            use_in_background(call, self._device)
+        if isinstance(self._space, DeviceSpace):  # other calls may have made another device current
+            use_in_background(call, self._space.device)
         payload.begin(call.step, work)
         try:
             yield from execute(call, self.program, payload, self._tag, call.traffic, encoded, self._requests)
@@ -133,47 +130,37 @@ class SignPayload:
     program : Program
     sign : SignMerger
     rank : int
-    device : Device
-        Holds all of this memory. Its kernels are compiled here, as the first merge is part of a call.
+    space : Space
+        Of all this memory. A device's kernels are compiled here, as the first merge is part of a call.
     """
 
     encode: Work
     finish: Work
 
-    def __init__(self, program: Program, sign: SignMerger, rank: int, device: Device = HOST_DEVICE) -> None:
-        self.step = 0
-        self._device, self._on_host = device, device.name == "cpu"
+    def __init__(self, program: Program, sign: SignMerger, rank: int, space: Space = HOST) -> None:
+        self.step, self._space, self._is_host = 0, space, space.is_host
         self._pieces = program.pieces
         n = self._pieces[-1].stop if self._pieces else 0
         self.brief = n <= BRIEF_ELEMENTS
         longest = program.longest_piece
-        self.bits = self._empty(-(-n // 64))
+        self.bits = space.empty(-(-n // 64), space.word)
         self.bits[:] = 0
         self._held = [self.bits[cut.start // 64 : -(-cut.stop // 64)] for cut in self._pieces]
-        self._messages = [self._message(held) for held in self._held]
+        self._messages = [space.message(held) for held in self._held]
         self.receive_buffers = buffer_count(program, n)
         row = -(-longest // (64 * WORDS_A_PAGE)) * WORDS_A_PAGE
-        self._incoming = self._empty(self.receive_buffers * row).reshape(self.receive_buffers, row)
+        self._incoming = space.empty(self.receive_buffers * row, space.word).reshape(self.receive_buffers, row)
         lengths = {len(held) for held in self._held}
-        self._landing = {words: [self._message(memory[:words]) for memory in self._incoming] for words in lengths}
+        self._landing = {words: [space.message(memory[:words]) for memory in self._incoming] for words in lengths}
         drawn = 8 * -(-longest // GROUP)
-        self._words = self._empty(self.receive_buffers * drawn).reshape(self.receive_buffers, drawn)
+        self._words = space.empty(self.receive_buffers * drawn, space.word).reshape(self.receive_buffers, drawn)
         self._drawn = [-1] * self.receive_buffers  # number of the receive whose words a buffer holds
-        self._sign, self._merge = sign, sign.merge
+        self._draw, self._merge = space.bound(sign.draw), space.bound(sign.merge)
         self._sources = [
             source(rank, ordinal) for ordinal in range(1 + max((m.ordinal for m in program.recvs), default=0))
         ]
-        if not self._on_host:
+        if not space.is_host:
             self._compile(program)
-
-    def _empty(self, words: int) -> Array:
-        return aligned_empty(words, np.uint64) if self._on_host else self._device.zeros(words, "int64")
-
-    def _message(self, words: Array) -> MessageMemory:
-        if self._on_host:
-            return [words, words.nbytes, MPI.BYTE]
-        nbytes = 8 * len(words)
-        return [MPI.buffer.fromaddress(words.data_ptr(), nbytes), nbytes, MPI.BYTE]
 
     def _compile(self, program: Program) -> None:
         """Merge zeros: one piece of each length, with each pair of weights."""
@@ -182,12 +169,12 @@ class SignPayload:
             if message.held_weight:
                 self.merge(message, 0)
         self._drawn = [-1] * self.receive_buffers
-        wait(self._device.done())
+        wait(self._space.done())
 
     @property
     def scratch(self) -> list[Words]:
         """Memory of the host that callers may use between two runs."""
-        return [self._incoming, self._words, self.bits] if self._on_host else []
+        return [self._incoming, self._words, self.bits] if self._is_host else []
 
     @property
     def nbytes(self) -> int:
@@ -222,28 +209,19 @@ class SignPayload:
         cut = self._pieces[message.piece]
         words = self._words[buffer, : 8 * -(-len(cut) // GROUP)]
         weights = message.weight, message.held_weight
-        terms = cut.start, self.step, self._sources[message.ordinal], weights, words
-        if self._on_host:
-            self._sign.draw(*terms)
-        else:
-            self._device.run(partial(self._sign.draw, *terms))
+        self._draw(cut.start, self.step, self._sources[message.ordinal], weights, words)
         self._drawn[buffer] = message.index
 
-    def merge(self, message: Message, buffer: int) -> Queued | None:
+    def merge(self, message: Message, buffer: int) -> Testable | None:
         """Replace each held bit by the message's if the random words select that."""
         if self._drawn[buffer] != message.index:
             self.prepare(message, buffer)
-        terms = self._words[buffer], self._incoming[buffer], self._held[message.piece]
-        if self._on_host:
-            self._merge(*terms)
-            return None
-        self._device.run(partial(self._merge, *terms))
-        return self._device.done()  # MPI may read the piece, and receive into the buffer, from then on
+        self._merge(self._words[buffer], self._incoming[buffer], self._held[message.piece])
+        # MPI may read the piece, and receive into the buffer, from its end on
+        return None if self._is_host else self._space.done()
 
 
-def sign_reducer(
-    comm: Communicator, n: int, stream: Stream, reports: int, device: Device = HOST_DEVICE
-) -> OneBitReducer:
+def sign_reducer(comm: Communicator, n: int, stream: Stream, reports: int, space: Space = HOST) -> OneBitReducer:
     """Return the reducer that suits a vector of `n` elements.
 
     Parameters
@@ -252,14 +230,14 @@ def sign_reducer(
         As in `SignMerge`.
     stream : Stream
         Random words of the merges.
-    device : Device
+    space : Space
         Where signs are encoded; they stay there if they are long and MPI takes its memory.
     """
     nbytes = Sign().nbytes(n)
     if comm.routes.gathers(nbytes):
         return SignGather(comm, n, Sign().bind("cpu", stream), reports)
-    if device is not HOST_DEVICE and nbytes >= DIRECT_BYTES and verdict.takes_memory(comm.mpi_comm, device.name):
-        return SignMerge(comm, n, Sign().bind("cuda", stream), reports, device)
+    if not space.is_host and nbytes >= DIRECT_BYTES and verdict.takes_memory(comm.mpi_comm, space.name):
+        return SignMerge(comm, n, Sign().bind("cuda", stream), reports, space)
     return SignMerge(comm, n, Sign().bind("cpu", stream), reports)
 
 
@@ -296,8 +274,8 @@ class SignGather(OneBitReducer):
         clock = traffic.clock
         start = clock()
         for piece in range(len(self.pieces)):
-            if (on_device := work.encode(piece)) is not None:
-                yield from until(on_device, call)
+            if (handle := work.encode(piece)) is not None:
+                yield from until(handle, call)
         encoded()
         sent = clock()
         if call.compare is None and self._drawn != call.step:  # else it is drawn while the ranks compare the call
@@ -313,8 +291,8 @@ class SignGather(OneBitReducer):
                 self._sign.merge(words, incoming, self.bits)
         merged = clock()
         for piece in range(len(self.pieces)):
-            if (on_device := work.decode(piece)) is not None:
-                yield from until_queued(call, on_device)  # there is one piece at most
+            if (handle := work.decode(piece)) is not None:
+                yield from until_queued(call, handle)  # there is one piece at most
         end = clock()
         traffic.seconds_encoding += sent - start
         traffic.seconds_waiting += arrived - drawn

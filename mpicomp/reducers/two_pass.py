@@ -18,7 +18,6 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.annotations import Bytes, override
-from collectives.arrays import named
 from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
@@ -33,6 +32,7 @@ from mpicomp.feedback.payloads import Payloads, Results, buffers
 from mpicomp.feedback.rounds import Work
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import BRIEF_ELEMENTS, piece_elements
+from mpicomp.spaces import HOST, space_at
 
 MOST_BUFFERS = 8
 ERRORS = "worker_error", "owner_error"
@@ -77,21 +77,21 @@ def owned_codes(
 
     scales, feedback : as in `mpicomp.reducers.all_gather.all_gather`.
     """
-    longest, device = piece_elements(codec, spec.n, comm.routes.packed_piece_bytes(), second), named(spec.device)
+    longest, space = piece_elements(codec, spec.n, comm.routes.packed_piece_bytes(), second), space_at(spec.device)
     program = comm.routes.program(route(comm), spec.n, codec.alignment, longest)
     here = spec.n, spec.compute.type, program.longest_piece
-    worker = FeedbackEncoder(device, codec, rule, *here, streams[0], comm.rank, ranks=comm.size)
+    worker = FeedbackEncoder(space, codec, rule, *here, streams[0], comm.rank, ranks=comm.size)
     # an owner sends the result itself, so its error is that of all ranks and includes the rounding to 16 bits
     applied = spec.dtype if spec.sixteen_bit and len(keys) == 2 and feedback is OwnedCodes else None
-    owner = FeedbackEncoder(named("cpu"), second, owners_rule, *here, streams[1], 0, applied, "owner")
+    owner = FeedbackEncoder(HOST, second, owners_rule, *here, streams[1], 0, applied, "owner")
     encoders = dict(zip(keys, (worker, owner), strict=False))
     lengths = [len(cut) for cut in program.pieces]
-    mine, means = Payloads(device, codec, lengths), Payloads(device, second, lengths)
+    mine, means = Payloads(space, codec, lengths), Payloads(space, second, lengths)
     reducer = TwoPassReducer(comm, program, mine, means)
     own = reducer.own if owners_rule is not None else None
-    results = Results(device, spec.dtype, program.longest_piece)
+    results = Results(space, spec.dtype, program.longest_piece)
     about = owner, means, reducer.sent, codec, comm.size, own
-    codes = feedback(device, encoders, program.pieces, mine, results, *about)
+    codes = feedback(space, encoders, program.pieces, mine, results, *about)
     if scales is not None:
         codes.share_scales(scales)
     return Parts(codes, reducer)
@@ -152,7 +152,7 @@ class TwoPassReducer(Reducer):
     def outgoing(self, piece: int, weight: int) -> MessageMemory:
         """Return this rank's code of a piece, or the owner's code of the mean."""
         payloads = self._means if weight > 1 else self._mine
-        return [payloads.host[piece], payloads.sent(piece), MPI.BYTE]
+        return [payloads.host[piece], payloads.count_sent(piece), MPI.BYTE]
 
     def replacing(self, piece: int, weight: int) -> MessageMemory:
         """Return the memory for the owner's code of the mean."""

@@ -15,16 +15,16 @@ from mpi4py import MPI
 
 from collectives import Communicator, Traffic
 from collectives.annotations import AnyArray, Testable, Words, override
-from collectives.arrays import named
 from collectives.arrays.elements import PAGE, aligned_empty
 from collectives.execution.payload import MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program
+from mpicomp import kernels
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Round
 from mpicomp.codecs.elias_counts import Elias, message_bytes, scratch
-from mpicomp.codecs.vote_counts import AddCounts, Counts, planes_of
+from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.feedback.payloads import buffers
 from mpicomp.feedback.rounds import Work
 from mpicomp.feedback.votes import VoteLayout
@@ -49,8 +49,8 @@ class VoteCount(Reducer):
     options : Algorithm
         Options of the method, which has the message model.
     payload : callable, optional
-        Creates a payload with messages of varying length from a program and the function that adds counts. None: a
-        `VoteCountPayload`, with messages of fixed length.
+        Creates a payload with messages of varying length from a program. None: a `VoteCountPayload`, with messages of
+        fixed length.
 
     Attributes
     ----------
@@ -63,15 +63,15 @@ class VoteCount(Reducer):
         options: Algorithm,
         comm: Communicator,
         spec: VectorSpec,
-        payload: Callable[[Program, AddCounts], VoteCountPayload] | None = None,
+        payload: Callable[[Program], VoteCountPayload] | None = None,
     ) -> None:
         self._tag = comm.fixed_tag()
         model = options.message_model(spec.n, spec.dtype, comm.size, comm.routes.packed_piece_bytes())
         topology = comm.select(model.nbytes(spec.n, comm.size))
         self.program = comm.routes.program(topology, spec.n, model.alignment, model.piece_elements)
-        self.payload = (payload or VoteCountPayload)(self.program, Counts().bind("cpu"))
+        self.payload = (payload or VoteCountPayload)(self.program)
         self.brief = self.payload.brief
-        self.layout = VoteLayout(named(spec.device), self.program.pieces, self.payload.counts, spec.dtype, comm.size)
+        self.layout = VoteLayout(self.program.pieces, self.payload.counts, spec.dtype, comm.size)
         self._requests = comm.users.persistent(self) if payload is None else None
 
     @override
@@ -102,7 +102,7 @@ class VoteCountPayload:
     encode: Work
     finish: Work
 
-    def __init__(self, program: Program, add_counts: AddCounts) -> None:
+    def __init__(self, program: Program) -> None:
         self._complete: Callable[[int], None] | None = None
         self._size = size = program.plan.size
         self._pieces = program.pieces
@@ -115,7 +115,7 @@ class VoteCountPayload:
         self.counts: list[Words] = [one.view(np.uint64) for one in rows]
         incoming = buffers([8 * row] * self.receive_buffers, PAGE)
         self._incoming: list[AnyArray] = [one.view(np.uint64) for one in incoming]
-        self._add_counts = add_counts
+        self._add_counts = kernels.of("cpu").vote_counts.add_counts
 
     def begin(self, traffic: Traffic, work: Round) -> None:
         """Start another step; `traffic` counts the time in which subclasses encode messages."""
@@ -168,8 +168,8 @@ class EliasPayload(VoteCountPayload):
     A piece's counts are coded when they are first sent. A message that replaces them at the end is forwarded unchanged.
     """
 
-    def __init__(self, program: Program, add_counts: AddCounts) -> None:
-        super().__init__(program, add_counts)
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
         self._traffic = Traffic()
         lengths = [len(cut) for cut in self._pieces]
         self._messages = [aligned_empty(_ELIAS.nbytes(n, self._size), np.uint8) for n in lengths]

@@ -64,7 +64,6 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
-    import_module("mpicomp.name_clash").require_ours()
     return getattr(import_module(f"mpicomp.torch.{_HOMES[name]}"), name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 from abc import ABCMeta, abstractmethod
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator
 from collectives.caller_warning import warn_caller
+from collectives.errors import marked
 from collectives.execution.traffic import TrafficLog
 from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
@@ -231,6 +233,18 @@ def given_communicator(comm: Communicator | None, call: str, *others: object) ->
         return Communicator()
     require_communicator(comm, call, _USAGE, *others)
     return comm
+
+
+def explain_missing_algorithm(initialize: Callable[..., None]) -> Any:
+    """Return an initializer that names the call where there is no algorithm, as in programs for Horovod."""
+
+    @functools.wraps(initialize)
+    def run(self: object, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 2 and "algorithm" not in kwargs:
+            raise marked(TypeError(f"the algorithm is missing, such as mpicomp.Relay(): write {_USAGE}"))
+        initialize(self, *args, **kwargs)
+
+    return run
 
 
 def warn_of_ddp(members: Sequence[NamedParameter], algorithms: Iterable[Algorithm], comm: Communicator) -> None:

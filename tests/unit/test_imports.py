@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 ARRAYS = ("numpy", "mpi4py")
 WAITING = ("collectives.progress",)
 BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
-STEPS = ("mpicomp.aggregator", "mpicomp.feedback", *BYTES)
+STEPS = ("mpicomp.aggregator", "mpicomp.feedback", "mpicomp.spaces", *BYTES)
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
@@ -53,8 +53,10 @@ LAYERS = {
     "mpicomp.kernels": Layer((), ("numpy", "numba", "llvmlite")),
     "mpicomp.kernels.gpu": Layer(("mpicomp.kernels",), ("numpy", "torch", "triton")),
     "mpicomp.codecs": Layer(("mpicomp.kernels",), ("numpy",)),
-    "mpicomp.feedback": Layer(BYTES, ("numpy",)),
-    "mpicomp.aggregator": Layer(("mpicomp.feedback", *BYTES), ARRAYS),
+    "mpicomp.spaces": Layer(BYTES, ARRAYS),
+    "mpicomp.feedback": Layer(("mpicomp.spaces", *BYTES), ("numpy",)),
+    "mpicomp.layers": Layer(("mpicomp.spaces", "collectives")),
+    "mpicomp.aggregator": Layer(("mpicomp.feedback", "mpicomp.layers", *BYTES), ARRAYS),
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ARRAYS),

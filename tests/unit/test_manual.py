@@ -65,6 +65,12 @@ def test_topics_that_the_library_names_exist() -> None:
     assert named <= {*manual.topics()}
 
 
+def test_what_a_wheel_carries_names_topics_and_no_files_that_it_lacks() -> None:
+    files = [path for folder in ("collectives", "mpicomp", "batch") for path in (PROJECT / folder).rglob("*.*")]
+    carried = (path for path in (*files, PROJECT / "slurm/run.sbatch") if path.suffix not in (".pyc", ".nbc", ".nbi"))
+    assert [path for path in carried if re.search(rb"\bdocs/[a-z-]+\.md\b", path.read_bytes())] == []
+
+
 def test_help_of_the_package_is_a_screen_and_not_a_book() -> None:
     text = pydoc.plain(pydoc.render_doc(mpicomp))
     assert text.count("\n") < 60

@@ -11,18 +11,18 @@ import pytest
 from tests.documents import PROJECT
 
 
-@pytest.mark.parametrize(
-    "use", ["mpicomp.Communicator", "from mpicomp import Marsit", "from mpicomp.torch import ddp_hook"]
-)
-def test_both_folders_are_named(use: str, tmp_path: Path) -> None:
-    folder = tmp_path / "collectives"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PROJECT)!r}]; import mpicomp; {use}"
+@pytest.mark.parametrize("is_package", [True, False])
+@pytest.mark.parametrize("use", ["import mpicomp", "from mpicomp.torch import ddp_hook", "import mpicomp.pipeline"])
+def test_both_places_are_named(use: str, is_package: bool, tmp_path: Path) -> None:
+    place = tmp_path / "collectives" if is_package else tmp_path / "collectives.py"
+    file = place / "__init__.py" if is_package else place
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PROJECT)!r}]; {use}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: mpicomp needs its package 'collectives', in {PROJECT}, and Python finds"), (
         last
     )
-    assert f"another first, {folder}: rename that folder" in last
+    assert f"another first, {place}: rename it" in last

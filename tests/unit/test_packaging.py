@@ -178,10 +178,19 @@ def test_the_readme_of_a_package_index_has_no_relative_links(address: str | None
     text = metadata["readme"]["text"]
     found = re.findall(r"\]\(([^)\s]+)\)", text)
     assert all(link.startswith("https://") for link in found)
-    assert ("![Speed-up" in text) == (address is not None)
+    assert ("![Accuracy" in text) == (address is not None)
     if address is not None:
-        assert f"{address}/raw/v1.2.3/docs/figures/frontier-gpt.png" in found
+        assert f"{address}/raw/v1.2.3/docs/figures/demo.png" in found
         assert f"{address}/blob/v1.2.3/docs/faults.md" in found
+
+
+def test_the_badges_say_what_the_metadata_does() -> None:
+    project = BUILD["project"]
+    status = next(one for one in project["classifiers"] if one.startswith("Development Status")).split()[-1].lower()
+    python, licence = project["requires-python"].removeprefix(">="), project["license"].replace("-", " ")
+    label = f"Python {python}+, Linux, {licence}, {status}"
+    assert f"![{label}](docs/images/badges.svg)" in (PROJECT / "README.md").read_text()
+    assert f'aria-label="{label}"' in (PROJECT / "docs/images/badges.svg").read_text()
 
 
 def test_tools_of_developers_are_groups_and_no_extras() -> None:

@@ -20,13 +20,14 @@ import pytest
 
 import collectives
 import mpicomp
+from apps.figures import demo_comparison
 from apps.train import options as train_options
 from collectives.consistency import call_check
 from collectives.dense import allreduce as sums
 from collectives.group import routes
 from mpicomp.cli import bench
 from mpicomp.cli.bench import BenchRequest
-from mpicomp.torch import OneBitAdam
+from mpicomp.torch import DistributedOptimizer, OneBitAdam
 from tests.documents import (
     DOCUMENTS,
     PROJECT,
@@ -150,18 +151,21 @@ def test_pages_of_the_docs_are_read_in_a_few_minutes(document: Path) -> None:
     assert len(words) <= MOST_WORDS, f"{document.name} has {len(words)} words: shorten or split it"
 
 
-def test_the_first_picture_of_the_readme_is_of_an_emulated_cluster() -> None:
-    pictures = [link for link in links(README) if link.endswith(".png")]
-    assert pictures[0].startswith("docs/figures/cluster-")
-
-
 def test_the_readme_is_short_and_begins_with_its_gain_and_the_conditions() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= 120
-    gain = " ".join(lines[2:7])
-    conditions = "100 Mbit/s", "10 Gbit/s", "with local steps too", "three trainings", "four [emulated]", "slower for"
-    for part in ("times as fast at 100 Mbit/s**", "to that of exact means at every step", "best dense", *conditions):
-        assert part in gain, part
+    first_screen = " ".join(lines[2:18])
+    for part in ("100 Mbit/s", "10 Gbit/s", "with local steps", "Four [emulated]", "is slower than dense"):
+        assert part in first_screen, part
+    assert "".join(lines).count("  # new") == 5
+    assert f"mpicomp demo\n# {demo_comparison().finding()}.\n" in README.read_text()
+    pictures = [link for link in links(README) if link.endswith((".png", ".svg"))]
+    assert pictures == ["docs/images/badges.svg", "docs/figures/demo.png"]
+
+
+def test_pages_agree_on_the_lines_that_change_in_a_loop() -> None:
+    for document in (README, DOCS / "faq.md", DOCS / "quickstart.md"):
+        assert "two imports and three lines" in " ".join(document.read_text().lower().split()), document.name
 
 
 def test_the_readme_says_before_its_loop_with_pytorch_where_models_may_be() -> None:
@@ -278,8 +282,9 @@ def test_the_readme_has_five_methods_and_the_number_of_all() -> None:
 
 def test_the_page_of_gpus_names_the_methods_that_do_not_encode_there() -> None:
     (row,) = (line for line in (DOCS / "gpu.md").read_text().splitlines() if line.startswith("| methods |"))
-    elsewhere = {made.__name__ for made in mpicomp.ALGORITHMS.values() if not made().encodes_on_devices("bfloat16")}
-    assert elsewhere == {"Dense", "PowerSGD", "SparseLoCo"}
+    kinds = [kind for kind in mpicomp.ALGORITHMS.values() if not kind.__module__.startswith("mpicomp.contrib.")]
+    elsewhere = {kind.__name__ for kind in kinds if not kind().encodes_on_devices("bfloat16")}
+    assert elsewhere == {"Dense", "EFSignSGD", "PowerSGD", "SparseLoCo"}
     assert elsewhere <= set(inline_code(row))
 
 
@@ -312,11 +317,24 @@ def literals() -> list[str]:
     return found
 
 
-def test_the_page_of_one_bit_adam_has_its_options_and_defaults() -> None:
-    described = [row[:2] for row in rows(DOCS / "one-bit-adam.md")]
-    for option in inspect.signature(OneBitAdam).parameters.values():
-        default = "" if option.default is option.empty else f"`{option.default!r}`"
-        assert [f"`{option.name}`", default] in described, option.name
+@pytest.mark.parametrize(
+    ("pages", "owner"),
+    [
+        (["one-bit-adam.md"], OneBitAdam),
+        (["quickstart.md"], mpicomp.Communicator),
+        (["pytorch.md", "local-steps.md"], DistributedOptimizer),
+        (["per-node.md"], mpicomp.PerNode),
+    ],
+    ids=lambda found: getattr(found, "__name__", ""),
+)
+def test_pages_have_all_options_with_their_defaults(pages: list[str], owner: type) -> None:
+    described: dict[str, str] = {}
+    for row in (row for page in pages for row in rows(DOCS / page)):
+        for name, value in zip(inline_code(row[0]), inline_code(row[1]), strict=False):
+            described.setdefault(name, value)
+    for option in inspect.signature(owner).parameters.values():
+        if option.default is not option.empty:
+            assert ast.literal_eval(described[option.name]) == option.default, option.name
 
 
 def test_error_messages_are_those_of_the_code() -> None:

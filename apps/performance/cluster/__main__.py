@@ -27,7 +27,7 @@ from apps.performance.cluster.grid import (
 from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.records import read
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.part import chosen_from
+from apps.performance.part import choose_from
 
 FOLDER = PROJECT / "runs" / "performance" / "cluster"
 DOCUMENT, FIGURES = PROJECT / "docs" / "performance-tables.md", PROJECT / "docs" / "figures"
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured already")
     parser.add_argument("--no-mpich", action="store_true", help="no jobs with MPICH in between")
-    parser.add_argument("--only", type=chosen_from(PARTS), default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
+    parser.add_argument("--only", type=choose_from(PARTS), default=PARTS, metavar="PART,PART", help=", ".join(PARTS))
     parser.add_argument("--json-dir", type=Path, metavar="DIR", help="of the records (runs/performance/cluster)")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="where the tables go (docs/performance-tables.md)")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="where the plots go (docs/figures)")

@@ -61,7 +61,7 @@ def _backward_and_rest(comm: Communicator, step: Step, batch: int) -> list[float
     return _medians(comm, [(one.backward_s, one.rest_s) for one in map(step.run, [batch] * CALIBRATION_STEPS)])
 
 
-def _fitting(comm: Communicator, step: Step, backward_s: float, each_s: float) -> int:
+def _fit_batch(comm: Communicator, step: Step, backward_s: float, each_s: float) -> int:
     """The batch whose backward takes so long, where an example more takes `each_s`; collective."""
     batch = FIRST_BATCH
     for _ in range(CORRECTIONS):  # a small batch takes less than a line through two larger ones says
@@ -77,7 +77,7 @@ def _measure_method(comm: Communicator, name: str, n: int, repeats: int) -> list
             step.run(FIRST_BATCH)  # lays out the buckets
         small, large = (_backward_and_rest(comm, late, batch) for batch in (FIRST_BATCH, SECOND_BATCH))
         each_s = max(large[0] - small[0], 1e-6) / (SECOND_BATCH - FIRST_BATCH)
-        batches = [_fitting(comm, late, factor * small[1], each_s) for factor in FACTORS]
+        batches = [_fit_batch(comm, late, factor * small[1], each_s) for factor in FACTORS]
         rounds = [[(early.run(batch), late.run(batch)) for _ in range(repeats)] for batch in batches]
         late.close()
         early.close()  # writes the trace

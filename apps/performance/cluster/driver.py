@@ -128,7 +128,7 @@ class Limits:
 
 
 @contextmanager
-def standing(cluster: Cluster) -> Iterator[tuple[Network, Path, list[dict[str, Any]]]]:
+def set_up_cluster(cluster: Cluster) -> Iterator[tuple[Network, Path, list[dict[str, Any]]]]:
     """A cluster's hosts, a folder for their jobs, and a record of the links' rates."""
     with tempfile.TemporaryDirectory(prefix="mpicomp-cluster-") as scratch, Network(cluster.layout) as network:
         links = measure(network)
@@ -152,7 +152,7 @@ def measure_cells(
     for path in (path for paths in parts.values() for path in paths if fresh):
         path.unlink(missing_ok=True)
     left_out: dict[Cell, dict[str, str]] = {cell: {} for cell in cells}
-    with standing(cluster) as (network, scratch, links):
+    with set_up_cluster(cluster) as (network, scratch, links):
         for job, library in enumerate(sequence):
             known = of_library(library, cluster.nodes)
             asked = []
@@ -182,7 +182,7 @@ def measure_cells(
 def measure_alone(part: str, cluster: Cluster, path: Path, ranks_per_node: int = 1, **arguments: Any) -> Record:
     """Run a job of a measurement on a cluster of its own; returns the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with standing(cluster) as (network, scratch, links):
+    with set_up_cluster(cluster) as (network, scratch, links):
         request = {"kind": part, "arguments": arguments, "ranks_per_node": ranks_per_node, "links": links}
         run_job(network, scratch, cluster, request | {"path": str(path.resolve())})
     return read_record(path)

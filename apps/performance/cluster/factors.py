@@ -84,7 +84,7 @@ def equal_steps(page: str) -> str:
     return table(columns, rows)
 
 
-def quoted(parts: Mapping[str, Sequence[Record]]) -> dict[str, str]:
+def format_quotes(parts: Mapping[str, Sequence[Record]]) -> dict[str, str]:
     """Return the figures that other pages quote, as they write them."""
     cells = {(one["settings"]["rate"], one["settings"]["bytes"]): one for one in parts["grid"]}
     found = {rate: ratios.default_speedup(cells[rate, 100_000_000]) or 0.0 for rate in ("1gbit", "10gbit", "none")}

@@ -17,7 +17,7 @@ from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.predicted import measure_advice
 from apps.performance.cluster.prepared import TIMEOUT_S, Resources
 from apps.performance.cluster.rounds import measure, repeats_for
-from apps.performance.cluster.vectors import filled
+from apps.performance.cluster.vectors import make_vectors
 from apps.records import Record, write_record
 from collectives import Communicator
 
@@ -54,7 +54,7 @@ def measure_cells(request: Mapping[str, Any]) -> None:
 
 def measure_cell(resources: Resources, cell: Cell, chosen: Sequence[Implementation], budget_s: float) -> Record:
     """Time implementations on vectors of one size; collective."""
-    x, out = filled(cell.n, resources.comm.rank)
+    x, out = make_vectors(cell.n, resources.comm.rank)
     prepared = {one.name: resources.prepare(one, x, out) for one in chosen}
     slow = frozenset(one.name for one in chosen if one.predicted_s(cell) > SLOW_S)
     least = {one.name: one.least for one in chosen}

@@ -19,9 +19,9 @@ from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.predicted import closeness, measure_methods
 from apps.performance.cluster.prepared import Prepared
 from apps.performance.cluster.rounds import measure
-from apps.performance.cluster.tables import ABSENT, NOTHING, scaling, timing
-from apps.performance.cluster.vectors import filled
-from apps.performance.part import MS, get, in_unit, scaled, table
+from apps.performance.cluster.tables import ABSENT, NOTHING, describe_scaling, format_timing
+from apps.performance.cluster.vectors import make_vectors
+from apps.performance.part import MS, format_seconds, get, in_unit, table
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Aggregator, Algorithm
@@ -55,7 +55,7 @@ SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 32
 def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
     """Predict all methods, and time them in turn with the computing of a training step; collective."""
     predicted = measure_methods(comm, METHODS, n) if comm.size > 1 else {}
-    x, out = filled(n, comm.rank)
+    x, out = make_vectors(n, comm.rank)
     started = {name: method.start(comm, n) for name, method in METHODS.items()}
     step = training_step(n, comm.rank)
     prepared = {COMPUTE: Prepared(step)} | {
@@ -126,17 +126,16 @@ def render(records: Sequence[Record]) -> str:
     for record in records:
         cluster, compute = Cluster(**record["settings"]), record["compute"]
         network = f"an MLP of {compute['parameters']:,} parameters, {compute['batch']} images a rank"
-        heading = (
-            f"**{cluster.nodes} nodes, {cluster.links}** (forward and backward of {network}: {timing(compute)} ms)"
-        )
-        rows = [_derived(record, name) for name in record["rows"]]
+        compute_ms = format_timing(compute)
+        heading = f"**{cluster.nodes} nodes, {cluster.links}** (forward and backward of {network}: {compute_ms} ms)"
+        rows = [_derive(record, name) for name in record["rows"]]
         close = closeness([row["error"] for row in rows if row["error"] is not None])
         parts.append(f"{heading}\n\n{table(COLUMNS, rows)}\n\nPredicted: {close}.")
-    note = f"n {records[0]['n']}. {describe(records[0]['environment'])}.{scaling(records)}"
+    note = f"n {records[0]['n']}. {describe(records[0]['environment'])}.{describe_scaling(records)}"
     return "\n\n".join(parts) + f"\n\n<sub>{note}</sub>"
 
 
-def _derived(record: Record, name: str) -> dict[str, Any]:
+def _derive(record: Record, name: str) -> dict[str, Any]:
     """Return a method's row with values that follow from it and from dense's."""
     row, dense = record["rows"][name], record["rows"]["dense"]
     sent, each_s = row["cost"]["bytes_sent_most"], row["codec_s"]
@@ -158,13 +157,13 @@ def _derived(record: Record, name: str) -> dict[str, Any]:
     }
 
 
-def _predicted(row: dict[str, Any]) -> str:
-    return ABSENT if row["error"] is None else f"{scaled(row['predicted_s'], MS)} ({row['error']:+.0%})"
+def _describe_prediction(row: dict[str, Any]) -> str:
+    return ABSENT if row["error"] is None else f"{format_seconds(row['predicted_s'], MS)} ({row['error']:+.0%})"
 
 
 COLUMNS = (
     ("method", get("name")),
-    ("call, ms", timing),
+    ("call, ms", format_timing),
     ("MB sent", lambda row: f"{row['sent'] / 1e6:.3g}"),
     ("these alone, ms", in_unit("wire_s", MS)),
     ("codec of a rank, ms", in_unit("codec_one_s", MS)),
@@ -172,6 +171,6 @@ COLUMNS = (
     ("call over the longer", get("over", ".2f")),
     ("faster than dense", get("gain")),
     ("fewer bytes", get("ratio", ".1f")),
-    ("predicted, ms", _predicted),
+    ("predicted, ms", _describe_prediction),
 )
 MEASUREMENT = ClusterMeasurement("methods", jobs, measure_here, render)

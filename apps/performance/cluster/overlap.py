@@ -21,11 +21,11 @@ from apps.launch import JobFailed
 from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.prepared import ONE_BIT
-from apps.performance.cluster.ratios import balanced
+from apps.performance.cluster.ratios import find_balance
 from apps.performance.cluster.records import merge_environments
 from apps.performance.cluster.tables import overlap_table
 from apps.performance.cluster.targets import render_overlaps
-from apps.performance.cluster.vectors import filled
+from apps.performance.cluster.vectors import make_vectors
 from apps.records import Record, read_record
 from collectives import Communicator, Traffic
 from collectives.execution.handle import Call
@@ -118,7 +118,7 @@ def measure_here(comm: Communicator, n: int, repeats: int) -> Record:
         call waited with nothing to do, mean over ranks and calls; and ``moving_s``, the median over calls of the mean
         over ranks.
     """
-    x, out = filled(n, comm.rank)
+    x, out = make_vectors(n, comm.rank)
     kernels, tag = Kernels(comm, x, out), comm.fixed_tag()
     empty, requests = EmptyPayload(kernels.payload), Cache()
     aggregator = ONE_BIT.start(comm, n)
@@ -189,7 +189,7 @@ def merge_jobs(jobs: Sequence[Record]) -> Record:
 
 def balance(records: Sequence[Record]) -> int | None:
     """The rate to ask for, in Mbit/s, so that wire and computing take equally long."""
-    found = balanced(records)
+    found = find_balance(records)
     return None if found is None else round(found / 0.956 / 1e6)
 
 

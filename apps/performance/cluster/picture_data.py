@@ -99,11 +99,11 @@ def _cell(record: Record) -> Record:
         "settings": record["settings"],
         "links": [{"bits_per_s": ratios.payload_rate(record)}],
         "flattered": ratios.bucket_share(record) > ratios.NOTEWORTHY,
-        "timings": {name: _timing(record["timings"][name]) for name in names if name in record["timings"]},
+        "timings": {name: _time_row(record["timings"][name]) for name in names if name in record["timings"]},
     }
 
 
-def _timing(timed: Mapping[str, Any]) -> dict[str, Any]:
+def _time_row(timed: Mapping[str, Any]) -> dict[str, Any]:
     cost = timed["cost"]
     stages = None if cost is None else {field: cost[field] for field in STAGES.values()}
     return {"median_s": timed["median_s"], "elapsed_s": timed["elapsed_s"], "cost": stages}

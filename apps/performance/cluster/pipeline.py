@@ -85,7 +85,7 @@ def measure_here(comm: Communicator, repeats: int, **load_options: int) -> Recor
     torch.set_num_threads(1)
     load = Load(**load_options)
     module, loss = module_and_loss(load, comm.rank, comm.size)
-    computing = _computing(comm, module, loss, load)
+    computing = _time_computing(comm, module, loss, load)
     steps = {
         f"{schedule}, {name}": _step(comm, module, loss, load, schedule, name)
         for schedule in SCHEDULES
@@ -109,13 +109,13 @@ def measure_here(comm: Communicator, repeats: int, **load_options: int) -> Recor
         "parameters": int(gather(comm, np.array([float(sum(one.numel() for one in module.parameters()))])).sum()),
         "environment": environment(),
         "computing": computing,
-        "codecs": {name: _coding(comm, load, name) for name in METHODS},
+        "codecs": {name: _time_coding(comm, load, name) for name in METHODS},
         "rows": rows,
         "alive": {schedule: _alive(comm, module, loss, load, schedule) for schedule in SCHEDULES},
     }
 
 
-def staged(
+def make_stage(
     comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, name: str, **options: Any
 ) -> PipelineStage:
     """Make this rank's stage, which sends by the method of this name; collective. `options` are `PipelineStage`'s."""
@@ -131,7 +131,7 @@ def staged(
 def _step(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str, name: str) -> Callable[[], None]:
     from apps.performance.pipeline_load import trainer
 
-    return trainer(staged(comm, module, loss, load, schedule, name), load)
+    return trainer(make_stage(comm, module, loss, load, schedule, name), load)
 
 
 def _alive(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str) -> list[int]:
@@ -139,12 +139,12 @@ def _alive(comm: Communicator, module: Any, loss: Any, load: Any, schedule: str)
     from apps.performance.pipeline_load import Load, trainer
 
     many = Load(**asdict(load) | {"micro_batches": ALIVE_MICRO_BATCHES, "batches": 1})
-    stage = staged(comm, module, loss, many, schedule, FP32)
+    stage = make_stage(comm, module, loss, many, schedule, FP32)
     trainer(stage, many)()
     return [int(one) for one in gather(comm, np.array([float(stage.most_alive)]))[:, 0]]
 
 
-def _computing(comm: Communicator, module: Any, loss: Any, load: Any) -> dict[str, float]:
+def _time_computing(comm: Communicator, module: Any, loss: Any, load: Any) -> dict[str, float]:
     """Processor seconds of a micro-batch on a stage, while all compute: medians, and the mean over stages; collective.
 
     Unlike the time on the wall they do not depend on other load of the machine.
@@ -167,7 +167,7 @@ def _computing(comm: Communicator, module: Any, loss: Any, load: Any) -> dict[st
     return dict(zip(("forward_processor_s", "backward_processor_s"), medians.tolist(), strict=True))
 
 
-def _coding(comm: Communicator, load: Any, name: str) -> dict[str, float]:
+def _time_coding(comm: Communicator, load: Any, name: str) -> dict[str, float]:
     """Bytes of a micro-batch each way, and seconds of coding it on a middle stage while all do the same; collective."""
     rows, columns = load.rows
     method = METHODS[name]

@@ -20,7 +20,7 @@ from apps.environment import environment
 from apps.launch import JobFailed
 from apps.performance.cluster.driver import ClusterJob
 from apps.performance.cluster.grid import Cluster
-from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW, staged
+from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW, make_stage
 from apps.records import Record, read_record
 from collectives import Communicator
 from collectives.communicator.splitting import Grid
@@ -57,7 +57,7 @@ class Way:
 
         stages, replicas = grid.along("stage"), grid.along("replica")
         module, loss = module_and_loss(load, stages.rank, stages.size)  # its own, since optimizers listen to backward
-        self.stage = staged(stages, module, loss, load, SCHEDULE, activations, everyone=comm)
+        self.stage = make_stage(stages, module, loss, load, SCHEDULE, activations, everyone=comm)
         self._optimizer = _optimizer(module, replicas, load, gradients, seed)
         self._train = trainer(self.stage, load, optimizer=self._optimizer, replica=replicas.rank)
         self.sent = np.zeros(len(SENT))

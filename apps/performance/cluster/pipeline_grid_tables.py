@@ -47,8 +47,8 @@ def render(records: Sequence[Record]) -> str:
     first = ordered[0]
     parts = [
         f"**Sequences a second, {SCHEDULE}**\n\n{_throughput(ordered)}",
-        f"**{' and '.join(BOTH)}: speed-up over others**\n\n{_compared(ordered)}",
-        f"**MB that a node sends in a step, at most**\n\n{_sent(first)}",
+        f"**{' and '.join(BOTH)}: speed-up over others**\n\n{_compare(ordered)}",
+        f"**MB that a node sends in a step, at most**\n\n{_describe_sent(first)}",
     ]
     load = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in first["load"].items())
     grid = f"{REPLICAS} replicas of {first['parameters']:,} parameters on {STAGES} stages"
@@ -67,7 +67,7 @@ def _rates(record: Record) -> dict[tuple[str, str], str]:
     return {way: throughput(record["batch"], one, seconds[PLAIN, DENSE]) for way, one in seconds.items()}
 
 
-def _compared(records: Sequence[Record]) -> str:
+def _compare(records: Sequence[Record]) -> str:
     """Medians of rounds."""
     times = {record["settings"]["rate"]: _times(record) for record in records}
     rows = [
@@ -77,7 +77,7 @@ def _compared(records: Sequence[Record]) -> str:
     return table([(column, get(column)) for column in rows[0]], rows)
 
 
-def _sent(record: Record) -> str:
+def _describe_sent(record: Record) -> str:
     rows = [
         _heads(_way(row)) | {name: f"{row['sent_bytes'][name] / 1e6:.3f}" for name in SENT} for row in record["rows"]
     ]

@@ -28,7 +28,7 @@ from apps.performance.cluster.pipeline import (
 from apps.performance.cluster.ratios import payload_rate
 from apps.performance.cluster.tables import NOTHING
 from apps.performance.cluster.targets import COLUMNS, Row
-from apps.performance.part import MS, Column, get, scaled, table
+from apps.performance.part import MS, Column, format_seconds, get, table
 from apps.records import Record
 from mpicomp.pipeline.schedule import schedule as schedule_of
 from mpicomp.pipeline.simulate import Times, all_stages, simulate_time
@@ -125,10 +125,12 @@ def _micro_batches(records: Sequence[Record]) -> str:
     for record in records:
         for name in SHOWN:
             coded = record["codecs"][name]
-            rows.append({"rate": record["settings"]["rate"], "method": name, "codec": scaled(coded["seconds"], MS)})
+            rows.append(
+                {"rate": record["settings"]["rate"], "method": name, "codec": format_seconds(coded["seconds"], MS)}
+            )
             for way in ("forward", "backward"):
-                rows[-1] |= {f"{way} computing": scaled(way_s(record, way), MS)}
-                rows[-1] |= {f"{way} message": scaled(_wire_s(record, coded[f"{way}_bytes"]), MS)}
+                rows[-1] |= {f"{way} computing": format_seconds(way_s(record, way), MS)}
+                rows[-1] |= {f"{way} message": format_seconds(_wire_s(record, coded[f"{way}_bytes"]), MS)}
     return table(MICRO_BATCH, rows)
 
 

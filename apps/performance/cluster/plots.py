@@ -150,11 +150,11 @@ def time_by_size(cells: Sequence[Record]) -> Figure | None:
     legend(axes[0], axes[0][0].get_lines())
     figure.supylabel("time of an all-reduce (log scale)", fontsize=10)
     note = "Open MPI: the fastest of its algorithms at each point. Dense: mpicomp's all-reduce without compression."
-    headline(figure, time_title(by_rate), f"{EMULATED} {note}{coinciding(by_rate)}")
+    headline(figure, time_title(by_rate), f"{EMULATED} {note}{name_coinciding(by_rate)}")
     return figure
 
 
-def coinciding(by_rate: Sequence[Sequence[Record]]) -> str:
+def name_coinciding(by_rate: Sequence[Sequence[Record]]) -> str:
     """Return the sentence that names the lines that lie on each other, from a size on; empty if they do nowhere."""
     others = {name: shown for name, shown in SHOWN.items() if name != MARSIT_RING}
     found: dict[int, list[str]] = {}
@@ -192,12 +192,12 @@ def time_title(by_rate: Sequence[Sequence[Record]]) -> str:
 def stages(cells: Sequence[Record]) -> Figure | None:
     """Parts of a call of Marsit and of dense at each rate; the time itself stands next to each bar."""
     shown = [record for record in _slow_first(cells) if record["settings"]["bytes"] == STAGES_BYTES]
-    shown = [record for record in shown if _timed(record, MARSIT_RING)]
+    shown = [record for record in shown if _select_timed(record, MARSIT_RING)]
     if not shown:
         return None
     panels = []
     for name in (MARSIT_RING, DENSE_RING):
-        timed = {rate_text(record): found for record in shown if (found := _timed(record, name))}
+        timed = {rate_text(record): found for record in shown if (found := _select_timed(record, name))}
         if timed:
             panels.append(
                 Bars(
@@ -208,7 +208,7 @@ def stages(cells: Sequence[Record]) -> Figure | None:
             )
     figure = draw_bars(panels, STAGE_NAMES, "per cent of the call", [*({"color": c} for c in STAGE_COLORS), REST])
     waiting = [
-        100 * shares(_timed(record, MARSIT_RING))[list(STAGES).index("wait")] for record in (shown[0], shown[-1])
+        100 * shares(_select_timed(record, MARSIT_RING))[list(STAGES).index("wait")] for record in (shown[0], shown[-1])
     ]
     title = f"Marsit waits for the link {waiting[0]:.0f} % of a call at {rate_text(shown[0])}"
     if len(shown) > 1:
@@ -285,7 +285,7 @@ def _times(gain: float) -> str:
     return f"{gain:.0f}×" if gain >= 9.95 else f"{gain:.1f}×" if gain >= 0.95 else f"{gain:.2f}×"
 
 
-def _timed(record: Record, name: str) -> dict[str, Any]:
+def _select_timed(record: Record, name: str) -> dict[str, Any]:
     found = record["timings"].get(name) or {}
     return found if found.get("cost") else {}
 

@@ -86,10 +86,10 @@ def render(measured: Sequence[Record]) -> str:
     chosen = [record for record in advised if cell_of(record) in CELLS]
     if not chosen:
         return NOTHING
-    parts = [table(NETWORK, chosen), _compared(chosen) + " (target: 20 of 24, and none)."]
+    parts = [table(NETWORK, chosen), _compare(chosen) + " (target: 20 of 24, and none)."]
     others = [record for record in advised if record not in chosen]
     if others:
-        parts += ["Other cells:", _compared(others) + "."]
+        parts += ["Other cells:", _compare(others) + "."]
     parts += ["All topologies, in all these cells:", _by_implementation(advised), "And the advice:", _advice(known)]
     return "\n\n".join(parts)
 
@@ -144,7 +144,7 @@ def _advice(records: Sequence[Record]) -> str:
     return f"{table(columns, rows)}\n\nRight in {sum(row['right'] for row in rows)} of {len(rows)} cells."
 
 
-def _compared(records: Sequence[Record]) -> str:
+def _compare(records: Sequence[Record]) -> str:
     """A table of predictions, and how many are close."""
     rows = [
         record | {"name": name, "predicted": predict(record, name), "measured": measured}

@@ -117,7 +117,7 @@ def over_bound(record: Record, bits_per_s: float | None) -> float | None:
     return None if ring is None or bits_per_s is None else ring / bound_s(record, bits_per_s)
 
 
-def balanced(overlaps: Sequence[Record]) -> float | None:
+def find_balance(overlaps: Sequence[Record]) -> float | None:
     """Bits per second of payload at which wire and computing take equally long; None: at none between those measured.
 
     Computing does not depend on the rate, but on how memory was shared meanwhile: its median counts.
@@ -125,10 +125,10 @@ def balanced(overlaps: Sequence[Record]) -> float | None:
     if not overlaps:
         return None
     compute_s = median(record["compute_s"] for record in overlaps)
-    return crossing([(payload_rate(record), record["wire_s"] / compute_s) for record in overlaps])
+    return find_crossing([(payload_rate(record), record["wire_s"] / compute_s) for record in overlaps])
 
 
-def crossing(points: Sequence[tuple[float, float]]) -> float | None:
+def find_crossing(points: Sequence[tuple[float, float]]) -> float | None:
     """Return x where y of the positive (x, y) falls below 1 last, interpolated between logarithms; None: nowhere."""
     found = None
     for (x0, y0), (x1, y1) in pairwise(sorted(points)):

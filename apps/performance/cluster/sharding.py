@@ -90,10 +90,10 @@ def _sides(options: argparse.Namespace, nodes: Any) -> dict[str, tuple[Callable[
 
     place = torch.arange(dist.get_world_size()).view(len(nodes.sizes), -1)
     gloo = _mesh(place, "gloo")
-    sides: dict[str, tuple[Callable[[], None], int]] = {NATIVE: _trained(gloo, options)}
+    sides: dict[str, tuple[Callable[[], None], int]] = {NATIVE: _make_training(gloo, options)}
     for name, mesh in ((HOOK, gloo), (INSIDE, _mesh(place, "mpicomp"))):
         shards: DeviceMesh = mesh["shard"]
-        step, count = _trained(shards, options)
+        step, count = _make_training(shards, options)
         fsdp_hook(mpicomp.algorithm(options.method), nodes.across, step.args[0])
         sides[name] = step, count
     return sides
@@ -107,7 +107,7 @@ def _mesh(place: Any, backend: str) -> Any:
     return init_device_mesh("cpu", tuple(place.shape), mesh_dim_names=("node", "shard"), backend_override=overrides)
 
 
-def _trained(mesh: Any, options: argparse.Namespace) -> tuple[partial[None], int]:
+def _make_training(mesh: Any, options: argparse.Namespace) -> tuple[partial[None], int]:
     import torch
     from torch import nn
     from torch.distributed.fsdp import fully_shard

@@ -18,7 +18,7 @@ from apps.performance.cluster.implementations import (
     ONE_BIT_RING,
 )
 from apps.performance.cluster.records import IN_MPICH, cluster_of, in_order
-from apps.performance.part import MS, STAGES, Column, both, in_unit, scaled, table
+from apps.performance.part import MS, STAGES, Column, both, format_seconds, in_unit, table
 from apps.records import Record
 from collectives.cost.rate import Rate
 
@@ -56,11 +56,13 @@ def tables(records: Sequence[Record]) -> dict[str, str]:
         "cluster-sizes": _by_size(full),
         "cluster-rates": _by_rate(full),
         "cluster-nodes": _table((*PLACE, *COMPARED), others),
-        "cluster-topologies": _table((*PLACE, *(timed(f"one-bit {name}", name) for name in ONE_BIT)), topologies),
+        "cluster-topologies": _table(
+            (*PLACE, *(make_time_column(f"one-bit {name}", name) for name in ONE_BIT)), topologies
+        ),
         "cluster-mpich": _table(MPICH, mpich),
         "cluster-bound": _table(BOUND, bounded),
         "cluster-cost": _cost(full),
-        "cluster-left-out": _left_out(ordered),
+        "cluster-left-out": _describe_left_out(ordered),
     }
 
 
@@ -102,7 +104,7 @@ def _cost(records: Sequence[Record]) -> str:
     return _with_footer(found, shown)
 
 
-def _left_out(records: Sequence[Record]) -> str:
+def _describe_left_out(records: Sequence[Record]) -> str:
     if not records:
         return NOTHING
     rows = []
@@ -115,23 +117,23 @@ def _left_out(records: Sequence[Record]) -> str:
     return table(columns, rows) if rows else "Nothing was left out."
 
 
-def hidden(record: Record) -> str:
+def format_hidden(record: Record) -> str:
     """The overlap as a median over jobs, and the range of theirs."""
     each = record["overlaps"]
     return f"{record['overlap']:.0%} ({100 * min(each):.0f} to {max(each):.0%})"
 
 
-def timing(row: dict[str, Any]) -> str:
+def format_timing(row: dict[str, Any]) -> str:
     """Milliseconds: median, minimum, and processor time of a rank."""
-    return f"{both(row, MS)} / {scaled(row['cpu_s'], MS)}"
+    return f"{both(row, MS)} / {format_seconds(row['cpu_s'], MS)}"
 
 
 def time_text(record: Record, name: str) -> str:
-    """An implementation's `timing` in a cell."""
-    return timing(record["timings"][name]) if name in record["timings"] else ABSENT
+    """An implementation's `format_timing` in a cell."""
+    return format_timing(record["timings"][name]) if name in record["timings"] else ABSENT
 
 
-def timed(name: str, heading: str = "") -> Column:
+def make_time_column(name: str, heading: str = "") -> Column:
     """A column of times."""
     return f"{heading or name}, ms", lambda record: time_text(record, name)
 
@@ -160,7 +162,7 @@ def _bound(rate_of: Callable[[Record], float | None], heading: str) -> tuple[Col
 
     def bound(record: Record) -> str:
         rate = rate_of(record)
-        return ABSENT if rate is None else scaled(ratios.bound_s(record, rate), MS)
+        return ABSENT if rate is None else format_seconds(ratios.bound_s(record, rate), MS)
 
     return (
         (f"bound at {heading} rate, ms", bound),
@@ -169,7 +171,7 @@ def _bound(rate_of: Callable[[Record], float | None], heading: str) -> tuple[Col
 
 
 def _stage(stage: str) -> Column:
-    return stage, lambda row: scaled(row["cost"][STAGES[stage]], MS) if row["cost"] else ""
+    return stage, lambda row: format_seconds(row["cost"][STAGES[stage]], MS) if row["cost"] else ""
 
 
 def _megabytes(heading: str, field: str) -> Column:
@@ -187,9 +189,9 @@ SIZE: Column = ("size", _size)
 PAYLOAD: Column = ("payload measured", lambda record: str(Rate(round(ratios.payload_rate(record), -5))))
 PLACE: Sequence[Column] = (("nodes", lambda record: str(record["settings"]["nodes"])), LINKS, SIZE)
 COMPARED: Sequence[Column] = (
-    *map(timed, (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT)),
+    *map(make_time_column, (ONE_BIT_RING, MARSIT_RING, DENSE_RING, MPI_DEFAULT)),
     ("best of Open MPI, ms", _best),
-    timed(GLOO),
+    make_time_column(GLOO),
     ("best dense", lambda record: (ratios.best_dense(record) or (ABSENT,))[0]),
     ("one-bit over it", lambda record: times(ratios.speedup(record, ONE_BIT_RING, ratios.BEST_DENSE))),
     ("Marsit over it", lambda record: times(ratios.speedup(record, MARSIT_RING, ratios.BEST_DENSE))),
@@ -197,17 +199,17 @@ COMPARED: Sequence[Column] = (
 )
 MPICH: Sequence[Column] = (
     *PLACE,
-    timed(MPICH_DEFAULT),
-    timed(DENSE_RING + IN_MPICH, "dense ring on MPICH"),
-    timed(DENSE_RING, "on Open MPI"),
-    timed(ONE_BIT_RING + IN_MPICH, "one-bit ring on MPICH"),
-    timed(ONE_BIT_RING, "on Open MPI"),
+    make_time_column(MPICH_DEFAULT),
+    make_time_column(DENSE_RING + IN_MPICH, "dense ring on MPICH"),
+    make_time_column(DENSE_RING, "on Open MPI"),
+    make_time_column(ONE_BIT_RING + IN_MPICH, "one-bit ring on MPICH"),
+    make_time_column(ONE_BIT_RING, "on Open MPI"),
     ("one-bit over MPICH", lambda record: times(ratios.over_mpich(record))),
 )
 BOUND: Sequence[Column] = (
     *PLACE,
     PAYLOAD,
-    timed(DENSE_RING),
+    make_time_column(DENSE_RING),
     *_bound(ratios.nominal_rate, "nominal"),
     *_bound(ratios.payload_rate, "measured"),
 )
@@ -227,7 +229,7 @@ OVERLAP: Sequence[Column] = (
     ("wire alone, ms", in_unit("wire_s", MS)),
     ("compute alone, ms", in_unit("compute_s", MS)),
     ("both, ms", in_unit("both_s", MS)),
-    ("overlap", hidden),
+    ("overlap", format_hidden),
     ("exposed wait, ms", in_unit("exposed_s", MS)),
     ("moving, ms of processor", in_unit("moving_s", MS)),
 )
@@ -246,11 +248,13 @@ def _with_footer(found: Sequence[str], records: Sequence[Record]) -> str:
         if " †" in "".join(found)
         else ""
     )
-    note += f"Load: the highest before a job. {describe(records[0]['environment'] | highest)}.{scaling(records)}"
+    note += (
+        f"Load: the highest before a job. {describe(records[0]['environment'] | highest)}.{describe_scaling(records)}"
+    )
     return "\n\n".join(found) + f"\n\n<sub>{note}</sub>"
 
 
-def scaling(records: Sequence[Record]) -> str:
+def describe_scaling(records: Sequence[Record]) -> str:
     """Describe the memory's rate for all processors relative to one, before the jobs."""
     found = [float(one) for record in records for one in record["environment"]["memory_scaling"]]
     ends = dict.fromkeys((f"{min(found):.1f}", f"{max(found):.1f}"))

@@ -19,7 +19,7 @@ from apps.performance.cluster.ratios import (
     speedups_by_job,
 )
 from apps.performance.cluster.records import cell_of, cluster_of
-from apps.performance.cluster.tables import NOTHING, hidden, time_text
+from apps.performance.cluster.tables import NOTHING, format_hidden, time_text
 from apps.performance.part import Column, table
 from apps.records import Record
 
@@ -121,7 +121,7 @@ def _overlaps(overlaps: Sequence[Record]) -> Iterator[Row]:
     """Four nodes at 1 Gbit/s; two at the rate where wire and computing come nearest to each other."""
 
     def row(what: str, record: Record, least: float) -> Row:
-        return Row(f"overlap, {what}", hidden(record), f"≥ {least:.0%}", record["overlap"] >= least)
+        return Row(f"overlap, {what}", format_hidden(record), f"≥ {least:.0%}", record["overlap"] >= least)
 
     for record in overlaps:
         if cluster_of(record) == Cluster(4, "1gbit"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.emulator.mpirun import run_on_hosts
-from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, standing
+from apps.performance.cluster.driver import FAILURES, LONGEST_JOB_S, log, set_up_cluster
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import ABSENT, NOTHING
 from apps.performance.part import Column, get, table
@@ -46,7 +46,7 @@ def run(folder: Path, fresh: bool) -> list[str]:
         if not missing:
             continue
         try:
-            with standing(cluster) as (network, scratch, carried):
+            with set_up_cluster(cluster) as (network, scratch, carried):
                 links = {"kind": "links", "links": carried}
                 for method, path in missing.items():
                     log(f"training: {cluster.links}, {method}")

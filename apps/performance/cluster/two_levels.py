@@ -24,9 +24,9 @@ from apps.performance.cluster.predicted import closeness
 from apps.performance.cluster.prepared import TIMEOUT_S, Prepared
 from apps.performance.cluster.ratios import nominal_rate
 from apps.performance.cluster.rounds import measure
-from apps.performance.cluster.tables import ABSENT, NOTHING, timing
-from apps.performance.cluster.vectors import Vector, filled
-from apps.performance.part import MS, get, scaled, table
+from apps.performance.cluster.tables import ABSENT, NOTHING, format_timing
+from apps.performance.cluster.vectors import Vector, make_vectors
+from apps.performance.part import MS, format_seconds, get, table
 from apps.records import Record
 from collectives import Communicator, Ring, Topology, Torus, topology
 from collectives.network_probe import measure_network
@@ -93,12 +93,12 @@ def contenders(nodes: int, ranks_per_node: int) -> list[Contender]:
 
 def measure_here(comm: Communicator, n: int, repeats: int, which: str) -> Record:
     """Make a measurement; collective."""
-    rows = {"speed": _speed, "bytes": _bytes, "memory": _memory}[which](comm, n, repeats)
+    rows = {"speed": _measure_speed, "bytes": _bytes, "memory": _memory}[which](comm, n, repeats)
     sizes = {"nodes": len(comm.layout.sizes), "ranks_per_node": comm.layout.sizes[0]}
     return {"part": "two-levels", "which": which, "n": n, **sizes, "environment": environment(), "rows": rows}
 
 
-def _speed(comm: Communicator, n: int, repeats: int) -> Rows:
+def _measure_speed(comm: Communicator, n: int, repeats: int) -> Rows:
     known = contenders(len(comm.layout.sizes), comm.layout.sizes[0])
     network, nodes = measure_network(comm), measure_nodes(comm, n, "float32")
     job = PredictedJob(comm.size, n, "float32", network, comm.routes.packed_piece_bytes(), nodes)
@@ -108,24 +108,24 @@ def _speed(comm: Communicator, n: int, repeats: int) -> Rows:
         for one in known
     }
     repeats_of = {one.name: DENSE_REPEATS if one.method is DENSE else repeats for one in known}
-    rows = _timed(comm, known, n, lambda name, seconds: repeats_of[name])
+    rows = _time_rounds(comm, known, n, lambda name, seconds: repeats_of[name])
     return {name: {**row, "predicted_s": predicted[name]} for name, row in rows.items()}
 
 
 def _bytes(comm: Communicator, n: int, repeats: int) -> Rows:
     chosen = (PER_NODE, "Marsit ring", PER_NODE_DENSE)
     known = [one for one in contenders(len(comm.layout.sizes), comm.layout.sizes[0]) if one.name in chosen]
-    return _timed(comm, known, n, lambda name, seconds: 1)
+    return _time_rounds(comm, known, n, lambda name, seconds: 1)
 
 
-def _timed(comm: Communicator, known: Sequence[Contender], n: int, repeats: Callable[[str, float], int]) -> Rows:
-    x, out = filled(n, comm.rank)
+def _time_rounds(comm: Communicator, known: Sequence[Contender], n: int, repeats: Callable[[str, float], int]) -> Rows:
+    x, out = make_vectors(n, comm.rank)
     with ExitStack() as stack:
         return measure({one.name: one.prepare(comm, stack, x, out) for one in known}, comm, repeats)
 
 
 def _memory(comm: Communicator, n: int, repeats: int) -> Rows:
-    x, out = filled(n, comm.rank)
+    x, out = make_vectors(n, comm.rank)
     between = np.zeros_like(x)
 
     def copy_twice() -> None:
@@ -164,12 +164,12 @@ def _speed_table(record: Record) -> str:
     ]
     columns = (
         ("all-reduce", get("name")),
-        ("call, ms", timing),
+        ("call, ms", format_timing),
         ("MB out of a node", lambda row: f"{row['wire_bytes'] / 1e6:.2f}"),
-        ("predicted, ms", lambda row: f"{scaled(row['predicted_s'], MS)} ({row['error']:+.0%})"),
+        ("predicted, ms", lambda row: f"{format_seconds(row['predicted_s'], MS)} ({row['error']:+.0%})"),
     )
     close = closeness([row["error"] for row in rows])
-    verdict = f"{ratio:.2f} times as fast as {best} (target: {LEAST_RATIO:g}{_missed(ratio >= LEAST_RATIO)})"
+    verdict = f"{ratio:.2f} times as fast as {best} (target: {LEAST_RATIO:g}{_name_missed(ratio >= LEAST_RATIO)})"
     heading = f"**{record['nodes']} nodes of {record['ranks_per_node']} ranks, {record['settings']['rate']}**"
     return f"{heading}\n\n{table(columns, rows)}\n\n{PER_NODE} is {verdict}. Predicted: {close}.\n\n{_footer(record)}"
 
@@ -193,11 +193,13 @@ def _memory_table(record: Record) -> str:
     rows = [{**row, "name": name, "part": copies / row["median_s"]} for name, row in record["rows"].items()]
     columns = (
         ("on one node", get("name")),
-        ("call, ms", timing),
+        ("call, ms", format_timing),
         ("speed of two copies", lambda row: f"{row['part']:.0%}"),
     )
     part = next(row["part"] for row in rows if row["name"] == PER_NODE_DENSE)
-    verdict = f"{part:.0%} of the speed of {COPIES} (target: {LEAST_OF_MEMORY:.0%}{_missed(part >= LEAST_OF_MEMORY)})"
+    verdict = (
+        f"{part:.0%} of the speed of {COPIES} (target: {LEAST_OF_MEMORY:.0%}{_name_missed(part >= LEAST_OF_MEMORY)})"
+    )
     heading = f"**One node of {record['ranks_per_node']} ranks**"
     return f"{heading}\n\n{table(columns, rows)}\n\n{PER_NODE_DENSE} has {verdict}.\n\n{_footer(record)}"
 
@@ -206,7 +208,7 @@ def _seconds(record: Record, name: str) -> float:
     return float(record["rows"][name]["median_s"])
 
 
-def _missed(reached: bool) -> str:
+def _name_missed(reached: bool) -> str:
     return "" if reached else ", missed"
 
 

@@ -34,7 +34,7 @@ def block(rank: int) -> Vector:
     return made
 
 
-def filled(n: int, rank: int) -> tuple[Vector, Vector]:
+def make_vectors(n: int, rank: int) -> tuple[Vector, Vector]:
     """A rank's vector, and zeros."""
     x, out = aligned_empty(n, np.float32), aligned_empty(n, np.float32)
     for part in parts(x):

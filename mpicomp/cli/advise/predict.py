@@ -80,7 +80,7 @@ class Way:
         if self.per_node:
             assert job.nodes is not None
             return job.nodes.seconds(job.n) + replace(self, per_node=False).seconds(job.between_nodes())
-        every = getattr(self.algorithm, "full_precision_every", None)
+        every = self.algorithm.full_precision_every
         seconds = call_seconds(job, self.algorithm, self.topology, self.speed)
         if every is None:
             return seconds

@@ -1,6 +1,6 @@
 """Report of ``mpicomp advise``, its choice between methods, and their learning records.
 
-A learning record decides between methods with about equal predictions. docs/choose.md has the same table, with the
+A learning record decides between methods with about equal predictions. mpicomp help choose has the same table, with the
 source of each figure.
 """
 

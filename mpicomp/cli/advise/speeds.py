@@ -54,7 +54,7 @@ class NodeSpeed:
 
 def without_dense_rounds(algorithm: Algorithm) -> Algorithm:
     """Return the method without its full-precision rounds."""
-    if getattr(algorithm, "full_precision_every", None) is None:
+    if algorithm.full_precision_every is None:
         return algorithm
     changed: Any = algorithm  # all methods are dataclasses, and their base is not
     found: Algorithm = replace(changed, full_precision_every=None)

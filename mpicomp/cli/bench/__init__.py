@@ -74,7 +74,7 @@ def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     status = 0
     method = None if request.algorithm is None else method_of(request.algorithm)
     is_exact = method is not request.algorithm and len(comm.layout.sizes) == 1  # a single node has no method to run
-    every = None if is_exact else getattr(method, "full_precision_every", None)
+    every = None if method is None or is_exact else method.full_precision_every
     with open_file(comm, "--json", path) as file:
         gpu = None if request.device == "cpu" else find_gpu(comm, request.algorithm, request.dtype)
         common = {**_common(request, comm), **(HOST_ONLY if gpu is None else gpu.fields)}

@@ -114,7 +114,7 @@ def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
     else:
         vectors.take(subject.call)
         if method is None or isinstance(method, Dense) or (per_node and len(comm.layout.sizes) == 1):
-            wire = getattr(method, "wire", None)
+            wire = method.wire if isinstance(method, Dense) else None
             problem = _mean(comm, x, out, 1 if subject.sums else comm.size, wire)
     digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()
     digests = gather_texts(comm.mpi_comm, digest, comm.timeout)
@@ -177,7 +177,7 @@ def _marsit(comm: Communicator, aggregator: Aggregator, options: Any, vectors: V
     if aggregator.algorithm is not options:
         x, own = _node_sums(comm, aggregator, x), aggregator.feedback.own
         comm, out = comm.nodes.across, out[own.start : own.stop]
-    residual, gamma = aggregator.feedback.settled_residual(), aggregator.feedback.gamma
+    residual, gamma = aggregator.feedback.copy_settled_residual(), aggregator.feedback.size.gamma
     every = options.full_precision_every
     dense = every is not None and aggregator.step % every == 0
     vectors.take(aggregator.aggregate)
@@ -192,7 +192,7 @@ def _marsit(comm: Communicator, aggregator: Aggregator, options: Any, vectors: V
             magnitudes = np.array([np.abs(x, dtype=compute).sum(dtype=np.float64)])
             step = gamma * float(_sums(comm, magnitudes)[0]) / comm.size / x.size
         return _votes(comm, signed, residual is not None, out, step, options.winners == 2)
-    after = aggregator.feedback.settled_residual()
+    after = aggregator.feedback.copy_settled_residual()
     left = float(_sums(comm, np.array([0.0 if after is None else np.abs(after).max()]))[0])
     if left:
         return "a full-precision round left a residual"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from mpicomp.cli.run.allocation import Allocation, find_allocation
 # changed them.
 MARK = "MPICOMP_ONE_MACHINE"
 THREADS = "OMP_NUM_THREADS"
+IS_THREADS = re.compile(r" *[1-9]\d*( *, *[1-9]\d*)* *").fullmatch  # a number for each nested level
 _BINDING = "PRTE_MCA_hwloc_default_binding_policy"
 
 MEMORY = {
@@ -70,6 +72,8 @@ def choose(environ: Mapping[str, str], n_threads: int, one_machine: bool) -> Set
     """Return the settings for ranks of so many threads, on this machine alone or on the hosts of an allocation."""
     earlier = dict(pair.split("=", 1) for pair in environ.get(MARK, "").split() if "=" in pair)
     users = {name for name, value in environ.items() if value and value != earlier.get(name)}
+    if not IS_THREADS(environ.get(THREADS, "")):
+        users.discard(THREADS)
     # One thread a core: the ranks share the cores, and thread pools of NumPy or torch would compete for them.
     chosen = {THREADS: str(n_threads)}
     if one_machine:

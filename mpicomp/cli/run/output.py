@@ -21,7 +21,16 @@ GATHERING_S = 1.0  # from the last report on: ranks fail at different times, and
 RULE = re.compile(rb"-{74,}\s*")
 # Phrases of the blocks that Open MPI prints after a rank has printed its error and called MPI_Abort.
 BANNERS = (b"MPI_ABORT was invoked on rank", b'calling\n"abort". This may have caused')
-BEGINNINGS = (b"MPI_ABORT was invoked on rank", b"prterun has exited due to process rank")
+BEGINNINGS = (BANNERS[0], b"prterun has exited due to", b"prterun detected that", b"prterun noticed that")
+EXITED = re.compile(rb"exited with non-zero status,.*@\d+,(\d+)\].*Exit code: +(\d+)", re.DOTALL)
+SIGNALLED = re.compile(rb"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
+# The last line of an error that ends Python before the hook is installed that reports it, as one of an import.
+UNCAUGHT = re.compile(rb"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*")
+SIGNAL_CURES = {
+    signal.SIGKILL: "the system ends processes so when memory is short: see dmesg, or start fewer ranks",
+    signal.SIGTERM: "something outside of the job has ended it, such as the batch system's time limit",
+}
+CRASH_CURE = "PYTHONFAULTHANDLER=1 in the environment prints the line of Python that it was in"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _PR_SET_PDEATHSIG = 1
 
@@ -37,6 +46,7 @@ class ErrorOutput:
         self._gathered: list[ErrorReport] = []
         self._known: list[list[ErrorReport]] = []  # equal ones, in the order in which they came
         self._due = 0.0  # when those that are gathered are printed
+        self._end = self._uncaught = ""  # of a job without reports: how a rank ended, and the last error of Python
 
     @property
     def waits_s(self) -> float | None:
@@ -69,10 +79,17 @@ class ErrorOutput:
                 self._end_block()
         else:
             self._out.write(line)
+            if UNCAUGHT.fullmatch(line):
+                self._uncaught = line.decode(errors="replace").strip()
 
     def _end_block(self) -> None:
         text = b"".join(self._block)
         self._block = []
+        if exited := EXITED.search(text):  # the last line has all that this says
+            self._end = f"rank {int(exited[1])} ended with status {int(exited[2])}"
+            return
+        if signalled := SIGNALLED.search(text):
+            self._end = _describe_signal(int(signalled[1]), int(signalled[2]))
         if any(banner in text for banner in BANNERS):
             self._banners += text
             self._due = time.monotonic() + GATHERING_S
@@ -100,8 +117,8 @@ class ErrorOutput:
                 self._out.write((several + group[0].text).encode())
         self._out.flush()
 
-    def end(self) -> None:
-        """Print the rest of the output, and last the error that caused the others."""
+    def end(self, status: int = 1) -> None:
+        """Print the rest of the output of a job with this status, and last the error that caused the others."""
         if self._rest:
             self._write_line(self._rest)
             self._rest = b""
@@ -110,7 +127,14 @@ class ErrorOutput:
         if self._known:
             first = min(self._known, key=lambda group: group[0].follows)
             self._out.write(f"mpicomp: {last_line(first)}\n".encode())
+        elif cause := (self._uncaught if status == 1 else "") or self._end:
+            self._out.write(f"mpicomp: {cause}\n".encode())
         self._out.flush()
+
+
+def _describe_signal(rank: int, number: int) -> str:
+    name = signal.Signals(number).name if number in {*signal.Signals} else "unknown"
+    return f"rank {rank} ended by signal {number} ({name}): {SIGNAL_CURES.get(number, CRASH_CURE)}"
 
 
 def _same(one: ErrorReport, other: ErrorReport) -> bool:
@@ -118,7 +142,7 @@ def _same(one: ErrorReport, other: ErrorReport) -> bool:
 
 
 def _without_rank(report: ErrorReport) -> str:
-    return re.sub(rf"\brank {report.rank} of {report.size}\b", "rank ?", report.text + report.last)
+    return re.sub(rf"\brank {report.rank} of {report.size}\b| at 0x\w+", "?", report.text + report.last)
 
 
 def ranks_of(group: Sequence[ErrorReport]) -> str:
@@ -151,7 +175,7 @@ def run_job(line: Sequence[str], environ: Mapping[str, str]) -> int:
         while data := _read(source, job, output):
             output.write(data)
         status = job.wait()
-        output.end()
+        output.end(status)
     return status if status >= 0 else 128 - status
 
 

@@ -22,7 +22,7 @@ from collectives.launcher import launched_by
 from collectives.quoting import suggestion
 from mpicomp.cli.arguments import choice, integer
 from mpicomp.cli.run.allocation import Allocation, Host, find_allocation, gpus, this_machine
-from mpicomp.cli.run.environment import THREADS, choose, threads
+from mpicomp.cli.run.environment import IS_THREADS, THREADS, choose, threads
 from mpicomp.cli.run.launcher import Launcher, find, with_python
 from mpicomp.cli.run.output import run_job
 
@@ -136,6 +136,7 @@ def _start(args: argparse.Namespace) -> int:
         print(shlex.join(["env", *unset, *added, *line]))
         return 0
     print(_placement(launcher, found, n_ranks, environ[THREADS], one_machine), file=sys.stderr, flush=True)
+    print(_note_threads(os.environ, environ[THREADS], n_threads, placed), end="", file=sys.stderr, flush=True)
     return run_job(line, environ | meeting)
 
 
@@ -256,6 +257,16 @@ def _placement(launcher: Launcher, found: Allocation, n_ranks: int, n_threads: s
     if len(placed) > MOST_HOSTS_SHOWN:
         lines.append(f"mpicomp run: and {len(placed) - MOST_HOSTS_SHOWN} hosts more")
     return "\n".join(lines)
+
+
+def _note_threads(environ: Mapping[str, str], taken: str, n_threads: int, placed: list[tuple[Host, int]]) -> str:
+    """Return a line for a number of threads that cannot be used, or that lets them compete for cores."""
+    given = environ.get(THREADS, "")
+    if given and not IS_THREADS(given):
+        return f"mpicomp run: {THREADS}={given} is no number of threads: {taken} is taken\n"
+    if all(host.cores for host, _ in placed) and int(taken.partition(",")[0]) > n_threads:
+        return f"mpicomp run: {THREADS}={given}: threads compete for cores; unset it, and a rank has {n_threads}\n"
+    return ""
 
 
 def _range(first: int, n: int) -> str:

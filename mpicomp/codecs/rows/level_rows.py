@@ -65,7 +65,7 @@ class LevelRows(DeltaCodec):
 
     @override
     def nbytes(self, rows: int, columns: int) -> int:
-        return _laid_out(self, rows * columns, columns)[1].nbytes
+        return _lay_out(self, rows * columns, columns)[1].nbytes
 
     @override
     def encode(self, values: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None) -> None:
@@ -92,7 +92,7 @@ class LevelRows(DeltaCodec):
     def decode_delta(self, payload: Bytes, message: Rows) -> None:
         check_rows("the message", message)
         check_payload(self, payload, message.shape)
-        levels, buckets = _laid_out(self, message.size, message.shape[-1])
+        levels, buckets = _lay_out(self, message.size, message.shape[-1])
         found = payload.copy()  # kernels take arrays that begin at a multiple of a word
         scales = found[found.size - 2 * len(buckets.starts) :].view(np.uint16)
         scales[self._beyond(scales)] = 0  # only damage brings these
@@ -101,7 +101,7 @@ class LevelRows(DeltaCodec):
     def _encode(self, values: Rows, payload: Bytes) -> None:
         check_payload(self, payload, values.shape)
         columns, flat = values.shape[-1], values.reshape(-1)
-        levels, buckets = _laid_out(self, flat.size, columns)
+        levels, buckets = _lay_out(self, flat.size, columns)
         found = np.empty(payload.size, np.uint8)
         levels.relay(buckets, np.empty_like(flat), found, own=(flat, None))
         beyond = self._beyond(found[found.size - 2 * len(buckets.starts) :].view(np.uint16))
@@ -121,7 +121,7 @@ class LevelRows(DeltaCodec):
 
 
 @lru_cache(maxsize=16)
-def _laid_out(codec: LevelRows, n: int, columns: int) -> tuple[Levels, Buckets]:
+def _lay_out(codec: LevelRows, n: int, columns: int) -> tuple[Levels, Buckets]:
     """Return the codec of n elements in rows, and their buckets."""
     levels, rows, first = Levels(codec.levels, codec.bucket), n // columns, np.arange(0, columns, codec.bucket)
     starts = np.arange(0, n, columns)[:, np.newaxis] + first

@@ -10,7 +10,7 @@ import numpy as np
 from numba import float32, float64, uint8
 
 from mpicomp.kernels.cpu.kernel import kernel
-from mpicomp.kernels.cpu.levels import NAN, _rounded, _scale
+from mpicomp.kernels.cpu.levels import NAN, _round, _scale
 
 
 @kernel
@@ -36,7 +36,7 @@ def quantize(v, base, starts, lengths, step, most, symbols, scales):
             symbols[at + k] = uint8(most - size if v[i + k] < 0 else most + size)
             top += abs(float64(v[i + k])) * size if size > 0 else float64(0)
             below += size * size
-        bits = _rounded(top / below if below > 0 else float64(0)) if sound else NAN
+        bits = _round(top / below if below > 0 else float64(0)) if sound else NAN
         scales[b] = bits
         finite &= bits != NAN
         for k in range(n):

@@ -53,7 +53,7 @@ HALF = np.float32(0.5)
 
 
 @njit(nogil=True, inline="always")
-def _rounded(scale):
+def _round(scale):
     """Return the bits of a float64 that is rounded to float32 and then to bfloat16; NAN beyond its range."""
     bits = to_integers(float32(scale))
     bits = (bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16)
@@ -167,7 +167,7 @@ def _choose(high, middle, low, planes, sizes):
 
 
 @njit(nogil=True, inline="always")
-def _decoded(words, place, stride, planes, shift, sizes):
+def _decode(words, place, stride, planes, shift, sizes):
     """Return the values of 16 codes, whose first plane has its word at `place`."""
     sign = to_mask(words[place], shift)
     high, middle, low = sign, sign, sign
@@ -342,13 +342,13 @@ def _kernels(count: int) -> tuple[Any, Any]:
     planes = {2: 0, 4: 1, 8: 2, 16: 3}.get(count, -1)
     three = count == 3
 
-    def named(function: Any) -> Any:
+    def name_by_count(function: Any) -> Any:
         # compiled forms have their function's name, and one that is loaded must not stand for that of another count
         function.__qualname__ = f"{function.__name__}_{count}"
         return function
 
     @njit(nogil=True, inline="always")
-    def used(n):
+    def count_used(n):
         """Return the words, or bytes, of the codes of a bucket."""
         if planes >= 0:
             return (planes + 1) * -(-n // 64)
@@ -356,18 +356,18 @@ def _kernels(count: int) -> tuple[Any, Any]:
 
     @njit(nogil=True, inline="always")
     def digits_at(codes, place, n, digits, at):
-        _fetch(codes, place, used(n), digits, at)
-        return _unpack_three(digits, at, used(n)) if three else at
+        _fetch(codes, place, count_used(n), digits, at)
+        return _unpack_three(digits, at, count_used(n)) if three else at
 
     @njit(nogil=True)
-    @named
+    @name_by_count
     def add(codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, digits, v):
         """Add decoded values to some buckets, or with `fresh` write u + residual + decoded values."""
         stride, sizes = padded // 64, _sizes(levels, float32(0), planes)
         room, start = digits.size // AT_ONCE, 0
         if planes < 0:  # of all buckets first: bytes are in the first cache before they are read in other vectors
             for b in range(buckets):
-                start = digits_at(codes, place + b * used(n), n, digits, b * room)
+                start = digits_at(codes, place + b * count_used(n), n, digits, b * room)
         for b in range(buckets):
             scale = _scale(scales[first + b])
             if planes >= 0:
@@ -376,17 +376,17 @@ def _kernels(count: int) -> tuple[Any, Any]:
                 for k in range(0, 64, LANES):
                     at = b * padded + 64 * j + k
                     if planes >= 0:
-                        x = _decoded(codes, place + j, stride, planes, uint64(k), sizes)
+                        x = _decode(codes, place + j, stride, planes, uint64(k), sizes)
                     else:
                         x = _of_bytes(digits, start - (buckets - 1 - b) * room + 64 * j + k, three, scale, levels[0])
                     if fresh:
                         store(v, at, _own(u, residual, i + at) + x)
                     else:
                         store(v, at, load(v, at) + x)
-            place += used(n)
+            place += count_used(n)
 
     @njit(nogil=True)
-    @named
+    @name_by_count
     def encode(
         v, padded, n, buckets, tables, codes, place, scales, first, u, residual, ahead, sums, digits, streaming, left, i
     ):
@@ -398,7 +398,7 @@ def _kernels(count: int) -> tuple[Any, Any]:
         # a bucket's errors are stored after the codes of the next one, so that memory has time to take them
         for b in range(buckets + 1):
             if b < buckets:
-                start, near = place + b * used(n), ahead + b * padded
+                start, near = place + b * count_used(n), ahead + b * padded
                 if planes >= 0:
                     sums[AT_ONCE + b], sums[b] = _encode_planes(
                         v, b * padded, padded, n, planes, tables, sums[b], codes, start, u, residual, near
@@ -408,16 +408,16 @@ def _kernels(count: int) -> tuple[Any, Any]:
                     sums[AT_ONCE + b], sums[b] = _encode_three(
                         v, b * padded, padded, sums[2 * AT_ONCE + b], levels[0], digits, b * room, u, residual, near
                     )
-                    for k in range(padded, 5 * used(n)):
+                    for k in range(padded, 5 * count_used(n)):
                         digits[b * room + k] = uint8(1)
                 else:
                     sums[AT_ONCE + b], sums[b] = _encode_bytes(
                         v, b * padded, padded, digits, b * room, u, residual, near
                     )
             if b > 0:
-                d, start = b - 1, place + (b - 1) * used(n)
+                d, start = b - 1, place + (b - 1) * count_used(n)
                 # without a code other than 0 both are 0
-                bits = _rounded(sums[AT_ONCE + d] / (sums[d] if sums[d] else float64(1)))
+                bits = _round(sums[AT_ONCE + d] / (sums[d] if sums[d] else float64(1)))
                 scales[first + d] = bits
                 finite &= bits != NAN
                 scale = _scale(bits)
@@ -429,7 +429,7 @@ def _kernels(count: int) -> tuple[Any, Any]:
                         at = d * padded + 64 * j + k
                         x = load(v, at)
                         if planes >= 0:
-                            sent = _decoded(codes, start + j, stride, planes, uint64(k), sizes)
+                            sent = _decode(codes, start + j, stride, planes, uint64(k), sizes)
                         elif three:  # to compare again takes less time than to unpack the code
                             sent = select(absolute(x) > limit, select(none > x, none - up, up), none)
                         else:
@@ -437,8 +437,8 @@ def _kernels(count: int) -> tuple[Any, Any]:
                         put(left, i + at, x - sent, streaming)
         if planes < 0:
             for b in range(buckets):
-                packed = _pack_three(digits, b * room, used(n)) if three else b * room
-                _hand_over(digits, packed, used(n), codes, place + b * used(n))
+                packed = _pack_three(digits, b * room, count_used(n)) if three else b * room
+                _hand_over(digits, packed, count_used(n), codes, place + b * count_used(n))
         return finite
 
     def relay(
@@ -504,7 +504,7 @@ def _kernels(count: int) -> tuple[Any, Any]:
                     )
                 for k in range(n * buckets):
                     left[i + k] = v[k]
-            place += buckets * used(n)
+            place += buckets * count_used(n)
             b += buckets
         if streaming:
             fence()
@@ -533,7 +533,7 @@ def _kernels(count: int) -> tuple[Any, Any]:
                 start = digits_at(codes, place, n, digits, 0)
             for k in range(0, padded, LANES):
                 if planes >= 0:
-                    x = _decoded(codes, place + k // 64, padded // 64, planes, uint64(k % 64), sizes)
+                    x = _decode(codes, place + k // 64, padded // 64, planes, uint64(k % 64), sizes)
                 else:
                     x = _of_bytes(digits, start + k, three, scale, levels[0]) / divisor
                 if k + LANES <= n:
@@ -542,7 +542,7 @@ def _kernels(count: int) -> tuple[Any, Any]:
                     store(spare, k, x)
             for k in range(n // LANES * LANES, n):
                 out[i + k] = spare[k]
-            place += used(n)
+            place += count_used(n)
             end = i + n
         for k in range(end, out.size):
             out[k] = 0
@@ -550,7 +550,7 @@ def _kernels(count: int) -> tuple[Any, Any]:
             fence()
         return finite
 
-    return kernel(named(relay)), kernel(named(spread))
+    return kernel(name_by_count(relay)), kernel(name_by_count(spread))
 
 
 OF_LEVELS = {count: _kernels(count) for count in (2, 3, 4, 8, 16, 256)}

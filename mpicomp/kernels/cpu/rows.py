@@ -147,7 +147,7 @@ def _nearest(values, message, start, stop, ratio, shift, most, codes):
 
 
 @njit(nogil=True, inline="always")
-def _drawn(values, message, start, stop, ratio, shift, most, uniform, codes):
+def _draw(values, message, start, stop, ratio, shift, most, uniform, codes):
     """Compute codes like `_nearest`, in units of 1 / FIXED, with uniform numbers added. uniform : uint16."""
     ratios, shifts, mosts, sixteen = splat(ratio), splat(shift), splat(uint32(most)), splat(uint32(16))
     whole = start + (stop - start) // LANES * LANES
@@ -314,7 +314,7 @@ def encode(
                 if stochastic:
                     group = uint64(row_keys[r]) * groups
                     _draw_uniforms(keys, group, begin - r * columns, end - begin, step, source, words)
-                    _drawn(values, message, begin, end, ratio, shift, most, uniform, target)
+                    _draw(values, message, begin, end, ratio, shift, most, uniform, target)
                 elif bits == 1:
                     _signs(values, message, begin, end, target)
                 else:

@@ -59,21 +59,21 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, fe_type.llvm)
 
 
-def _typed(op: Operator, result: Callable[[Vec], Vec]) -> None:
+def _type(op: Operator, result: Callable[[Vec], Vec]) -> None:
     @type_callable(op)
     def typer(context: TypingContext) -> Callable[[types.Type, types.Type], Vec | None]:
-        def typed(a: types.Type, b: types.Type) -> Vec | None:
+        def type_call_of(a: types.Type, b: types.Type) -> Vec | None:
             return result(a) if isinstance(a, Vec) and a == b else None
 
-        return typed
+        return type_call_of
 
 
 def _lower(op: Operator, integer: str | None, floating: str | None) -> None:
     """Compile ``a op b`` of two vectors of one type to the named llvmlite instruction."""
-    _typed(op, lambda a: a)
+    _type(op, lambda a: a)
 
     @lower_builtin(op, Vec, Vec)
-    def lowered(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    def lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         name = floating if isinstance(sig.args[0].dtype, types.Float) else integer
         assert name is not None
         return getattr(builder, name)(*args)
@@ -91,10 +91,10 @@ _lower(operator.lshift, "shl", None)
 
 
 def _lower_compare(op: Operator, symbol: str) -> None:
-    _typed(op, lambda a: Vec(types.boolean, a.lanes))
+    _type(op, lambda a: Vec(types.boolean, a.lanes))
 
     @lower_builtin(op, Vec, Vec)
-    def lowered(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
+    def lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Values) -> ir.Value:
         if isinstance(sig.args[0].dtype, types.Float):
             return builder.fcmp_ordered(symbol, *args)
         return builder.icmp_unsigned(symbol, *args)
@@ -120,7 +120,7 @@ def _align_stack(builder: ir.IRBuilder) -> None:
 def instruction(result: Callable[..., types.Type]) -> Callable[[Codegen], Intrinsic]:
     """Make an intrinsic of a function that emits code; `result` returns the result's type for types of arguments."""
 
-    def made(codegen: Codegen) -> Intrinsic:
+    def make(codegen: Codegen) -> Intrinsic:
         def type_call(typingctx: TypingContext, *arguments: types.Type) -> tuple[Signature, Codegen]:
             return result(*arguments)(*arguments), codegen
 
@@ -130,7 +130,7 @@ def instruction(result: Callable[..., types.Type]) -> Callable[[Codegen], Intrin
         typed.__signature__ = own.replace(parameters=[own.parameters["typingctx"], *named])
         return intrinsic(typed)
 
-    return made
+    return make
 
 
 def _splat(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:

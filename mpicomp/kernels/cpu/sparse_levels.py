@@ -17,7 +17,7 @@ from mpicomp.kernels.cpu.top_k import several
 
 
 @njit(nogil=True, inline="always")
-def _kept(n, chunk, keep):
+def _count_kept(n, chunk, keep):
     """Return the number of elements that are kept of a tensor of n."""
     return n // chunk * keep + (n % chunk * keep + chunk - 1) // chunk
 
@@ -52,7 +52,7 @@ def select(x, residual, decay, left, lengths, chunk, keep, depth, mask, high, ma
     for n in lengths:
         for start in range(begin, begin + n, chunk):
             stop = min(begin + n, start + chunk)
-            some = slice(done, done + _kept(stop - start, chunk, keep))
+            some = slice(done, done + _count_kept(stop - start, chunk, keep))
             chosen, found = indices[some], values[some]
             done = some.stop
             # the chunk is in the caches when it is searched
@@ -72,7 +72,7 @@ def select(x, residual, decay, left, lengths, chunk, keep, depth, mask, high, ma
 
 
 @njit(nogil=True, inline="always")
-def _bounded(value):
+def _bound(value):
     return min(max(float64(value), -FLOAT32_MAX), FLOAT32_MAX)
 
 
@@ -95,20 +95,20 @@ def quantize(values, lengths, chunk, keep, sums, counts, codes, levels):
     """
     first = 0
     for t in range(lengths.size):
-        count = _kept(lengths[t], chunk, keep)
+        count = _count_kept(lengths[t], chunk, keep)
         total = squares = float64(0)
         for j in range(first, first + count):
-            total += _bounded(values[j])
+            total += _bound(values[j])
         mean = total / count
         for j in range(first, first + count):
-            c = _bounded(values[j]) - mean
+            c = _bound(values[j]) - mean
             squares += c * c
         deviation = np.sqrt(squares / count)
         scale = 6 * deviation / 4 if deviation > 0 else float64(1)
         for q in range(4):
             sums[q], counts[q] = 0, 0
         for j in range(first, first + count):
-            c = _bounded(values[j]) - mean
+            c = _bound(values[j]) - mean
             q = int64(min(max(np.rint(c / scale + 2), 0.0), 3.0))
             codes[j] = q
             sums[q] += c
@@ -123,7 +123,7 @@ def look_up(codes, lengths, chunk, keep, levels, values):
     """Compute the values of codes: the inverse of `quantize`. values : float32[k], overwritten."""
     j = 0
     for t in range(lengths.size):
-        for _ in range(_kept(lengths[t], chunk, keep)):
+        for _ in range(_count_kept(lengths[t], chunk, keep)):
             values[j] = levels[4 * t + int64(codes[j])]
             j += 1
 
@@ -157,7 +157,7 @@ def spread(values, indices, lengths, chunk, keep, gain, out, adding):
             out[begin:behind] = 0
         for start in range(begin, stop, chunk):
             end = min(start + chunk, stop)
-            for _ in range(_kept(end - start, chunk, keep)):
+            for _ in range(_count_kept(end - start, chunk, keep)):
                 if np.isfinite(values[j]):
                     at = min(start + int64(indices[j]), end - 1)
                     out[at] = out[at] + gain * values[j] if adding else gain * values[j]

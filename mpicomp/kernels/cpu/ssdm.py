@@ -16,7 +16,7 @@ FLOAT32_MAX = np.float64(np.finfo(np.float32).max)
 
 
 @njit(nogil=True, inline="always")
-def _moved(g, momentum, beta, gain, i):
+def _move(g, momentum, beta, gain, i):
     """Return 16 elements of beta momentum + gain g, or of g."""
     x = load(g, i)
     if momentum is not None:
@@ -25,7 +25,7 @@ def _moved(g, momentum, beta, gain, i):
 
 
 @njit(nogil=True, inline="always")
-def _moved_one(g, momentum, beta, gain, i):
+def _move_one(g, momentum, beta, gain, i):
     x = g[i]
     if momentum is not None:
         x = beta * momentum[i] + gain * x
@@ -38,11 +38,11 @@ def squares_of_block(g, momentum, beta, gain, start, end):
     total = widen(splat(g.dtype.type(0)))
     whole = start + (end - start) // LANES * LANES
     for i in range(start, whole, LANES):
-        x = widen(_moved(g, momentum, beta, gain, i))
+        x = widen(_move(g, momentum, beta, gain, i))
         total = total + x * x
     rest = float64(0)
     for i in range(whole, end):
-        y = float64(_moved_one(g, momentum, beta, gain, i))
+        y = float64(_move_one(g, momentum, beta, gain, i))
         rest += y * y
     return fold(total) + rest
 
@@ -95,7 +95,7 @@ def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, ga
             pair = draw_two(keys_of_two, group, number, group, number + uint64(1), step, source)
             for h in range(2):
                 i = 64 * j + LANES * (k + h)
-                x = _moved(g, momentum, beta, gain, i)
+                x = _move(g, momentum, beta, gain, i)
                 if momentum is not None:
                     store(moved, i, x)
                 below = middle + widen(x) * scales > to_float64(as_lanes(pair[h]) + shifts)
@@ -109,7 +109,7 @@ def stochastic_signs(schedule, first, step, source, g, momentum, moved, beta, ga
             for i in range(start, min(start + LANES, g.size)):
                 two = lane(low, high, (i - start) // 2)
                 uniform = uint32((two >> uint64(32) if (i - start) % 2 else two & LOW) + uint64(shift))
-                y = _moved_one(g, momentum, beta, gain, i)
+                y = _move_one(g, momentum, beta, gain, i)
                 if momentum is not None:
                     moved[i] = y
                 word |= uint64(float64(uniform) < TWO_31 + float64(y) * scale) << uint64(i - 64 * words)

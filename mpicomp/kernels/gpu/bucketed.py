@@ -214,14 +214,14 @@ def _sides_kernel(x, residual, n, bucket, blocks, tasks, sides, BLOCKS: tl.const
     for first in tl.range(0, tl.max(whole - start), TURN, num_stages=STAGES):
         at = start[:, None] + (first + tl.arange(0, TURN)[None, :])
         inside = at < whole[:, None]
-        v = combined(x, residual, None, None, at, inside)
+        v = combined(x, residual, at, inside)
         positive = v >= 0
         above = add_rows(above, tl.where(positive, v, 0))
         below = add_rows(below, tl.where(positive, 0, v))
         count += tl.sum((positive & inside).to(tl.int32), axis=1)
     at = whole[:, None] + tl.arange(0, LANES)[None, :]
     inside = at < stop[:, None]
-    v = combined(x, residual, None, None, at, inside)
+    v = combined(x, residual, at, inside)
     positive, wide, nothing = v >= 0, v.to(tl.float64), tl.zeros([BLOCKS], tl.float64)
     up = fold(tl.reshape(above, [BLOCKS, LANES])) + add_columns(nothing, tl.where(positive, wide, 0))
     down = fold(tl.reshape(below, [BLOCKS, LANES])) + add_columns(nothing, tl.where(positive, 0, wide))

@@ -9,16 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels import streams
 from mpicomp.kernels.gpu.common import (
     APART,
     LANES,
-    bits_of,
     elements,
     finite_flag,
     fold,
@@ -26,8 +23,6 @@ from mpicomp.kernels.gpu.common import (
     keep_elements,
     launch,
     number,
-    numbers_on,
-    places_on,
     read,
     read_bits,
     signed,
@@ -63,19 +58,6 @@ class BlockRows(NamedTuple):
     first: int
     n_blocks: int
     aligned: bool
-
-
-def whole_blocks(n: int, device: torch.device) -> BlockRows:
-    """Return the blocks of a single tensor, counted from its first element."""
-    begins = np.arange(0, n, streams.BLOCK)
-    rows = np.stack([begins, np.minimum(begins + streams.BLOCK, n), 0 * begins, begins // 64], axis=1)
-    return BlockRows(places_on(device, rows.reshape(-1)), 0, len(rows), n % 64 == 0)
-
-
-def scale_rows(like: Tensor, step: Any, limit: Any, previous: Any) -> Tensor:
-    """Return the scales of a single tensor; those of `POSITIVE` and `NEGATIVE` are 0."""
-    numbers = (step, limit, -limit, 0 if previous is None else previous)
-    return numbers_on(like.device, np.array([*(bits_of(one, like.dtype) for one in numbers), 0, 0], np.int64))
 
 
 @triton.jit
@@ -216,7 +198,7 @@ def encode_blocks(
         As in `encode`; whole vectors. A block's words lie at the place in its row.
     blocks : BlockRows
     scales : int64[tensors, 6]
-        Bits of the columns STEP to NEGATIVE, see `scale_rows`.
+        Bits of the columns STEP to NEGATIVE.
     lazy : bool
         Rule "paper".
     reports : int64[blocks, 2]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.cpu.bucketed import L2
-from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold, number
+from mpicomp.kernels.gpu.common import APART, BLOCK, LANES, fold
 
 SQUARES = tl.constexpr(L2)
 # A program is one warp: its turns follow one another, and each would last as long as memory takes to answer if the next
@@ -63,12 +63,11 @@ def total_of(sums, first, stop):
 
 
 @triton.jit
-def combined(x, other, beta, gain, at, inside):
-    """Elements of x; of x + other; with beta and gain, as bits, of beta other + gain x. 0 outside."""
+def combined(x, other, at, inside):
+    """Elements of x, or of x + other; 0 outside."""
     v = tl.load(x + at, mask=inside, other=0)
     if other is not None:
-        w = tl.load(other + at, mask=inside, other=0)
-        v = v + w if beta is None else number(beta, v.dtype) * w + number(gain, v.dtype) * v
+        v += tl.load(other + at, mask=inside, other=0)
     return v
 
 
@@ -107,9 +106,9 @@ def _block_sums_kernel(x, other, n, bucket, blocks, tasks, sums, KIND: tl.conste
     lanes = tl.zeros([BLOCKS * LANES], tl.float64)
     for first in tl.range(0, tl.max(whole - start), TURN, num_stages=STAGES):
         at = start[:, None] + (first + tl.arange(0, TURN)[None, :])
-        lanes = add_rows(lanes, _measured(combined(x, other, None, None, at, at < whole[:, None]), KIND))
+        lanes = add_rows(lanes, _measured(combined(x, other, at, at < whole[:, None]), KIND))
     at = whole[:, None] + tl.arange(0, LANES)[None, :]
-    columns = _measured(combined(x, other, None, None, at, at < stop[:, None]), KIND)
+    columns = _measured(combined(x, other, at, at < stop[:, None]), KIND)
     totals = fold(tl.reshape(lanes, [BLOCKS, LANES])) + add_columns(tl.zeros([BLOCKS], tl.float64), columns)
     tl.store(sums + task, totals, mask=task < tasks)
 

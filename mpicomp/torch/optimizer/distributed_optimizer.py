@@ -33,6 +33,7 @@ from mpicomp.torch.front_ends import (
     AlgorithmChoice,
     Options,
     algorithms_by_name,
+    explain_missing_algorithm,
     given_communicator,
     names_by_parameter,
     preferred_mode,
@@ -188,6 +189,7 @@ class DistributedOptimizer(SynchronizingOptimizer[Synchronizer]):
     ('updates', 3, [3], ['bias', 'weight'])
     """
 
+    @explain_missing_algorithm
     @in_own_mode
     def __init__(
         self,

@@ -67,7 +67,7 @@ def test_of_entropy_codes_mpi_gets_the_bytes_that_were_written(
 
     def counted(self: Quantizer, values: Any, payload: Any, told: Any, *, draw: Draw) -> None:
         encode(self, values, payload, told, draw=draw)
-        written[0] += self.used(payload, values.size)
+        written[0] += self.count_used(payload, values.size)
 
     monkeypatch.setattr(Quantizer, "encode_telling", counted)
     with Communicator(mpi_comm, "ring", TIMEOUT_S, piece_bytes=4096) as comm:

@@ -102,7 +102,7 @@ class OneProcess(Simulation):
 
 def codec_of(method: Any, dtype: Any = np.float32) -> Codec:
     """Of a method whose codes are gathered; of float64 vectors, float64 values are sent where values are."""
-    if isinstance(method, TopKSGD):
+    if isinstance(method, TopKSGD | LocalTopK):
         return TopK(method.rate, method.chunk, dtype == np.float64)
     found: Codec = method.codec
     return found

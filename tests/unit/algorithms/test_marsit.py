@@ -32,7 +32,7 @@ def updates(n: int = N, dtype: Any = np.float32, steps: int = STEPS, seed: int =
 
 
 def residual(aggregator: Aggregator) -> NDArray[Any]:
-    settled = aggregator.feedback.settled_residual()
+    settled = aggregator.feedback.copy_settled_residual()
     assert settled is not None
     return settled
 
@@ -174,15 +174,15 @@ def test_automatic_step_is_gamma_times_the_running_magnitude(
 
 def test_automatic_gamma_rises_while_too_much_is_clipped_and_falls_otherwise(comm: Communicator) -> None:
     aggregator = Marsit(None, gamma="auto").start(comm, N)
-    assert aggregator.feedback.gamma == 4
+    assert aggregator.feedback.size.gamma == 4
     rng, seen = np.random.default_rng(4), []
     for t in range(200):
-        before = aggregator.feedback.gamma
+        before = aggregator.feedback.size.gamma
         u = rng.standard_normal(N) * (1 if t < 100 else np.where(np.arange(N) % 8, 0.01, 40))
         aggregator.aggregate(u.astype(np.float32))
-        change = math.log(aggregator.feedback.gamma / before)
+        change = math.log(aggregator.feedback.size.gamma / before)
         assert change == pytest.approx(0.2 * (aggregator.feedback.clipped_fraction - 0.015), abs=1e-12)
-        seen.append(aggregator.feedback.gamma)
+        seen.append(aggregator.feedback.size.gamma)
     assert seen[99] < 4 < seen[-1]
 
 
@@ -193,13 +193,13 @@ def test_automatic_gamma_stays_in_range(comm: Communicator) -> None:
         aggregator = Marsit(None, gamma="auto", clip=1e-3).start(comm, 1000)
         for _ in range(1200 if bound < 1 else 60):
             aggregator.aggregate(u)
-        assert aggregator.feedback.gamma == bound
+        assert aggregator.feedback.size.gamma == bound
 
 
 def test_a_chosen_gamma_outlives_a_restored_one(comm: Communicator) -> None:
     chosen = Marsit(None, gamma=1).start(comm, N)
     chosen.load_state_dict(Marsit(None, gamma=4).start(comm, N).state_dict())
-    assert chosen.feedback.gamma == 1
+    assert chosen.feedback.size.gamma == 1
 
 
 # A residual that loses much or explodes is told once; a sound one never ----------------------------------------------

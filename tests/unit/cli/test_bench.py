@@ -138,6 +138,7 @@ def test_arguments_that_cannot_be_used_end_in_one_line_and_status_2(
             ["benhc"],
             "there is no command 'benhc' (did you mean 'bench'?): choose one of demo, run, doctor, warm, bench",
         ),
+        (["trian"], "'trian' (to train, start your own script: mpicomp run -n 4 train.py): choose one of"),
         (["bench", "--algorithm", "marsti"], "--method marsti (did you mean 'marsit'?): choose one of dense"),
         (["bench", "--topology", "rng"], "there is no topology 'rng' (did you mean 'ring'?)"),
         (["bench", "--dtype", "float33"], "--dtype float33 (did you mean 'float32'?)"),

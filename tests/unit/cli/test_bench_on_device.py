@@ -65,7 +65,7 @@ def test_methods_encode_where_the_vectors_are(
     [
         (("--algorithm", "dense"), "ok"),
         (("--algorithm", "allreduce", "--dtype", "float16"), "ok"),
-        (("--algorithm", "cascading-ssdm"), "ok"),
+        (("--algorithm", "ssdm"), "ok"),
         (("--algorithm", "scalecom", "--option", "rate=10", "--no-check"), None),
     ],
 )
@@ -79,7 +79,7 @@ def test_the_report_says_where_vectors_are_encoded(
     status, line = bench(tmp_path, "--count", "500", *arguments)
     assert (status, line["check"]) == (0, result)
     there = line["encoded_on"] == "cuda"
-    assert there == (arguments[1] in ("cascading-ssdm", "scalecom"))
+    assert there == (arguments[1] == "scalecom")
     assert (", not encoded there" in capsys.readouterr().out) != there
 
 

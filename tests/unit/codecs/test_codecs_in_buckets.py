@@ -111,7 +111,7 @@ def test_few_codes_that_are_not_zero_take_250_times_less_than_float32() -> None:
         values = np.where(rng.random(5000) < 0.13, rng.standard_normal(5000), 0).astype(np.float32)
         payload = encoded(codec, values, draw_at(step))
         length = int.from_bytes(payload[4:6].tobytes(), "little")
-        assert codec.used(payload, 5000) == 4 + 2 + length
+        assert codec.count_used(payload, 5000) == 4 + 2 + length
         sent += 4 + 2 + length
     assert sent / 10 < 20_000 / 250
 
@@ -120,7 +120,7 @@ def test_codes_of_normal_values_take_90_times_less_than_float32() -> None:
     """The paper claims 80 times; the entropy of the symbols allows 92.8 times."""
     codec, n = Quantizer(bucket=4096, levels=4, norm="l2", coding="entropy"), 1 << 18
     payload, found = encoded(codec, gaussian(n)), np.empty(n, np.float32)
-    assert 4 * n / codec.used(payload, n) > 90
+    assert 4 * n / codec.count_used(payload, n) > 90
     codec.decode(payload, found, weight=1)
     np.testing.assert_array_equal(found, reference(codec, gaussian(n), draw_at()))
 
@@ -132,7 +132,7 @@ def test_the_length_of_a_message_takes_the_bytes_that_the_longest_needs(n: int, 
     most = 4 + length_bytes + 1 + -(-n // 2)
     assert codec.nbytes(n) == -(-most // 8) * 8
     payload = np.full(codec.nbytes(n), 0xFF, np.uint8)
-    assert codec.used(payload, n) == min(4 + length_bytes + 256**length_bytes - 1, payload.size)
+    assert codec.count_used(payload, n) == min(4 + length_bytes + 256**length_bytes - 1, payload.size)
 
 
 @pytest.mark.parametrize(

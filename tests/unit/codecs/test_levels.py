@@ -108,12 +108,12 @@ def test_entropy_coding_takes_fewer_bytes_for_the_same_error(levels: int) -> Non
     fixed, coded = Levels(levels), Levels(levels, coding="entropy")
     for values, least in ((gaussian(n), 0.12), (rng.laplace(size=n).astype(np.float32), 0.25)):
         sent = encoded(coded, values)
-        bits = 8 * (fixed.nbytes(n) - coded.used(sent, n)) / n
+        bits = 8 * (fixed.nbytes(n) - coded.count_used(sent, n)) / n
         errors = [np.mean((values - decoded(one, values)) ** 2) for one in (coded, fixed)]
         assert bits > least
         assert errors[0] < 1.03 * errors[1]
     expected = coded.expected_bytes(n)
-    assert coded.used(encoded(coded, gaussian(n)), n) == pytest.approx(expected, rel=0.01)
+    assert coded.count_used(encoded(coded, gaussian(n)), n) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("damage", [0, 1, 5, -1])
@@ -121,7 +121,7 @@ def test_damage_to_an_entropy_coded_message_is_seen_or_decodes(damage: int) -> N
     codec, values = Levels(coding="entropy"), gaussian(5000)
     found = encoded(codec, values)
     buckets, at = codec.buckets(5000), 2 * len(codec.buckets(5000).starts)
-    found[at + damage if damage >= 0 else codec.used(found, 5000) - 1] ^= 0x5A
+    found[at + damage if damage >= 0 else codec.count_used(found, 5000) - 1] ^= 0x5A
     assert not codec.spread(buckets, found, 1, 0, np.empty(5000, np.float32))
     total = np.ones(5000, np.float32)
     codec.relay(buckets, total, None, incoming=found)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicomp.codecs.base import sent_bytes
-from mpicomp.codecs.top_k import RandomSparsification, TopK, kept
+from mpicomp.codecs.top_k import RandomSparsification, TopK, count_kept
 from tests.contracts import (
     LENGTHS,
     CompressorContract,
@@ -71,7 +71,7 @@ class TopKContract(CompressorContract):
         n = 130
         payload = encoded(self.codec, gaussian(n))
         header = payload.size - 8 * (self.codec.elements - 1).bit_length() * -(
-            -kept(n, self.codec.elements, self.codec.keep) // 64
+            -count_kept(n, self.codec.elements, self.codec.keep) // 64
         )
         payload[header:] = 0xFF
         with guarded(n, np.float32) as values:
@@ -159,7 +159,7 @@ class TestRandomHundredth(CompressorContract):
         payload[used:] = 0xA5
         np.testing.assert_array_equal(self.decoded(payload, n), whole)
         payload[24:32] = 0xFF
-        assert self.codec.used(payload, n) == payload.size
+        assert self.codec.count_used(payload, n) == payload.size
 
 
 class TestRandomAll(CompressorContract):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectives.arrays import HOST_DEVICE
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.vote_counts import Counts, planes_of
 from mpicomp.feedback.majority import MajorityVotes
@@ -91,7 +90,7 @@ def majority(counts: NDArray[Any], weight: int, step: int = 3, first: int = 0, s
     """Return elements from `first` on, as `MajorityVotes` decides them in the place of the first plane."""
     planes = reference.planes(counts, planes_of(weight))
     cut = range(first, first + counts.size)
-    codec = MajorityVotes(VoteLayout(HOST_DEVICE, [cut], [planes], "float32", weight), Stream(seed, 0, "test"))
+    codec = MajorityVotes(VoteLayout([cut], [planes], "float32", weight), Stream(seed, 0, "test"))
     nothing = np.empty(0, np.float32)
     codec.begin(SimpleNamespace(step=step, values=nothing, out=nothing, wide=None))
     codec.decide(0)

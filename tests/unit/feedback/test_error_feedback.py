@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.arrays import HOST_DEVICE
 from mpicomp.codecs import Codec, Quantizer, SparseLevels, TopK
 from mpicomp.feedback.error_feedback import ErrorAccumulation, ErrorFeedback, FeedbackEncoder
 from mpicomp.kernels.streams import Stream
+from mpicomp.spaces import HOST
 
 LENGTHS = (1, 15, 16, 17, 1000)
 
@@ -47,7 +47,7 @@ def test_what_is_not_finite_is_told(feedback: ErrorFeedback | ErrorAccumulation,
 def test_a_residual_decays_before_it_is_added(codec: Codec, dtype: type) -> None:
     """TopK adds a residual as it is, so the rule computes the sum before it encodes."""
     n, decay = 700, dtype(0.9)
-    worker = FeedbackEncoder(HOST_DEVICE, codec, ErrorFeedback(0.9), n, dtype, n, Stream(5, 0, "code"), 0)
+    worker = FeedbackEncoder(HOST, codec, ErrorFeedback(0.9), n, dtype, n, Stream(5, 0, "code"), 0)
     payload, sent, kept = np.empty(codec.nbytes(n), np.uint8), np.empty(n, dtype), np.zeros(n, dtype)
     for step in range(3):
         values = np.random.default_rng(step).standard_normal(n).astype(dtype)
@@ -61,7 +61,7 @@ def test_a_residual_decays_before_it_is_added(codec: Codec, dtype: type) -> None
 
 def test_error_feedback_does_not_decode_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     codec, n = Quantizer(bucket=64, levels=2, norm="l2", coding="entropy"), 640
-    worker = FeedbackEncoder(HOST_DEVICE, codec, ErrorAccumulation(0.2, 0.9), n, np.float32, n, Stream(5, 0, "code"), 0)
+    worker = FeedbackEncoder(HOST, codec, ErrorAccumulation(0.2, 0.9), n, np.float32, n, Stream(5, 0, "code"), 0)
     values, sent = np.random.default_rng(0).standard_normal(n).astype(np.float32), np.empty(n, np.float32)
     payload = np.empty(codec.nbytes(n), np.uint8)
     with monkeypatch.context() as patched:

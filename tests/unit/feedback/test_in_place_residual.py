@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from collectives.annotations import Array
-from collectives.arrays import HOST_DEVICE
 from mpicomp.feedback.in_place_residual import InPlaceResidual
+from mpicomp.spaces import HOST
 
 PENDING = 0.25
 
@@ -17,7 +17,7 @@ def subtract(residual: Array) -> None:
 
 
 def made(lazy: bool, keeps: bool) -> InPlaceResidual:
-    found = InPlaceResidual(HOST_DEVICE, 4, np.float32, 1, lazy=lazy, keeps=keeps)
+    found = InPlaceResidual(HOST, 4, np.float32, 1, lazy=lazy, keeps=keeps)
     found.current[:], found.pending[:] = 1.0, PENDING
     return found
 
@@ -37,15 +37,15 @@ def test_a_kept_step_is_taken_back_before_and_after_it_was_committed(lazy: bool,
         step(residual, 2.0, keeps=True)
         if is_committed:
             residual.commit()
-            assert residual.saved().tolist() == [2.0] * 4
+            assert residual.to_host().tolist() == [2.0] * 4
             residual.undo()
         else:
             residual.roll_back()
-        assert residual.saved().tolist() == [before] * 4
+        assert residual.to_host().tolist() == [before] * 4
         assert residual.pending.tolist() == [0.0]
         step(residual, 3.0, keeps=True)
         residual.commit()
-        assert residual.settled(subtract).tolist() == [3.0 - PENDING * lazy] * 4
+        assert residual.copy_settled(subtract).tolist() == [3.0 - PENDING * lazy] * 4
 
 
 def test_another_step_writes_in_place() -> None:
@@ -56,7 +56,7 @@ def test_another_step_writes_in_place() -> None:
     step(residual, 3.0, keeps=False)
     residual.commit()
     assert residual.current is buffer
-    assert residual.saved().tolist() == [3.0] * 4
+    assert residual.to_host().tolist() == [3.0] * 4
 
 
 def test_a_restored_residual_is_sound_and_has_nothing_pending() -> None:
@@ -65,4 +65,4 @@ def test_a_restored_residual_is_sound_and_has_nothing_pending() -> None:
     residual.restore(np.arange(4, dtype=np.float32))
     assert not residual.spoiled
     assert residual.pending.tolist() == [0.0]
-    assert residual.settled(subtract).tolist() == [-PENDING, 1 - PENDING, 2 - PENDING, 3 - PENDING]
+    assert residual.copy_settled(subtract).tolist() == [-PENDING, 1 - PENDING, 2 - PENDING, 3 - PENDING]

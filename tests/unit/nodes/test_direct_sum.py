@@ -11,7 +11,7 @@ import pytest
 from collectives import NonFiniteGradient, PeerFailure
 from collectives.arrays.peer_memory import PeerMemory, UnreadableMemory
 from mpicomp import QSGD, Communicator, Dense, EFSignSGD, LocalTopK, MajorityVote, Marsit, PerNode, run_local
-from mpicomp.feedback.sign_residual import SignResidual
+from mpicomp.feedback.step_size import StepSize
 from mpicomp.nodes.direct_sum import DirectSum
 from tests.exact import gradient
 
@@ -48,7 +48,7 @@ def work(comm: Communicator, method: Any, local: Any, dtype: str, spoils: bool =
             errors.append(str(error))
     feedback = aggregator.feedback
     if "is spoiled" in "".join(errors):  # there is no state to save
-        return results, {"gamma": feedback.gamma, "magnitudes": feedback.size.magnitudes}, errors
+        return results, {"gamma": feedback.size.gamma, "magnitudes": feedback.size.magnitudes}, errors
     return results, aggregator.state_dict(), errors
 
 
@@ -118,13 +118,13 @@ def test_nan_on_one_rank_leaves_all_shards_as_by_messages(name: str) -> None:
 
 
 def test_a_shard_that_adopted_its_reports_goes_back_when_another_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    restored, right = list[int](), SignResidual._restore_scales
+    restored, right = list[int](), StepSize.restore
 
-    def restore(self: SignResidual, before: Any) -> None:
+    def restore(self: StepSize, before: Any) -> None:
         restored.append(1)
         right(self, before)
 
-    monkeypatch.setattr(SignResidual, "_restore_scales", restore)
+    monkeypatch.setattr(StepSize, "restore", restore)
     found, expected = both(MARSITS["stateless auto"], "2x2", spoils=True)
     assert_equal(found, expected)
     assert restored

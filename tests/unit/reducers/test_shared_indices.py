@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpicomp import Communicator
 from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
-from mpicomp.codecs.top_k import kept
+from mpicomp.codecs.top_k import count_kept
 from mpicomp.feedback.memory import PART_ELEMENTS, lay_out
 
 N = 4096 + 77
@@ -57,11 +57,11 @@ def test_parts_are_whole_chunks_that_follow_each_other(lengths: list[int], rate:
         assert (part.start - begin) % part.chunk == 0
         assert part.stop == ends[segment] or (part.stop - begin) % part.chunk == 0
         assert part.stop - part.start <= max(PART_ELEMENTS, part.chunk)
-        assert part.last - part.first == kept(part.stop - part.start, part.chunk, part.keep)
+        assert part.last - part.first == count_kept(part.stop - part.start, part.chunk, part.keep)
         start, first = part.stop, part.last
     assert start == sum(lengths)
     assert first == sum(
-        kept(length, chunk or one, (chunk or one) // one) for length, one in zip(lengths, rates, strict=True)
+        count_kept(length, chunk or one, (chunk or one) // one) for length, one in zip(lengths, rates, strict=True)
     )
 
 

@@ -84,13 +84,18 @@ def test_a_first_mistake_is_told_with_rank_and_cure(mistake: str, comm: Communic
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (MODEL.named_parameters(), "comm is generator .*: pass a Communicator"),
+        (MODEL.named_parameters(), "comm is generator <generator object Module.named_parameters>: pass a Communicator"),
         (MPI.COMM_WORLD, "wrap it"),
     ],
 )
 def test_what_is_no_communicator_is_refused(given: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         DistributedOptimizer(SGD, Dense(), given)
+
+
+def test_a_missing_algorithm_is_named_with_the_whole_call() -> None:
+    with pytest.raises(TypeError, match=r"^the algorithm is missing, .*: write DistributedOptimizer\(optimizer, alg"):
+        DistributedOptimizer(SGD, named_parameters=MODEL.named_parameters())  # type: ignore[call-arg]
 
 
 def test_a_dictionary_of_names_will_do(comm: Communicator) -> None:

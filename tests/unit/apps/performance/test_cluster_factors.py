@@ -18,7 +18,7 @@ from apps.performance.cluster import factors, picture_data
 from apps.records import read_record
 
 PARTS = picture_data.read(DATA / picture_data.NAME)
-QUOTED = factors.quoted(PARTS)
+QUOTED = factors.format_quotes(PARTS)
 FRONTIER = PROJECT / "docs" / "records" / "frontier"
 TABLES = PROJECT / "docs" / "records" / "performance-tables"
 
@@ -70,7 +70,13 @@ def test_other_pages_quote_the_figures_of_the_one_place() -> None:
     one, ten = QUOTED["100 MB at 1gbit"], QUOTED["100 MB at 10gbit"]
     slow, fast = (QUOTED[f"Marsit, K = 100 at {rate}, local steps"] for rate in ("100mbit", "1gbit"))
     readme, faq = (" ".join((PROJECT / name).read_text().split()) for name in ("README.md", "docs/faq.md"))
-    assert f"all-reduce of 100 MB is {one} times as fast as the best dense one at 1 Gbit/s" in readme
+    (cells,) = re.findall(r"^\| 100MB (.*)$", factors.PAGE.read_text(), re.MULTILINE)
+    defaults = " | ".join(re.findall(r"\| ([\d.]+)", cells)[:3])
+    assert f"all-reduce](docs/performance.md#factors) of 100 MB by `Marsit()` | {defaults} |" in readme
+    details = (PROJECT / "docs" / "performance-details.md").read_text()
+    (cells,) = re.findall(r"^\| transformer: Marsit \|(.*)\|$", details, re.MULTILINE)
+    steps = [100 / (99 / float(cell) + 1) for cell in cells.split("|")[:3]]  # one of 100 is in full precision
+    assert f"11 million parameters, by `Marsit()` | {' | '.join(f'{step:.1f}' for step in steps)} |" in readme
     assert float(fast) < 1
     assert f"was {one} times as fast as the best dense one at 1 Gbit/s, and {ten} times at 10 Gbit/s" in faq
     every = [QUOTED[f"Marsit, K = 100 at {rate}, every step"] for rate in ("100mbit", "1gbit")]

@@ -127,7 +127,7 @@ def test_every_implementation_is_checked_once_what_is_slow_is_timed_at_once_and_
 
 @pytest.mark.parametrize("spoil", [0, 1_000_002, 1_500_000])
 def test_wrong_sums_and_wrong_signs_are_told(spoil: int) -> None:
-    x, _ = vectors.filled(1_500_001, rank=0)
+    x, _ = vectors.make_vectors(1_500_001, rank=0)
     check = vectors.Check(MPI.COMM_SELF)
     signs = np.sign(x)
     check.dense("ours", x)

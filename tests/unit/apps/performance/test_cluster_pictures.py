@@ -93,8 +93,8 @@ def test_the_note_names_the_lines_that_lie_on_each_other_and_where() -> None:
     slow = [record("100mbit", n, *times) for n, times in zip(sizes, (apart, equal, alike), strict=True)]
     fast = [record("1gbit", n, *times) for n, times in zip(sizes, (equal, equal, apart), strict=True)]
     text = " The lines of dense, Open MPI and Gloo coincide from 1 MB on at 100 Mbit/s."
-    assert plots.coinciding([slow, fast]) == text
-    assert plots.coinciding([fast]) == ""
+    assert plots.name_coinciding([slow, fast]) == text
+    assert plots.name_coinciding([fast]) == ""
     figure = plots.time_by_size(FULL)
     assert figure is not None
     assert "coincide from 1 MB on at 100 Mbit/s and 1 Gbit/s." in re.sub(r"\s", " ", figure.get_supxlabel())

@@ -141,12 +141,12 @@ def test_what_a_token_bucket_spares_is_told() -> None:
 
 
 def test_the_break_even_point_lies_between_the_logarithms() -> None:
-    assert ratios.crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
-    assert ratios.crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
-    assert ratios.crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
-    assert ratios.crossing([(1.0, 4.0), (10.0, 2.0)]) is None
-    assert ratios.crossing([(1.0, 0.5), (10.0, 2.0)]) is None
-    assert ratios.crossing([]) is None
+    assert ratios.find_crossing([(100.0, 10.0), (10_000.0, 0.1)]) == pytest.approx(1000)
+    assert ratios.find_crossing([(10_000.0, 0.1), (100.0, 10.0)]) == pytest.approx(1000)
+    assert ratios.find_crossing([(1.0, 4.0), (10.0, 0.5), (100.0, 2.0), (1000.0, 0.5)]) == pytest.approx(100 * 10**0.5)
+    assert ratios.find_crossing([(1.0, 4.0), (10.0, 2.0)]) is None
+    assert ratios.find_crossing([(1.0, 0.5), (10.0, 2.0)]) is None
+    assert ratios.find_crossing([]) is None
 
 
 def test_the_balanced_rate_is_one_that_can_be_asked_for() -> None:

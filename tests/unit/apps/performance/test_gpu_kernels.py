@@ -51,9 +51,9 @@ def test_with_a_gpu_the_table_is_printed_and_the_record_written(
     def timed(calls: dict[str, Any], repeats: int) -> dict[str, Any]:
         return {name: np.full(repeats, 1e-4) for name in calls}
 
-    monkeypatch.setattr(gpu_kernels, "missing", lambda numba_cuda: "")
+    monkeypatch.setattr(gpu_kernels, "name_missing", lambda numba_cuda: "")
     monkeypatch.setattr(gpu_kernels, "calls", lambda n, device: {"copy": (print, 8 * n), "pack": (print, 4 * n)})
-    monkeypatch.setattr(gpu_kernels, "timed_on_device", timed)
+    monkeypatch.setattr(gpu_kernels, "time_on_device", timed)
     monkeypatch.setattr(gpu_kernels, "version", lambda package: "1")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     path = tmp_path / "record.json"

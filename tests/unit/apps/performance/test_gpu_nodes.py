@@ -7,10 +7,20 @@ import re
 import pytest
 
 from apps.performance import gpu_nodes
-from apps.performance.gpu_nodes import MODELS, Cluster, Gpu, Step, choose, exchange_s, measured, overlapped_s, steps
+from apps.performance.gpu_nodes import (
+    MODELS,
+    Cluster,
+    Gpu,
+    Step,
+    choose,
+    exchange_s,
+    overlapped_s,
+    read_measured,
+    steps,
+)
 from mpicomp import Dense, Relay
 
-H100 = measured()
+H100 = read_measured()
 SMALL, MIDDLE, LARGE = MODELS
 
 
@@ -27,10 +37,10 @@ def test_the_figures_are_those_of_the_page_of_measurements() -> None:
         "| norms, quantize and pack; unpack and dequantize | 400; 300 | 0.61; 0.42 |\n"
         "| forward and backward of a GPT of 86 million parameters | <= 3 % | 73 % (20.0 and 36.0 ms; 134 % before) |\n"
     )
-    found = measured(rows)
+    found = read_measured(rows)
     assert found == pytest.approx((4e-12, 3e-12, 1e-3))
     with pytest.raises(ValueError, match=r"performance-gpu.md has no row of the quantizer's kernels, or none of the"):
-        measured("")
+        read_measured("")
 
 
 @pytest.mark.parametrize("rate", gpu_nodes.RATES)

@@ -13,8 +13,8 @@ import pytest
 
 from apps.launch import PROJECT, mpi_environment, python_command, run
 from apps.performance import gpu_allreduce, gpu_nccl, gpu_training, run_all
-from apps.performance.gpu_machine import Place, driver_version, placed
-from apps.performance.gpu_profile import Activity, activities, busy, hidden
+from apps.performance.gpu_machine import Place, choose_gpu, driver_version
+from apps.performance.gpu_profile import Activity, activities, busy, hidden_share
 from collectives import Communicator, Ring, arrays
 from collectives.arrays import gpu_mpi
 from collectives.threads.run_local import run_local
@@ -50,11 +50,11 @@ def test_without_a_gpu_one_message_says_so_and_there_is_no_record(
 def test_a_rank_without_a_gpu_is_named_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def place(comm: Communicator) -> Place | None:
         lacks[comm.rank] = "PyTorch finds no GPU" if comm.rank == 1 else ""
-        return placed(comm, "such things are")
+        return choose_gpu(comm, "such things are")
 
     lacks: dict[int, str] = {}
     told = iter(["", "PyTorch finds no GPU"])
-    monkeypatch.setattr("apps.performance.gpu_machine.missing", lambda numba_cuda: next(told))
+    monkeypatch.setattr("apps.performance.gpu_machine.name_missing", lambda numba_cuda: next(told))
     assert run_local(2, place, Ring()) == [None, None]
     err = capsys.readouterr().err
     assert err.endswith(" of 2: PyTorch finds no GPU: such things are not measured\n")
@@ -64,13 +64,13 @@ def test_a_rank_without_a_gpu_is_named_once_for_all_ranks(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("gpus", "alone"), [(1, False), (2, True), (4, True)])
 def test_ranks_take_gpus_in_turn(gpus: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
-    monkeypatch.setattr("apps.performance.gpu_machine.missing", lambda numba_cuda: "")
+    monkeypatch.setattr("apps.performance.gpu_machine.name_missing", lambda numba_cuda: "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     monkeypatch.setattr("apps.performance.gpu_machine.identity", "GPU {}".format)
 
     def place(comm: Communicator) -> Place | None:
-        return placed(comm, "")
+        return choose_gpu(comm, "")
 
     found = run_local(2, place, Ring())
     assert found == [Place(f"cuda:{rank % gpus}", alone) for rank in range(2)]
@@ -101,9 +101,9 @@ def test_copies_are_hidden_to_the_share_of_their_time_in_which_kernels_run() -> 
     kernel, *copies = STAGED
     assert busy(copies) == 4
     assert busy(STAGED) == 5
-    assert hidden(copies, [kernel]) == 0.25
-    assert hidden(copies[:1], [kernel, kernel]) == 0.5
-    assert hidden([], [kernel]) is None
+    assert hidden_share(copies, [kernel]) == 0.25
+    assert hidden_share(copies[:1], [kernel, kernel]) == 0.5
+    assert hidden_share([], [kernel]) is None
 
 
 def test_only_what_the_device_does_counts_of_a_profile() -> None:
@@ -136,7 +136,7 @@ def stand_in(program: ModuleType, device: str, monkeypatch: pytest.MonkeyPatch) 
     """Let a program find a GPU of one rank."""
     monkeypatch.setattr("mpicomp.install_abort_hook", lambda: None)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr(program, "placed", lambda comm, what: Place(device, alone=False))
+    monkeypatch.setattr(program, "choose_gpu", lambda comm, what: Place(device, alone=False))
     monkeypatch.setattr(program, "software", lambda: SOFTWARE)
 
 
@@ -164,7 +164,7 @@ def test_all_reduces_on_a_device_fill_tables_and_record(
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda: next(peaks))
-    monkeypatch.setattr(gpu_allreduce, "recorded", recorded)
+    monkeypatch.setattr(gpu_allreduce, "record", recorded)
     values = np.random.default_rng(0).standard_normal(5000, np.float32)
     monkeypatch.setattr(gpu_allreduce, "gradients", lambda *_: (FakeArray(values), FakeArray(np.empty_like(values))))
     path = tmp_path / "record.json"
@@ -187,7 +187,7 @@ def test_all_reduces_on_a_device_fill_tables_and_record(
 
 def test_speed_is_held_against_the_dense_call() -> None:
     timed = {"dense": {"median_s": 3.0, "min_s": 2.0}, gpu_allreduce.ONE_BIT: {"median_s": 0.25, "min_s": 0.25}}
-    dense, one_bit = gpu_allreduce.compared(timed, "dense")
+    dense, one_bit = gpu_allreduce.compare(timed, "dense")
     assert (dense["speedup"], one_bit["speedup"], one_bit["speedup_of_minima"]) == (1.0, 12.0, 8.0)
 
 
@@ -221,7 +221,7 @@ def test_training_on_a_device_fills_tables_and_record(
     traces: list[Path | None] = []
     stand_in(gpu_training, "cpu", monkeypatch)
     monkeypatch.setattr("torch.cuda.Event", Event)
-    monkeypatch.setattr(gpu_training, "recorded", recorded)
+    monkeypatch.setattr(gpu_training, "record", recorded)
     path = tmp_path / "record.json"
     options = ["--quick", "--layers", "1", "--width", "8", "--context", "4", "--repeats", "2", "--trace", "t.json"]
     assert gpu_training.main([*options, "--json", str(path)]) == 0

@@ -22,7 +22,7 @@ from apps.performance.cluster.tables import NOTHING, tables
 from apps.performance.compare_checkouts import cluster_figures, compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
 from apps.performance.memory import forget_peak, resident_bytes
-from apps.performance.part import get, scaled, table
+from apps.performance.part import format_seconds, get, table
 from apps.records import write_record
 
 JOB_S = 150.0
@@ -61,7 +61,7 @@ def test_a_table_has_a_cell_for_each_column_and_row() -> None:
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0012345, "1.23"), (0.012345, "12.3"), (1.2345, "1234")])
 def test_times_have_three_digits_or_all_before_the_point(seconds: float, shown: str) -> None:
-    assert scaled(seconds, 1e-3) == shown
+    assert format_seconds(seconds, 1e-3) == shown
 
 
 def test_what_memory_gives_to_all_processors_is_held_against_what_it_gives_to_one(

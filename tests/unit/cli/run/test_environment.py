@@ -70,6 +70,9 @@ def test_variables_of_the_user_win() -> None:
     settings = choose({THREADS: "3", "OMPI_MCA_btl": "tcp,self", "THP_MEM_ALLOC_ENABLE": "0"}, 1, one_machine=True)
     assert not {THREADS, "OMPI_MCA_btl", "THP_MEM_ALLOC_ENABLE"} & set(settings.added)
     assert THREADS not in settings.added[MARK]
+    for value in ("abc", "0", "-1", "2,x"):  # OpenMP ignores these
+        assert choose({THREADS: value}, 2, one_machine=True).added[THREADS] == "2"
+    assert THREADS not in choose({THREADS: "4, 2"}, 2, one_machine=True).added
 
 
 def test_a_setting_that_the_user_changes_in_a_shell_with_ours_wins() -> None:

@@ -32,6 +32,14 @@ prterun has exited due to process rank 1 with PID 0 on node n0 calling
 terminated by signals sent by prterun (as reported here).
 {RULE}
 """
+FAILED = f"""{RULE}
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-n0-23186@1,2]
+   Exit code:    {{}}
+{RULE}
+"""
 SIGNALLED = f"{RULE}\nprterun noticed that process rank 1 with PID 7 on node n0 exited on\nsignal 11.\n{RULE}\n"
 COPY = "ValueError: rank {} of 3, vector 0: the vector has 9 elements, not 10; pass 10"
 
@@ -40,13 +48,13 @@ def report(rank: int, last: str, follows: bool = False) -> str:
     return ErrorReport(rank, 3, f"Traceback\n{last}\n", last, follows).line()
 
 
-def shown(*texts: str) -> str:
+def shown(*texts: str, status: int = 1) -> str:
     """Return the output of the command for a job that prints these texts."""
     out = io.BytesIO()
     made = ErrorOutput(out)
     for text in texts:
         made.write(text.encode())
-    made.end()
+    made.end(status)
     return out.getvalue().decode()
 
 
@@ -58,6 +66,11 @@ def test_equal_errors_are_printed_once_with_their_ranks_and_the_last_line_is_the
         COPY.format(2),
         "mpicomp: all 3 ranks: ValueError: vector 0: the vector has 9 elements, not 10; pass 10",
     ]
+
+
+def test_errors_that_differ_in_an_address_are_equal() -> None:
+    printed = shown(*(report(rank, f"TypeError: <f at 0x7f{rank}>") for rank in range(3)))
+    assert printed.splitlines()[-1] == "mpicomp: all 3 ranks: TypeError: <f at 0x7f0>"
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -97,9 +110,20 @@ def test_other_output_comes_at_once_and_unchanged() -> None:
 
 @pytest.mark.parametrize("text", [SIGNALLED, ABORTED, f"{RULE}\nbegun\n", RULE, f"{RULE}\n" + 90 * "a\n"])
 def test_blocks_that_add_something_stay(text: str) -> None:
-    assert shown(text) == text
+    last = "mpicomp: rank 1 ended by signal 11 (SIGSEGV): PYTHONFAULTHANDLER=1 in the environment prints the line"
+    assert shown(text) == text + f"{last} of Python that it was in\n" * (text is SIGNALLED)
     if text is not ABORTED:
         assert text in shown(report(1, "KeyError: 1"), text)
+
+
+@pytest.mark.parametrize("error", ["SyntaxError: invalid syntax", "ModuleNotFoundError: No 'x'", "x.YError"])
+def test_errors_before_the_first_communicator_come_last_too(error: str) -> None:
+    printed = shown(f"Traceback\n  import x\n{error}\n", FAILED.format(1))
+    assert printed.splitlines()[2:] == [error, f"mpicomp: {error}"]
+    assert shown("ValueError: logged\n", FAILED.format(3), status=3).splitlines()[1:] == [
+        "mpicomp: rank 2 ended with status 3"
+    ]
+    assert shown("ValueError: logged\n", status=0) == "ValueError: logged\n"
 
 
 def test_errors_come_soon_where_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

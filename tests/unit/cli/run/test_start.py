@@ -125,6 +125,21 @@ def test_a_host_file_that_the_launcher_does_not_know_is_passed_on(start: Start, 
     assert line[1:5] == ["-n", "2", "--hostfile", str(tmp_path / "hosts")]
 
 
+@pytest.mark.parametrize(
+    ("value", "note"),
+    [
+        ("abc", "OMP_NUM_THREADS=abc is no number of threads: 4 is taken\n"),
+        ("64", "OMP_NUM_THREADS=64: threads compete for cores; unset it, and a rank has 4\n"),
+        ("4", ""),
+    ],
+)
+def test_threads_that_cannot_be_used_or_compete_are_named_with_the_cure(
+    value: str, note: str, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("-n", "2", "train.py", OMP_NUM_THREADS=value)
+    assert capsys.readouterr().err.partition("8 cores\n")[2] == (note and f"mpicomp run: {note}")
+
+
 def test_mpich_gets_its_own_options_alone(start: Start, tmp_path: Path, mpirun: str) -> None:
     write_program(Path(mpirun), HYDRA)
     assert start("train.py", **SLURM) == [mpirun, "-n", "4", sys.executable, "train.py"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpicomp
-from apps.performance.damaged_messages import CALLS, Case, Damage, DamagedComm, Damager, run, undamaged
+from apps.performance.damaged_messages import CALLS, Case, Damage, DamagedComm, Damager, run, run_undamaged
 from collectives import CollectiveMismatch, Communicator, DamagedMessage
 from collectives.threads.run_local import run_local
 from collectives.threads.thread_comm import LocalComm
@@ -18,7 +18,7 @@ from collectives.threads.thread_comm import LocalComm
 @pytest.mark.parametrize("call", sorted(CALLS))
 def test_damage_to_any_message_of_a_call_is_found_on_all_ranks(call: str) -> None:
     case = Case(call, "ring", 1000, 3)
-    received = undamaged(case, True)[1].received
+    received = run_undamaged(case, True)[1].received
     assert received > 1
     for message in sorted({0, 1, received // 2, received - 1}):
         outcomes = run(case, True, 1, Damage(message, (12_345 + message,)))
@@ -28,7 +28,7 @@ def test_damage_to_any_message_of_a_call_is_found_on_all_ranks(call: str) -> Non
 
 def test_without_checksums_damage_goes_unnoticed() -> None:
     case = Case("allgather", "ring", 1000, 2)
-    last = undamaged(case, False)[1].received - 1
+    last = run_undamaged(case, False)[1].received - 1
     outcomes = run(case, False, 1, Damage(last, (12_345,)))
     assert not any(one.error for one in outcomes)
     assert outcomes[1].result != outcomes[0].result

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.top_k import Selector, kept
+from mpicomp.codecs.top_k import Selector, count_kept
 from tests.reference.sparse import top, within_chunks
 
 LENGTHS = (0, 1, 7, 15, 16, 17, 63, 64, 65, 99, 100, 101, 1000, 4096, 5003)
@@ -47,7 +47,7 @@ def kinds(n: int, dtype: Any) -> dict[str, NDArray[Any]]:
 def select(
     x: NDArray[Any], residual: NDArray[Any] | None, chunk: int, keep: int
 ) -> tuple[NDArray[np.uint32], NDArray[Any], bool]:
-    count = kept(x.size, chunk, keep)
+    count = count_kept(x.size, chunk, keep)
     indices, values = np.full(count, 77, np.uint32), np.full(count, np.nan, x.dtype)
     return indices, values, Selector(chunk, keep, x.dtype)(x, residual, indices, values)
 

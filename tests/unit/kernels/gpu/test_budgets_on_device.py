@@ -11,7 +11,7 @@ import mpicomp
 from collectives import Communicator, Ring
 from collectives.arrays import CUDA, device_at
 from collectives.threads.run_local import run_local
-from mpicomp import Dense, DoubleSqueeze, EFSignSGD, MajorityVote, Marsit, OneBitSGD, RandomK, ScaleCom, TernGrad
+from mpicomp import Dense, DoubleSqueeze, Marsit, OneBitSGD, RandomK, ScaleCom, TernGrad
 from tests.fake_device import ORDERS, FakeDevice, fake_devices
 from tests.unit.kernels.gpu import on_device
 
@@ -30,12 +30,6 @@ BUDGETS: dict[Any, tuple[int, int, int]] = {
     Marsit(None, winners=2): (6, 2, 2),
     # a short vector crosses as a whole, beside reports and whether the mean is finite
     Marsit(1): (2, 3, 1),
-    MajorityVote(): (2, 1, 1),
-    # scales of the residual and factors of the result
-    EFSignSGD(): (2, 1, 3),
-    # norms are exchanged before signs are drawn; factors of signs and of the result
-    mpicomp.SSDM(): (3, 2, 3),
-    mpicomp.SSDM(momentum=0.9): (3, 2, 3),
     # buckets longer than a program, and sums of squares or sides, take a pass of their own before the codes
     mpicomp.QSGD(bucket=64): (2, 2, 1),
     mpicomp.QSGD(bucket=64, coding="entropy"): (2, 2, 1),
@@ -57,14 +51,12 @@ BUDGETS: dict[Any, tuple[int, int, int]] = {
     mpicomp.TrueTopK(10): (13, 2, 2),
     # one encodes a sum, one decodes it, of each of two pieces; the flag is set for each step
     mpicomp.Relay(): (5, 4, 2),
-    # of one message, which is added at once
-    mpicomp.CascadingSSDM(): (16, 2, 1),
 }
 ONE_OF_EACH = (
-    Marsit(2), Marsit(2, residual="paper", transactional=True), Marsit(None, winners=2), MajorityVote(), EFSignSGD(),
-    mpicomp.SSDM(momentum=0.9), mpicomp.ECQSGD(alpha=0.1, bucket=64, coding="entropy"), TernGrad(bucket=64),
-    mpicomp.LocalTopK(rate=10), DoubleSqueeze(), mpicomp.Relay(bucket=64), ScaleCom(10, beta=0.5), mpicomp.TrueTopK(10),
-    RandomK(10), Dense(wire="bfloat16"),
+    Marsit(2), Marsit(2, residual="paper", transactional=True), Marsit(None, winners=2),
+    mpicomp.ECQSGD(alpha=0.1, bucket=64, coding="entropy"), TernGrad(bucket=64), mpicomp.LocalTopK(rate=10),
+    DoubleSqueeze(), mpicomp.Relay(bucket=64), ScaleCom(10, beta=0.5), mpicomp.TrueTopK(10), RandomK(10),
+    Dense(wire="bfloat16"),
 )  # fmt: skip
 
 

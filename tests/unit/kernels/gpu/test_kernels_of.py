@@ -13,17 +13,14 @@ import pytest
 from mpicomp import kernels
 
 FAMILIES = (
-    "arrays", "bucketed", "ef_sign", "philox", "planes", "quantizer", "shared_selection", "sign", "sixteen_bits",
-    "sparse", "ssdm", "top_k", "vote_counts",
+    "arrays", "bucketed", "philox", "planes", "quantizer", "shared_selection", "sign", "sixteen_bits", "sparse",
+    "top_k",
 )  # fmt: skip
-# Kernels of arrays that are in the host's memory for vectors on devices too: reports of ranks, counts that a rank
-# decides, states. Marsit and SSDM use kernels for blocks of many tensors on devices.
+# Kernels of arrays that are in the host's memory for vectors on devices too: reports of ranks, states. Marsit uses
+# kernels for blocks of many tensors on devices.
 OF_HOST = {
-    "ef_sign": {"settle", "share"},
     "shared_selection": {"unpack_pair"},
     "sign": {"add_and_clear", "add_up", "encode", "follow", "set_steps", "subtract_result"},
-    "ssdm": {"round_norms", "share_norms", "squares"},
-    "vote_counts": {"majority", "segment_totals"},
 }
 
 

@@ -112,7 +112,7 @@ def test_a_step_with_nan_is_skipped_by_all_without_waiting_for_a_device(
     """Rank 0 has the NaN, and one of both ranks a device."""
 
     def only_on_the_host(feedback: Feedback, values: Any) -> bool:
-        assert feedback.on_host
+        assert feedback.space.is_host
         return bool(feedback.kernels.sign.all_finite(values))
 
     monkeypatch.setattr(Feedback, "all_finite", only_on_the_host)
@@ -208,3 +208,9 @@ def test_step_sizes_that_crossed_ahead_of_their_step_do_not_outlive_a_state_or_a
     expected, found = (run_local(2, lambda comm, on=on: train(comm, on)) for on in ((), (1,)))
     for one, other in zip(found[1], expected[1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("method", [Marsit(full_precision_every=2), Marsit(winners=2)], ids=["signs", "winners"])
+def test_the_shortest_vectors_are_encoded_too(method: Marsit, n: int) -> None:
+    assert_same_as_on_cpu(method, n, "bfloat16")

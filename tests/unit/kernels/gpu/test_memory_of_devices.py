@@ -9,16 +9,14 @@ import pytest
 
 from collectives import CollectiveMismatch, Communicator, arrays
 from collectives.threads.run_local import run_local
-from mpicomp import CascadingSSDM, DoubleSqueeze, EFSignSGD, Marsit, ScaleCom
+from mpicomp import DoubleSqueeze, Marsit, Relay, ScaleCom
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu.on_device import vector
 
 N = 200
 
 
-@pytest.mark.parametrize(
-    "method", [Marsit(None), Marsit(None, winners=1), EFSignSGD(), DoubleSqueeze(), ScaleCom(8), CascadingSSDM()]
-)
+@pytest.mark.parametrize("method", [Marsit(None), Marsit(None, winners=1), DoubleSqueeze(), ScaleCom(8), Relay()])
 def test_a_start_without_memory_can_be_repeated(method: Any, made: dict[int, FakeDevice]) -> None:
 
     def take(comm: Communicator, device: bool) -> Any:
@@ -44,7 +42,7 @@ def test_a_start_without_memory_can_be_repeated(method: Any, made: dict[int, Fak
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("method", [ScaleCom(8, warmup_steps=2), Marsit(None, transactional=True), CascadingSSDM()])
+@pytest.mark.parametrize("method", [ScaleCom(8, warmup_steps=2), Marsit(None, transactional=True), Relay()])
 def test_memory_is_taken_at_the_start(method: Any, made: dict[int, FakeDevice]) -> None:
     with Communicator() as comm:
         aggregator = method.start(comm, N, device="cuda")

@@ -9,7 +9,7 @@ import pytest
 
 from collectives import Communicator
 from collectives.threads.run_local import run_local
-from mpicomp import QSGD, Dense, EFSignSGD, LocalTopK, Marsit, NonFiniteGradient, PerNode
+from mpicomp import QSGD, Dense, DoubleSqueeze, LocalTopK, Marsit, NonFiniteGradient, PerNode
 from mpicomp.nodes.torch_group import Gpu
 from tests.fake_device import FakeArray, FakeStream
 from tests.fake_group import FakeNCCL
@@ -54,8 +54,8 @@ def begun(nccl: FakeNCCL, comm: Communicator, method: Any, dtype: str = "float32
     [
         *((Marsit(full_precision_every=2), "float32", layout) for layout in LAYOUTS),
         (Marsit(full_precision_every=None, residual="paper"), "bfloat16", "2x2"),
-        (EFSignSGD(), "float16", "2+1"),
-        (EFSignSGD(), "float16", "1x3"),
+        (DoubleSqueeze(), "float16", "2+1"),
+        (DoubleSqueeze(), "float16", "1x3"),
         (QSGD(), "float32", "2+1"),
         (LocalTopK(rate=10), "float64", "2x2"),
     ],

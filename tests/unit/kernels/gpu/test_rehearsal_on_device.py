@@ -9,14 +9,14 @@ import pytest
 from collectives import Communicator, Ring
 from collectives.arrays import CUDA, device_at
 from collectives.threads.run_local import run_local
-from mpicomp import EFSignSGD, Marsit, ScaleCom
+from mpicomp import Marsit, OneBitSGD, ScaleCom
 from mpicomp.aggregator import rehearsal
 from tests.fake_device import FakeDevice
 from tests.unit.kernels.gpu import on_device
 
 
 @pytest.mark.parametrize(
-    ("method", "dtype"), [(Marsit(2), "float32"), (EFSignSGD(), "bfloat16"), (ScaleCom(10, warmup_steps=1), "float32")]
+    ("method", "dtype"), [(Marsit(2), "float32"), (OneBitSGD(), "bfloat16"), (ScaleCom(10, warmup_steps=1), "float32")]
 )
 def test_the_first_steps_compile_nothing(
     method: Any, dtype: str, made: dict[int, FakeDevice], monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import pytest
 from collectives import Communicator, NonFiniteGradient, Ring
 from collectives.threads.run_local import run_local
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from mpicomp.feedback.memory import joined, lay_out
+from mpicomp.feedback.memory import join_runs, lay_out
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
@@ -151,6 +151,6 @@ def test_parts_are_joined_where_chunks_go_on(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("mpicomp.feedback.memory.PART_ELEMENTS", 80)
     parts = lay_out([90, 320, 120, 80], [10, 10, 10, 20], 40)
     assert len(parts) == 2 + 4 + 2 + 1
-    runs = [(run.start, run.stop, run.keep, run.first, run.last) for run in joined(parts)]
+    runs = [(run.start, run.stop, run.keep, run.first, run.last) for run in join_runs(parts)]
     assert runs == [(0, 90, 4, 0, 9), (90, 530, 4, 9, 53), (530, 610, 2, 53, 57)]
-    assert joined(()) == ()
+    assert join_runs(()) == ()

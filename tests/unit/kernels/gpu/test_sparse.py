@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.top_k import kept as kept_of
+from mpicomp.codecs.top_k import count_kept as kept_of
 from mpicomp.kernels.cpu import sparse as on_cpu
 from mpicomp.kernels.streams import Stream, source
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.codecs.top_k import kept
+from mpicomp.codecs.top_k import count_kept
 
 FLOATS = (np.float32, np.float64)
 BITS = {np.float32: (np.uint32(0x7FFFFFFF), np.uint64(1 << 30)), np.float64: (np.uint64(2**63 - 1), np.uint64(1 << 62))}
@@ -37,7 +37,10 @@ def cpu(
     """Indices, values and the largest magnitude; `left` as the kernels take it."""
     from mpicomp.kernels.cpu.top_k import largest, several
 
-    indices, values = np.empty(kept(x.size, chunk, keep), np.uint32), np.empty(kept(x.size, chunk, keep), x.dtype)
+    indices, values = (
+        np.empty(count_kept(x.size, chunk, keep), np.uint32),
+        np.empty(count_kept(x.size, chunk, keep), x.dtype),
+    )
     mask, high = BITS[x.dtype.type]
     if keep == 1:
         return indices, values, int(largest(x, residual, left, chunk, mask, indices, values))
@@ -53,7 +56,7 @@ def gpu(
     """The same by the kernel for GPUs; `left` is the device's."""
     from mpicomp.kernels.gpu.top_k import largest, several
 
-    count = kept(x.size, chunk, keep)
+    count = count_kept(x.size, chunk, keep)
     indices, values = to_device(np.full(count, 77, np.int32)), to_device(np.full(count, np.nan, x.dtype))
     given = to_device(x), None if residual is None else to_device(residual), left, chunk
     mask, high = BITS[x.dtype.type]

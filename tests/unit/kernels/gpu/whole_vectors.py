@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpicomp.kernels.gpu.sign import add_and_clear_blocks, encode_blocks, scale_rows, subtract_blocks, whole_blocks
+from apps.performance.gpu_blocks import scale_rows, whole_blocks
+from mpicomp.kernels.gpu.sign import add_and_clear_blocks, encode_blocks, subtract_blocks
 
 
 def encode(

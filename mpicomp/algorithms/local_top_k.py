@@ -1,10 +1,9 @@
-"""Top-k SGD and local top-k: each rank sends its own largest elements, without and with error feedback.
+"""Local top-k: each rank sends its own largest elements, with error feedback.
 
     p_m = g_m + e_m;   q_m = the largest of each chunk of p_m, 0 elsewhere;   e_m <- p_m - q_m;   result = mean_m q_m
 
-`TopKSGD` keeps no e: elements that are not sent are lost. Every rank picks its own places, so payloads can only be
-gathered, and the result has up to M times as many nonzero elements as a payload. `mpicomp.ScaleCom` avoids this
-gradient build-up.
+Every rank picks its own places, so payloads can only be gathered, and the result has up to M times as many nonzero
+elements as a payload. `mpicomp.ScaleCom` avoids this gradient build-up.
 
 With a momentum of each rank, u_m <- momentum u_m + g_m takes the place of g_m; with masking, u_m becomes 0 where
 elements are sent.
@@ -20,19 +19,20 @@ from collectives import Communicator
 from collectives.annotations import Array, override
 from mpicomp.aggregator.algorithm import Parts, VectorSpec
 from mpicomp.aggregator.registration import Grade, Learned, method
-from mpicomp.codecs.options import adopt, masked_momentum
-from mpicomp.codecs.top_k import TopK
+from mpicomp.codecs.options import masked_momentum
 from mpicomp.feedback.base import Residual
 from mpicomp.feedback.codes import GatheredCodes
 from mpicomp.feedback.error_feedback import ErrorFeedback
 from mpicomp.reducers.all_gather import all_gather
-from mpicomp.reducers.families import GatheringMethod
+from mpicomp.reducers.families import TopKMethod
 
 
-@method("top-k-sgd", Learned(Grade.COMPARED, "ended with a greater loss than dense"), forms=({"rate": 10},))
+@method(
+    "local-top-k", Learned(Grade.COMPARED, "sends more with every rank, which scalecom does not"), forms=({"rate": 10},)
+)
 @dataclass(frozen=True)
-class TopKSGD(GatheringMethod):
-    """Options of top-k SGD: each rank sends its own largest elements; the others are lost.
+class LocalTopK(TopKMethod):
+    """Options of local top-k: each rank sends its own largest elements, with error feedback.
 
     Parameters
     ----------
@@ -40,50 +40,6 @@ class TopKSGD(GatheringMethod):
         Number of elements per element that is sent.
     chunk : int, optional
         Number of elements of which the chunk / rate largest are sent, a multiple of `rate`. None: `rate`.
-
-    Raises
-    ------
-    ValueError
-        An option is out of range.
-
-    References
-    ----------
-    Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017 (arXiv 1704.05021).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpicomp
-    >>> def step(comm):
-    ...     top_k = mpicomp.TopKSGD(rate=2).start(comm, 4)
-    ...     gradient = [4.0, 1.0, -3.0, 0.0] if comm.rank == 0 else [2.0, 9.0, -1.0, 0.0]
-    ...     return top_k.aggregate(np.array(gradient, np.float32))
-    >>> mpicomp.run_local(2, step)[0]
-    array([ 2. ,  4.5, -2. ,  0. ], dtype=float32)
-    """
-
-    rate: int = 100
-    chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        adopt(self, self.codec_for("float32", ()))
-
-    @override
-    def codec_for(self, dtype: str, lengths: tuple[int, ...]) -> TopK:
-        return TopK(self.rate, self.chunk, dtype == "float64")
-
-
-@method(
-    "local-top-k", Learned(Grade.COMPARED, "sends more with every rank, which scalecom does not"), forms=({"rate": 10},)
-)
-@dataclass(frozen=True)
-class LocalTopK(TopKSGD):
-    """Options of local top-k: as `TopKSGD`, with error feedback.
-
-    Parameters
-    ----------
-    rate, chunk
-        As in `TopKSGD`.
     momentum, masking
         As in `ScaleCom`.
 
