@@ -1,6 +1,7 @@
 """``python -m apps.frontier PART``: costs and savings of compression, seed by seed, as tables and as JSON.
 
-``price`` compares losses at equal local steps, on a small model. The other parts make the record of time, bytes and
+``price`` compares losses at equal local steps, on a small model, and ``small`` accuracies of short trainings that
+average at every step. The other parts make the record of time, bytes and
 loss for each task: ``learning`` trains, ``times`` measures steps on emulated hosts, and ``verdict`` joins both.
 """
 
@@ -14,13 +15,13 @@ from pathlib import Path
 
 from apps.appendices import publish
 from apps.emulator.network import ClusterError
-from apps.frontier import learning, price, times, verdict
+from apps.frontier import learning, price, small, times, verdict
 from apps.frontier.tasks import TASKS
 from apps.launch import PROJECT, JobFailed, exit_on_signals
 from apps.records import read_record, write_record
 from apps.studies.results import Results
 
-PARTS = ("price", "learning", "times", "verdict")
+PARTS = ("price", "small", "learning", "times", "verdict")
 FOLDER = Path("runs") / "frontier"
 RECORDS = PROJECT / "docs" / "records" / "frontier"
 PAGE = PROJECT / "docs" / "frontier.md"
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.part == "price":
             _price(results, options)
+        elif options.part == "small":
+            _small(results, options)
         else:
             _frontier(results, options)
     except (OSError, ValueError, JobFailed, ClusterError) as error:
@@ -50,6 +53,14 @@ def _price(results: Results, options: argparse.Namespace) -> None:
     if options.publish:
         write_record(RECORDS / "price.json", record)
         publish(price.PAGE, "price", price.table(record))
+
+
+def _small(results: Results, options: argparse.Namespace) -> None:
+    record = small.study(results, options.seeds, options.minutes)
+    print(small.table(record))
+    if options.publish:
+        write_record(small.RECORD, record)
+        publish(price.PAGE, "small", small.table(record))
 
 
 def _frontier(results: Results, options: argparse.Namespace) -> None:
@@ -81,10 +92,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m apps.frontier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--task", choices=TASKS, default="gpt", help="not of price (%(default)s)")
+    parser.add_argument("--task", choices=TASKS, default="gpt", help="not of price and small (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="learning begins no run after so many; default: all"
+        "--minutes", type=float, default=math.inf, help="learning and small begin no run after so many; default: all"
     )
     parser.add_argument("--quick", action="store_true", help="price: a fifth of the steps, whose figures are no record")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the runs, which are kept (%(default)s)")

@@ -1,21 +1,23 @@
 """Learning: the score of each method by steps and bytes, each at the best of three learning rates.
 
 Rates are chosen on a seed of their own, with as many steps and as many rates for every method, and one choice serves
-all numbers of local steps. Runs of the record are not made again: missing ones are added, in the order of the cases,
-until `minutes` have passed.
+all numbers of local steps; so are pairs of outer optimizers, at the rate without one. Runs of the record are not made
+again: missing ones are added, in the order of the cases, until `minutes` have passed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from apps.frontier.cases import GRADIENTS, Case, cases_of, make_optimizer
+from apps.frontier.cases import GRADIENTS, OUTER_PAIRS, Case, cases_of, make_optimizer
 from apps.frontier.tasks import TASKS, Task, task_loss
 from apps.launch import PROJECT
 from apps.records import Record, read_record, write_record
@@ -34,6 +36,8 @@ BLOCK = 8
 """Cases of a task that are tuned and trained before the next ones."""
 Rates = Mapping[tuple[str, bool], float]
 """The best rate of a method, for gradients and for updates."""
+Pair = tuple[float, float]
+Tried = TypeVar("Tried")
 
 
 def train(comm: Communicator, case: Case, lr: float, seed: int, steps: int) -> Record:
@@ -48,8 +52,9 @@ def train(comm: Communicator, case: Case, lr: float, seed: int, steps: int) -> R
     task = TASKS[case.task]
     torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
     model = task.build(seed)
-    optimizer = make_optimizer(case, task, model, lr, comm)
-    rate = LearningRate(lr, steps, steps // 20)
+    optimizer = make_optimizer(case, task, model, lr, comm, steps)
+    # of the optimizer, where the method has a rate of its own beside that of the others
+    rate = LearningRate(optimizer.param_groups[0]["lr"], steps, steps // 20)
     random, scores = np.random.default_rng((seed, comm.rank)), []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
@@ -95,11 +100,40 @@ def kept(results: Results, case: Case, lr: float, seed: int, steps: int, deadlin
     """Return the record of a run, made if it is missing and the deadline has not passed; otherwise an empty one."""
     settings = {"definition": case.definition, "task": case.task, "method": case.method, "lr": lr, "seed": seed}
     settings |= {"local_steps": case.local_steps, "steps": steps, "ranks": case.ranks, "topology": case.topology}
-    name = f"{case.task}-{slug(case.method)}-{case.local_steps}-{case.ranks}-{case.topology}-{lr:g}-{steps}-{seed}"
+    settings |= {} if case.outer is None else {"outer": list(case.outer)}
+    name = name_of(settings)
     known = results.kept(name, settings)
     if known is None and time.time() > deadline:
         return {}
     return known or results.get(name, settings, partial(run, case, lr, seed, steps))
+
+
+def name_of(settings: Record) -> str:
+    """Return the name of a run in files."""
+    name = "{task}-{}-{local_steps}-{ranks}-{topology}-{lr:g}-{steps}-{seed}".format(
+        slug(settings["method"]), **settings
+    )
+    return "-".join((name, *(f"{one:g}" for one in settings.get("outer", ()))))
+
+
+def tuned_pairs(results: Results, cases: Iterable[Case], rates: Rates, deadline: float) -> Mapping[str, Pair]:
+    """Return the best pair of an outer optimizer, of each method with one of which all pairs have been tried."""
+    tried: dict[tuple[Case, float], Run] = {}
+    for case in cases:
+        lr = rates.get((case.base, False))
+        if case.method != case.base and lr is not None:
+            for pair in OUTER_PAIRS:
+                short, steps = Case(case.task, case.method, 10, outer=pair), TASKS[case.task].tuning_steps
+                tried[short, lr] = partial(kept, results, short, lr, TUNING_SEED, steps, deadline)
+    scores: dict[str, dict[Pair, float]] = {}
+    for (short, _), record in run_parallel(tried).items():
+        if record and short.outer is not None:
+            scores.setdefault(short.method, {})[short.outer] = record["scores"][-1]
+    return {
+        method: choose(TASKS[next(iter(cases)).task], each)
+        for method, each in scores.items()
+        if len(each) == len(OUTER_PAIRS)
+    }
 
 
 def tuned(results: Results, cases: Iterable[Case], deadline: float) -> Rates:
@@ -118,26 +152,32 @@ def tuned(results: Results, cases: Iterable[Case], deadline: float) -> Rates:
         task = TASKS[case.task]
         scores = {lr: record["scores"][-1] for (one, lr), record in made.items() if one == case and record}
         if len(scores) == len(task.rates):
-            best = min if task.lower_is_better else max
-            finite = {lr: score for lr, score in scores.items() if np.isfinite(score)} or scores
-            found[case.method, case.local_steps == GRADIENTS] = best(finite, key=lambda lr: finite[lr])
+            found[case.method, case.local_steps == GRADIENTS] = choose(task, scores)
     return found
+
+
+def choose(task: Task, scores: Mapping[Tried, float]) -> Tried:
+    """Return what has the best score, of those that are finite if there are any."""
+    finite = {one: score for one, score in scores.items() if np.isfinite(score)} or dict(scores)
+    return (min if task.lower_is_better else max)(finite, key=lambda one: finite[one])
 
 
 def study(results: Results, task: str, seeds: int, minutes: float) -> Record:
     """Add runs of a task to the record; return it."""
     deadline = time.time() + 60 * minutes
     adopt(results, RECORD)
-    every = cases_of(task)
+    every, rates = cases_of(task), dict[tuple[str, bool], float]()
     for cases in (every[first : first + BLOCK] for first in range(0, len(every), BLOCK)):
-        rates = tuned(results, cases, deadline)
-        ready = {case: rates.get((case.method, case.local_steps == GRADIENTS)) for case in cases}
+        rates |= tuned(results, [case for case in cases if case.method == case.base], deadline)
+        pairs = tuned_pairs(results, cases, rates, deadline)
+        cases = [replace(case, outer=pairs.get(case.method)) for case in cases]
+        ready = {case: rates.get((case.base, case.local_steps == GRADIENTS)) for case in cases}
         run_parallel(
             {
                 (case, seed): partial(kept, results, case, lr, seed, TASKS[task].steps, deadline)
                 for seed in range(seeds)
                 for case, lr in ready.items()
-                if lr is not None
+                if lr is not None and (case.method == case.base or case.outer is not None)
             }
         )
     return {"runs": [read_record(path) for path in sorted(results.folder.glob("*.json"))]}
@@ -146,9 +186,6 @@ def study(results: Results, task: str, seeds: int, minutes: float) -> Record:
 def adopt(results: Results, record: Path) -> None:
     """Write the runs of a committed record that the folder lacks, so that they are not made again."""
     for one in read_record(record)["runs"] if record.exists() else ():
-        settings = one["settings"]
-        name = "{task}-{}-{local_steps}-{ranks}-{topology}-{lr:g}-{steps}-{seed}".format(
-            slug(settings["method"]), **settings
-        )
-        if not (results.folder / f"{name}.json").exists():
-            write_record(results.folder / f"{name}.json", one)
+        path = results.folder / f"{name_of(one['settings'])}.json"
+        if not path.exists():
+            write_record(path, one)

@@ -59,7 +59,7 @@ def draw(record: Record, times: Mapping[str, Record], task: Task, seeds: Sequenc
 
 def _place(one: Learned, task: Task, times: Mapping[str, tuple[float, float]] | None) -> float | None:
     """Return megabytes or, with the times of a rate, seconds; None for methods that were not timed."""
-    return one.sent / 1e6 if times is None else verdict.seconds(one, task.steps, times)
+    return one.sent / 1e6 if times is None else verdict.seconds(one, task, task.steps, times)
 
 
 def _line(axes: Axes, name: str, look: Look, points: Sequence[tuple[float, Learned]]) -> None:

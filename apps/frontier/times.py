@@ -64,7 +64,8 @@ def _steps(comm: Communicator, case: Case) -> Callable[[], None]:
     """Return a function that makes one step of the case's training."""
     task = TASKS[case.task]
     model = task.build(0)
-    optimizer: Any = make_optimizer(case, task, model, RATE, comm)
+    # as in a training of so few steps that its warm-up is over when the first round is
+    optimizer: Any = make_optimizer(case, task, model, RATE, comm, 1)
     random = np.random.default_rng(comm.rank)
 
     def step() -> None:
@@ -100,7 +101,7 @@ def study(results: Results, task: str, rates: Sequence[str] = tuple(RATES)) -> R
     """Time a task at each rate; return the records by rate."""
     found = {}
     for rate in rates:
-        settings = {"task": task, "rounds": ROUNDS}
+        settings = {"task": task, "rounds": ROUNDS}  # of `measure`
         call = partial(call_on_ranks, measure, settings, RANKS, rate, SETTINGS)
         methods = [*ALGORITHMS, *own_optimizers(task)]
         found[rate] = results.get(f"times-{task}-{rate}", {**settings, "rate": rate, "methods": methods}, call)

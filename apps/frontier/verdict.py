@@ -1,8 +1,8 @@
 """Verdict: seconds to the scores that dense averaging reaches, at each rate, from the records of learning and of times.
 
-A method's seconds are its steps, each as long as the median of the emulated hosts, with one synchronization in H. The
-goals are the final scores of dense averages of every step and of every 10 and 30 steps. The baseline is the dense
-average of the H that is fastest there, over the fastest dense all-reduce.
+A method's seconds are its steps, each as long as the median of the emulated hosts: most have one synchronization in H,
+and 1-bit and 0/1 Adam a warm-up. The goals are the final scores of dense averages of every step and of every 10 and 30
+steps. The baseline is the dense average of the H that is fastest there, over the fastest dense all-reduce.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.frontier.cases import DENSE, GRADIENTS
+from apps.frontier.cases import DENSE, GRADIENTS, OUTER, Exchange, exchanges, own_optimizers
 from apps.frontier.tasks import TASKS, Task
 from apps.frontier.times import RATES, step_seconds
 from apps.records import Record
@@ -76,12 +76,18 @@ def steps_to(one: Learned, task: Task, goal: float) -> float | None:
     return task.evaluated * (at + float(part))
 
 
-def seconds(one: Learned, steps: float, times: Mapping[str, tuple[float, float]]) -> float | None:
-    """Return the time of so many steps; None: the method was not timed."""
-    if one.method not in times:
+def seconds(one: Learned, task: Task, steps: float, times: Mapping[str, tuple[float, float]]) -> float | None:
+    """Return the time of the first `steps` of a training; None: the method was not timed."""
+    timed = one.method.removesuffix(OUTER)  # an outer optimizer takes next to no time
+    if timed not in times:
         return None
-    local, synchronized = times[one.method]
-    return steps * (local + (synchronized - local) / max(one.local_steps, 1))
+    local, synchronized = times[timed]
+    lengths = {Exchange.NOTHING: local, Exchange.OWN: synchronized, Exchange.EXACT: times[DENSE][1]}
+    each = [lengths[kind] for kind in exchanges(one.method, one.local_steps, task.steps)]
+    if one.method not in own_optimizers(task.name):  # synchronizations count evenly, wherever in H steps a goal is
+        return steps * sum(each) / len(each)
+    whole = int(steps)
+    return sum(each[:whole]) + (steps - whole) * (each[whole] if whole < len(each) else 0.0)
 
 
 def judge(record: Record, task: Task, seeds: Sequence[int], times: Mapping[str, Record]) -> Record:
@@ -99,7 +105,7 @@ def judge(record: Record, task: Task, seeds: Sequence[int], times: Mapping[str, 
             reached = {}
             for one in found:
                 needed = steps_to(one, task, goal)
-                taken = None if needed is None else seconds(one, needed, by_method)
+                taken = None if needed is None else seconds(one, task, needed, by_method)
                 if taken is not None:
                     reached[one.title] = taken
             ranking.append({"rate": rate, "goal_of": steps, "goal": goal, "seconds": reached})

@@ -46,23 +46,28 @@ class Task:
     ranks_per_node: int | None = None
     islands: bool = False
 
+    def settings(self, method: Algorithm, seed: int, own_options: Sequence[str] = ()) -> Record:
+        """All that the result of a run depends on, for `Results`."""
+        settings = {
+            "options": [*self.options, *own_options],
+            "method": repr(method),
+            "seed": seed,
+            "ranks": self.ranks,
+            "topology": self.topology,
+            "samples": [self.train_samples, self.test_samples],
+        }
+        if self.ranks_per_node is not None:  # results of other tasks have settings without it
+            settings["ranks_per_node"] = self.ranks_per_node
+        if self.islands:
+            settings["islands"] = True
+        return settings
+
 
 def trained(
     results: Results, name: str, task: Task, method: Algorithm, seed: int, own_options: Sequence[str] = ()
 ) -> Record:
     """The result of `train`, from the folder if it is there; its name is `name` and the seed."""
-    settings = {
-        "options": [*task.options, *own_options],
-        "method": repr(method),
-        "seed": seed,
-        "ranks": task.ranks,
-        "topology": task.topology,
-        "samples": [task.train_samples, task.test_samples],
-    }
-    if task.ranks_per_node is not None:  # results of other tasks have settings without it
-        settings["ranks_per_node"] = task.ranks_per_node
-    if task.islands:
-        settings["islands"] = True
+    settings = task.settings(method, seed, own_options)
     return results.get(f"{name}-{seed}", settings, lambda: train(task, method, seed, own_options))
 
 

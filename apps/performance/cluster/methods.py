@@ -37,11 +37,13 @@ METHODS: Mapping[str, Algorithm] = {
     "Marsit": mpicomp.algorithm("marsit", full_precision_every=None),
     "Marsit, one winner": mpicomp.algorithm("marsit", full_precision_every=None, winners=1),
     "Marsit, two winners": mpicomp.algorithm("marsit", full_precision_every=None, winners=2),
+    **{f"relay, {levels} levels": mpicomp.algorithm("relay", levels=levels) for levels in (2, 4, 16)},
     **{
         name: mpicomp.algorithm(name)
         for name in ("majority-vote", "ef-signsgd", "ssdm", "qsgd", "ecq-sgd", "terngrad", "one-bit-sgd")
     },
     "double-squeeze": mpicomp.algorithm("double-squeeze"),
+    "double-squeeze, 4 levels": mpicomp.algorithm("double-squeeze", compressor="levels:levels=4,bucket=128"),
     "double-squeeze, top-k": mpicomp.algorithm("double-squeeze", compressor="top-k:rate=100"),
     "mem-sgd": mpicomp.algorithm("mem-sgd"),
     **{name: mpicomp.algorithm(name) for name in ("scalecom", "random-k", "local-top-k", "top-k-sgd")},

@@ -6,6 +6,7 @@ Differences are paired: runs of the same seed share weights and the order of ima
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,41 @@ Runs = dict[tuple[str, float, str], list[Record]]
 """The runs of a grid by optimizer, learning rate and method; one run for each seed."""
 
 
+@dataclass(frozen=True)
+class FixedRate:
+    """One training by a method of `METHODS`."""
+
+    dataset: str
+    ranks: int
+    optimizer: str
+    lr: float
+    method: str
+
+    @property
+    def task(self) -> Task:
+        """The training, except for what is the method's."""
+        batch = max(1, GLOBAL_BATCH[self.dataset] // self.ranks)
+        return Task(("--dataset", self.dataset, "--batch", str(batch), *OPTIONS[self.dataset]), self.ranks)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the method's run."""
+        return ("--optimizer", self.optimizer, "--lr", f"{self.lr:g}", *OWN_OPTIONS.get(self.method, ()))
+
+    @property
+    def name(self) -> str:
+        """Name in files."""
+        return f"fixed-{self.dataset}-{self.ranks}-{self.optimizer}-{self.lr:g}-{_slug(self.method)}"
+
+    def settings(self, seed: int) -> Record:
+        """All that the result depends on."""
+        return self.task.settings(METHODS[self.method], seed, self.options)
+
+    def run(self, results: Results, seed: int) -> Run:
+        """What trains, or reads the result that is there."""
+        return partial(trained, results, self.name, self.task, METHODS[self.method], seed, self.options)
+
+
 def fixed_rates(results: Results, seeds: int, full: bool) -> tuple[list[Claim], list[Path]]:
     """Train all methods at all rates, and write the tables beside the figures."""
     seeds, claims, texts = min(seeds, 5 if full else 3), [], []
@@ -62,14 +98,9 @@ def fixed_rates(results: Results, seeds: int, full: bool) -> tuple[list[Claim], 
 
 def train_all(results: Results, dataset: str, ranks: int, seeds: int, methods: Sequence[str] = tuple(METHODS)) -> Runs:
     """Train these methods at each rate, or read the results that are there."""
-    batch = max(1, GLOBAL_BATCH[dataset] // ranks)
-    task = Task(("--dataset", dataset, "--batch", str(batch), *OPTIONS[dataset]), ranks)
 
     def make(case: tuple[str, float, str], seed: int) -> Run:
-        optimizer, lr, method = case
-        record = f"fixed-{dataset}-{ranks}-{optimizer}-{lr:g}-{_slug(method)}"
-        options = ("--optimizer", optimizer, "--lr", f"{lr:g}", *OWN_OPTIONS.get(method, ()))
-        return partial(trained, results, record, task, METHODS[method], seed, options)
+        return FixedRate(dataset, ranks, *case).run(results, seed)
 
     return run_seeds([(*rate, method) for rate in RATES for method in methods], seeds, make)
 

@@ -157,15 +157,20 @@ def _check_blocks(config: Mapping[str, Any], ranks: int) -> tuple[list[str], lis
     """Return warnings and problems of the blocks besides the optimizer's."""
     warnings, problems = [], []
     batch, micro = (config.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu"))
-    passes = batch // (micro * ranks) if isinstance(batch, int) and isinstance(micro, int) and micro > 0 else 1
-    implied = {"gradient_accumulation_steps": passes}
-    for key, value in {**implied, **config}.items():
+    passes = config.get("gradient_accumulation_steps")
+    if isinstance(batch, int) and isinstance(micro, int) and micro > 0:
+        passes = batch // (micro * ranks) if passes is None else passes
+        if passes != "auto" and batch != micro * ranks * passes:
+            problems.append(f"train_batch_size {batch} (write {micro} x {ranks} ranks x gradient_accumulation_steps)")
+    for key, value in {**config, "gradient_accumulation_steps": passes}.items():
         in_use = _is_on(key, value)
-        if key in _IN_THE_LOOP and in_use:
+        if key in _REFUSED and in_use:
+            problems.append(f"{key} ({_REFUSED[key]})")
+        elif "auto" in (value.values() if isinstance(value, Mapping) else (value,)):
+            problems.append(f"{key} {shown(value)} (write the value instead of 'auto')")
+        elif key in _IN_THE_LOOP and in_use:
             text = value.get("type") if isinstance(value, Mapping) else value
             warnings.append(f"{key}, which your loop has to replace: {_IN_THE_LOOP[key].format(value=text)}")
-        elif key in _REFUSED and in_use:
-            problems.append(f"{key} ({_REFUSED[key]})")
         elif key not in _SAME_BLOCKS and key not in _IN_THE_LOOP and key not in _REFUSED and in_use:
             problems.append(f"{key} (leave it out)")
     return warnings, problems
@@ -186,6 +191,7 @@ def _translate(block: object, problems: list[str]) -> tuple[Any, dict[str, Any]]
             '{"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.001}}}'
         )
     given, name = block.get("params") or {}, block["type"].lower()
+    problems += [f"optimizer.{key} (write params)" for key in block if key not in ("type", "params", "legacy_fusion")]
     if not isinstance(given, Mapping):
         raise ValueError(f'the "params" of the "optimizer" block are {shown(given)}: write {{"lr": 0.001}}')
     given = dict(given)
@@ -195,9 +201,12 @@ def _translate(block: object, problems: list[str]) -> tuple[Any, dict[str, Any]]
         problems.append(f"optimizer.type {block['type']!r} ({cure})")
         return OneBitAdam, {}
     kind, names, defaults = _METHODS[name]
-    if given.pop("adam_w_mode", True) and name == "adam":
-        kind = torch.optim.AdamW
-    options = {} if given.pop("torch_adam", False) else dict(defaults)  # classes of torch have its defaults
+    options = dict(defaults)
+    if name in ("adam", "adamw"):
+        if given.pop("adam_w_mode", True):
+            kind = torch.optim.AdamW
+        if given.pop("torch_adam", False):
+            options = {}  # classes of torch have its defaults
     known = {**names, "lr": "lr", "weight_decay": "weight_decay"}
     for key, value in given.items():
         if value == "auto":

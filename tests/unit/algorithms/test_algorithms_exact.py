@@ -17,3 +17,8 @@ def test_results_and_states_are_those_of_one_process(name: str) -> None:
 @pytest.mark.parametrize("name", TRIALS)
 def test_plans_of_other_numbers_of_ranks(name: str, ranks: int) -> None:
     check_in_threads(ranks, of_each_topology(TRIALS[name](ranks)))
+
+
+@pytest.mark.parametrize("name", ["marsit", "relay"])
+def test_sixteen_ranks_equal_one_process_too(name: str) -> None:
+    check_in_threads(16, of_each_topology(TRIALS[name](16)))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from collectives import CollectiveMismatch, DoubleTree, HalvingDoubling, Ring, Star, Torus, Tree
 from mpicomp import Auto, Communicator, DoubleSqueeze, NonFiniteGradient, PerNode, Relay, redistribute, run_local
-from mpicomp.algorithms.relay import quiet_route
+from mpicomp.algorithms.relay import MOST_GATHERED, quiet_route
 from tests.mpi.lanes import topologies
 from tests.reference.levels import in_levels
 
@@ -374,3 +374,10 @@ def test_gaps_between_tensors_of_float64_gather_nothing(residual: Any) -> None:
 )
 def test_many_ranks_take_the_route_whose_errors_grow_least(ranks: int, route: Any) -> None:
     assert quiet_route(ranks) == route
+
+
+def test_auto_takes_that_route_where_vectors_are_too_long_to_be_gathered() -> None:
+    n = MOST_GATHERED + 1
+    found, quiet, ring = (run(Relay(), 8, topology, 1, n=n)[0][0] for topology in ("auto", HalvingDoubling(), Ring()))
+    np.testing.assert_array_equal(found, quiet)
+    assert np.any(found != ring)

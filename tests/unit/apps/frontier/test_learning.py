@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apps.frontier import learning
-from apps.frontier.cases import DENSE, Case, cases_of
+from apps.frontier.cases import DENSE, GRADIENTS, OUTER, OUTER_PAIRS, Case, cases_of, make_optimizer
 from apps.frontier.tasks import TASKS
 from apps.records import Record, write_record
 from apps.studies.results import Results
 from collectives.errors import NonFiniteGradient
+from collectives.threads.run_local import run_local
 
 CASES = [Case("gpt", DENSE, 10), Case("gpt", DENSE, 30), Case("gpt", "Relay(4)", 10), Case("gpt", "Relay(4)", 0)]
 BEST = {(DENSE, 10): 1e-3, ("Relay(4)", 10): 4e-3, ("Relay(4)", 0): 2e-3}
@@ -91,3 +94,45 @@ def test_a_training_that_diverges_has_the_worst_score(monkeypatch: pytest.Monkey
     for task, score in (("gpt", 100.0), ("cnn", 0.0)):
         case = Case(task, DENSE, 1, ranks=1)
         assert learning.run(case, 1.0, 0, 2 * TASKS[task].evaluated)["scores"] == [score, score]
+
+
+def test_pairs_of_outer_optimizers_are_chosen_at_the_best_rate_without_one(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = Case("gpt", DENSE + OUTER, 30)
+
+    def run(case: Case, lr: float, seed: int, steps: int) -> Record:
+        made.append((case, lr, seed, steps))
+        score = abs(lr - BEST[case.base, 10]) if case.outer is None else abs(case.outer[1] - 0.6)
+        return {"scores": [9.0, score], "bytes": 1.0, "elements": 1}
+
+    monkeypatch.setattr(learning, "run", run)
+    monkeypatch.setattr(learning, "cases_of", lambda task: [Case("gpt", DENSE, 10), outer])
+    found = learning.study(Results(tmp_path), "gpt", 2, 60.0)
+    rate = BEST[DENSE, 10]
+    tried = [(case.outer, lr) for case, lr, seed, _ in made if case.outer and seed == learning.TUNING_SEED]
+    assert tried == [(pair, rate) for pair in OUTER_PAIRS]
+    final = [(case, lr, seed) for case, lr, seed, _ in made if case.local_steps == 30]
+    assert final == [(replace(outer, outer=(0.7, 0.6)), rate, seed) for seed in (0, 1)]
+    assert len(found["runs"]) == len(made)
+    again = len(made)
+    learning.study(Results(tmp_path), "gpt", 2, 60.0)
+    assert len(made) == again
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "factor"), [("cnn", "EF21", 10.0), ("gpt", "Lion", 0.2), ("gpt", DENSE, 1.0)]
+)
+def test_a_method_trains_at_its_own_multiple_of_the_rate(
+    task: str, method: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    def make(*of_case: Any) -> Any:
+        optimizer = make_optimizer(*of_case)
+        monkeypatch.setattr(optimizer, "step", lambda: rates.append(optimizer.param_groups[0]["lr"]))
+        return optimizer
+
+    monkeypatch.setattr(learning, "make_optimizer", make)
+    run_local(1, lambda comm: learning.train(comm, Case(task, method, GRADIENTS, ranks=1), 0.01, 0, 1))
+    assert rates == [pytest.approx(0.01 * factor)]

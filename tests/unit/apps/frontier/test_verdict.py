@@ -36,9 +36,20 @@ def test_an_accuracy_is_reached_from_below() -> None:
 
 
 def test_one_in_h_steps_has_a_synchronization() -> None:
-    assert verdict.seconds(Learned("Relay(4)", 10, 4, [], 0.0), 100, TIMES) == pytest.approx(11.0)
-    assert verdict.seconds(Learned(DENSE, 0, 4, [], 0.0), 100, TIMES) == pytest.approx(50.0)
-    assert verdict.seconds(Learned("not timed", 10, 4, [], 0.0), 100, TIMES) is None
+    assert verdict.seconds(Learned("Relay(4)", 10, 4, [], 0.0), GPT, 100, TIMES) == pytest.approx(11.0)
+    assert verdict.seconds(Learned(DENSE, 0, 4, [], 0.0), GPT, 100, TIMES) == pytest.approx(50.0)
+    assert verdict.seconds(Learned("not timed", 10, 4, [], 0.0), GPT, 100, TIMES) is None
+
+
+def test_a_warm_up_takes_as_long_as_dense_steps_and_local_steps_exchange_nothing() -> None:
+    times = {DENSE: (0.1, 0.5), "1-bit Adam": (0.1, 0.2), "0/1 Adam": (0.1, 0.2), "Marsit, K = 100": (0.1, 0.2)}
+    assert verdict.seconds(Learned("1-bit Adam", 0, 4, [], 0.0), GPT, 130.5, times) == pytest.approx(60 + 2.1)
+    whole = verdict.seconds(Learned("0/1 Adam", 0, 4, [], 0.0), GPT, 600, times)
+    # v: 16 updates, 16 in every second step, 16 in every fourth, one; then exchanges in all, every 2, 4 and 8 steps
+    exact, own = 16 + 16 + 16 + 1, 120 - 49 + 120 + 60 + 30 + 15
+    assert whole == pytest.approx(0.5 * exact + 0.2 * own + 0.1 * (600 - exact - own))
+    mean = 0.99 * 0.2 + 0.01 * 0.5
+    assert verdict.seconds(Learned("Marsit, K = 100", 0, 4, [], 0.0), GPT, 150, times) == pytest.approx(150 * mean)
 
 
 def test_dense_has_the_fastest_of_all_dense_all_reduces() -> None:
