@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _INTERNAL = {"counted", "reducers"}
 _USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
 
@@ -235,7 +236,7 @@ def given_communicator(comm: Communicator | None, call: str, *others: object) ->
     return comm
 
 
-def explain_missing_algorithm(initialize: Callable[..., None]) -> Any:
+def explain_missing_algorithm(initialize: _Function) -> _Function:
     """Return an initializer that names the call where there is no algorithm, as in programs for Horovod."""
 
     @functools.wraps(initialize)
@@ -244,7 +245,7 @@ def explain_missing_algorithm(initialize: Callable[..., None]) -> Any:
             raise marked(TypeError(f"the algorithm is missing, such as mpicomp.Relay(): write {_USAGE}"))
         initialize(self, *args, **kwargs)
 
-    return run
+    return cast(_Function, run)
 
 
 def warn_of_ddp(members: Sequence[NamedParameter], algorithms: Iterable[Algorithm], comm: Communicator) -> None:

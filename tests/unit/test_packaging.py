@@ -178,7 +178,7 @@ def test_the_readme_of_a_package_index_has_no_relative_links(address: str | None
     text = metadata["readme"]["text"]
     found = re.findall(r"\]\(([^)\s]+)\)", text)
     assert all(link.startswith("https://") for link in found)
-    assert ("![Accuracy" in text) == (address is not None)
+    assert ("![Points" in text) == (address is not None)
     if address is not None:
         assert f"{address}/raw/v1.2.3/docs/figures/demo.png" in found
         assert f"{address}/blob/v1.2.3/docs/faults.md" in found

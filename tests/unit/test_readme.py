@@ -160,7 +160,7 @@ def test_the_readme_is_short_and_begins_with_its_gain_and_the_conditions() -> No
     assert "".join(lines).count("  # new") == 5
     assert f"mpicomp demo\n# {demo_comparison().finding()}.\n" in README.read_text()
     pictures = [link for link in links(README) if link.endswith((".png", ".svg"))]
-    assert pictures == ["docs/images/badges.svg", "docs/figures/demo.png"]
+    assert pictures == ["docs/images/badges.svg", "docs/figures/frontier-gpt.png", "docs/figures/demo.png"]
 
 
 def test_pages_agree_on_the_lines_that_change_in_a_loop() -> None:

@@ -26,7 +26,7 @@ EXITED = re.compile(rb"exited with non-zero status,.*@\d+,(\d+)\].*Exit code: +(
 SIGNALLED = re.compile(rb"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 # The last line of an error that ends Python before the hook is installed that reports it, as one of an import.
 UNCAUGHT = re.compile(rb"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*")
-SIGNAL_CURES = {
+SIGNAL_CURES: Mapping[int, str] = {
     signal.SIGKILL: "the system ends processes so when memory is short: see dmesg, or start fewer ranks",
     signal.SIGTERM: "something outside of the job has ended it, such as the batch system's time limit",
 }
