@@ -16,6 +16,7 @@ from mpicomp.codecs import StochasticSign
 from mpicomp.reducers.cascade import Cascade
 from tests.contracts import draw_at
 from tests.fake_device import FakeArray, FakeDevice
+from tests.unit.kernels.gpu import on_device
 from tests.unit.kernels.gpu.on_device import (
     assert_nan_is_told_and_nothing_lost,
     assert_same_as_on_cpu,
@@ -52,6 +53,12 @@ def test_results_and_states_are_those_of_the_cpu(method: CascadingSSDM, n: int, 
     assert_same_as_on_cpu(method, n, dtype, ranks=ranks)
 
 
+@pytest.fixture
+def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each rank take a step on the device and one on the CPU: a plan sends the same messages in every step."""
+    monkeypatch.setattr(on_device, "STEPS", 2)
+
+
 def assert_ranks_of_both_kinds_agree(
     ranks: int, topology: Any, on_devices: tuple[int, ...], n: int = N, **options: Any
 ) -> None:
@@ -64,6 +71,7 @@ def assert_ranks_of_both_kinds_agree(
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.usefixtures("two_steps")
 @pytest.mark.parametrize(
     ("topology", "ranks", "n", "polls"),
     [
@@ -84,6 +92,7 @@ def test_every_plan_goes_over_devices(
     assert_ranks_of_both_kinds_agree(ranks, topology, (0, 3), n)
 
 
+@pytest.mark.usefixtures("two_steps")
 def test_plans_run_step_by_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -98,6 +107,7 @@ def test_plans_run_step_by_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(seen)
 
 
+@pytest.mark.usefixtures("two_steps")
 def test_several_threads_have_the_same_bits() -> None:
     assert_ranks_of_both_kinds_agree(3, Ring(), (0, 1), 2 * 4096 + 9, threads=2)
 
@@ -110,7 +120,7 @@ def test_sums_beyond_float32_are_held_as_on_the_cpu(dtype: str, scale: float) ->
 
 @pytest.mark.parametrize("bad_rank", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_nan_is_told_on_all_ranks_and_nothing_is_lost(bad_rank: int, dtype: str) -> None:
+def test_nan_is_an_error_on_all_ranks_and_nothing_is_lost(bad_rank: int, dtype: str) -> None:
     assert_nan_is_told_and_nothing_lost(CascadingSSDM(), 500, dtype, bad_rank)
 
 
@@ -151,7 +161,7 @@ def test_vectors_of_devices_are_not_kept(made: dict[int, FakeDevice]) -> None:
         assert not len(aggregator.feedback._values)
 
 
-def test_the_codec_returns_on_a_device_what_it_raises_on_the_host(device: str) -> None:
+def test_the_codec_returns_on_a_device_the_error_that_it_raises_on_the_host(device: str) -> None:
     codec, payload = StochasticSign(), torch.zeros(StochasticSign().nbytes(65), dtype=torch.uint8, device=device)
     for value, well in ((1.0, True), (torch.nan, False)):
         values = torch.full((65,), value, device=device)
