@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,22 +21,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 TESTS = PROJECT / "tests" / "mpi"
-# Layers above the communicator are not even loaded on more than four ranks, where none of their tests runs: eight ranks
-# on two cores load PyTorch's compiler for a minute.
-ABOVE_COMMUNICATOR = (
-    *("apps", "cli", "pipeline", "torch", "test_migrating.py", "test_readme.py"),
-    *("test_accelerate.py", "test_lightning.py", "test_tracking.py", "test_transformers.py"),
-)
-MOST_RANKS_ABOVE = 4
 # The lane of a test: the first of these that it can run in. Three are no power of two, and one of them is neither the
 # first nor the last.
 HOME_LANES = (3, 2, 4, 8, 1)
 # Markers of tests that a further lane shows something new of. Eight are a power of two, a torus and a deep tree.
 FURTHER_LANES = {"alone_too": 1, "eight_too": 8, "every_size": 8}
+# Words of which a file has one if it has tests of a lane other than the first. Files without them are not even loaded
+# there: most of the time of such a lane went into collecting tests of the first one, on every rank.
+WORDS = {
+    1: re.compile(r"alone_too|max_size=[1A-Z]"),
+    2: re.compile(r"two_ranks|max_size=[2A-Z]"),
+    4: re.compile(r'min_size=[4A-Z]|"mpi_comm", \['),
+    8: re.compile(r'eight_too|every_size|min_size=[5-8A-Z]|"mpi_comm", \['),
+}
 KILL_AFTER_S = 10.0
 POLL_S = 0.1
 
@@ -56,11 +59,15 @@ def lanes_of(fits: Callable[[int], bool], markers: Container[str] = ()) -> set[i
     return {*possible[:1], *others}
 
 
-def left_out(tests: str, n_ranks: int) -> list[str]:
-    """Return pytest's options that leave out tests of other layers in a lane of many ranks, unless they are named."""
-    if Path(tests).resolve() != TESTS or n_ranks <= MOST_RANKS_ABOVE:
-        return []
-    return [f"--ignore={TESTS / name}" for name in ABOVE_COMMUNICATOR]
+@cache
+def may_have_tests(path: Path, n_ranks: int) -> bool:
+    """Return whether the text of a file lets it have tests of a lane in a run of all tests."""
+    return n_ranks not in WORDS or WORDS[n_ranks].search(path.read_text()) is not None
+
+
+def left_out(n_ranks: int) -> list[str]:
+    """Return pytest's options that leave out files without tests of a lane in a run of all tests."""
+    return [f"--ignore={path}" for path in sorted(TESTS.rglob("test_*.py")) if not may_have_tests(path, n_ranks)]
 
 
 class Lane:
@@ -149,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     env = environment()
     if shutil.which("mpirun", path=env.get("PATH")) is None:
         parser.error(f"there is no mpirun for {sys.executable}: use the Python of an environment with MPI")
-    once = Path(options.tests).resolve() == TESTS if options.once is None else options.once
+    of_all = Path(options.tests).resolve() == TESTS
+    once = of_all if options.once is None else options.once
     waiting, running = [int(one) for one in options.ranks.split(",")], list[Lane]()
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     n_ranks = waiting.pop(0)
                     print(f"\n=== {n_ranks} ranks ===", flush=True)
                     output = Path(folder, str(n_ranks)) if options.at_once > 1 else None
-                    chosen = [options.tests, *(["--once"] * once), *left_out(options.tests, n_ranks), *arguments]
+                    chosen = [options.tests, *(["--once"] * once), *arguments]
+                    chosen += left_out(n_ranks) if once and of_all else []
                     running.append(Lane(n_ranks, chosen, env, options.lane_timeout, output))
                 time.sleep(POLL_S)
                 for lane in [one for one in running if one.poll() is not None]:

@@ -165,6 +165,7 @@ def main() -> None:
     if request is not None:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         sys.argv[:] = request["arguments"]
+        sys.path[0] = str(Path(sys.argv[0]).parent)  # as Python does: programs import their neighbours
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from collectives import Communicator
 from tests.mpi.lanes import TIMEOUT_S, delay_messages
-from tests.run_lanes import lanes_of
+from tests.run_lanes import HOME_LANES, lanes_of, may_have_tests
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -47,7 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     plugin: RankAgreement | None = config.pluginmanager.get_plugin(PLUGIN)
+    once = config.getoption("--once")
     wrong = next((problem for item in items if (problem := _marker_problem(item))), None)
+    if wrong is None and once and plugin is not None and plugin.size == HOME_LANES[0]:  # which loads all files
+        wrong = next((problem for item in items if (problem := _lane_problem(item))), None)
     if wrong is not None and plugin is not None:
         plugin.reject(wrong)
     if wrong is not None:
@@ -57,8 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip(reason="runs under mpirun with --with-mpi: python tests/run_lanes.py"))
         return
-    once = config.getoption("--once")
-    fits = [_fits(item, plugin.size) and (not once or _is_of_lane(item, plugin.size)) for item in items]
+    fits = [_fits(item, plugin.size) and (not once or plugin.size in _lanes_of(item)) for item in items]
     left_out = [item for item, is_run in zip(items, fits, strict=True) if not is_run]
     items[:] = [item for item, is_run in zip(items, fits, strict=True) if is_run]
     config.hook.pytest_deselected(items=left_out)
@@ -73,8 +75,17 @@ def _marker_problem(item: pytest.Item) -> str | None:
     return None
 
 
-def _is_of_lane(item: pytest.Item, size: int) -> bool:
-    return size in lanes_of(lambda n_ranks: _fits(item, n_ranks), {mark.name for mark in item.iter_markers()})
+def _lane_problem(item: pytest.Item) -> str | None:
+    for n_ranks in _lanes_of(item):
+        if not may_have_tests(item.path, n_ranks):
+            return (
+                f"{item.nodeid} is a test of {n_ranks} ranks in a file without any of WORDS[{n_ranks}] of run_lanes.py"
+            )
+    return None
+
+
+def _lanes_of(item: pytest.Item) -> set[int]:
+    return lanes_of(lambda n_ranks: _fits(item, n_ranks), {mark.name for mark in item.iter_markers()})
 
 
 def _fits(item: pytest.Item, size: int) -> bool:

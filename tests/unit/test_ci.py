@@ -49,7 +49,7 @@ def test_a_machine_that_has_all_skips_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "told"),
+    ("lacking", "reason"),
     [
         ({"uid": 1000}, "it needs root"),
         ({"without": ("ip",)}, "iproute2 could not be installed"),
@@ -60,30 +60,30 @@ def test_a_machine_that_has_all_skips_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_where_hosts_cannot_be_emulated_their_tests_are_skipped_aloud(
-    lacking: dict[str, object], told: str, tmp_path: Path
+def test_where_hosts_cannot_be_emulated_a_warning_gives_the_reason(
+    lacking: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     made, warned = check(tmp_path, **lacking)
     assert "made test-cluster" not in made
-    assert f"!!! make test-cluster is SKIPPED: {told}\n" in warned
+    assert f"!!! make test-cluster is SKIPPED: {reason}\n" in warned
 
 
-def test_without_pmix_it_is_said_which_test_is_skipped(tmp_path: Path) -> None:
+def test_without_pmix_a_warning_names_the_skipped_test(tmp_path: Path) -> None:
     made, warned = check(tmp_path, without=(PMIX,))
     assert "made test-slurm" in made
     assert warned == "!!! the test of srun as a launcher will be SKIPPED: libpmix-dev could not be installed\n"
 
 
-def test_without_slurm_its_tests_are_skipped_aloud(tmp_path: Path) -> None:
+def test_without_slurm_a_warning_names_its_tests(tmp_path: Path) -> None:
     _, warned = check(tmp_path, without=("slurmd",))
     assert warned == "!!! tests under Slurm will be SKIPPED: Slurm could not be installed\n"
 
 
-def test_the_end_of_the_log_says_which_tests_failed(tmp_path: Path) -> None:
+def test_the_end_of_the_log_names_failed_tests(tmp_path: Path) -> None:
     lint, test = "echo E501; exit 1", 'echo "FAILED tests/a.py::test_b - why"; echo much more; exit 2'
     make = f"case $1 in lint) {lint};; test-all) {test};; esac"
     made, _ = check(tmp_path, status=1, make=make)
-    assert made.endswith("--- failed: lint test-all\nE501\nFAILED tests/a.py::test_b - why\n")
+    assert made.endswith("--- failed: test-all lint\nFAILED tests/a.py::test_b - why\nE501\n")
 
 
 def test_a_page_that_cannot_be_built_fails_the_run_and_is_named_at_its_end(tmp_path: Path) -> None:
@@ -95,3 +95,10 @@ def test_a_page_that_cannot_be_built_fails_the_run_and_is_named_at_its_end(tmp_p
 def test_the_output_of_a_set_up_that_fails_meanwhile_is_shown(tmp_path: Path) -> None:
     made, _ = check(tmp_path, make="case $1 in .venv*) echo no network; exit 1;; esac")
     assert "no network\n" in made
+
+
+def test_a_failure_in_the_background_fails_the_run(tmp_path: Path) -> None:
+    part = 'test-integrations) echo "FAILED tests/mpi/a.py::test_b - why"; exit 1'
+    made, _ = check(tmp_path, status=1, make=f'case $1 in {part};; *) echo "made $1";; esac')
+    assert made.endswith("--- failed: test-integrations\nFAILED tests/mpi/a.py::test_b - why\n")
+    assert "made test-core" in made

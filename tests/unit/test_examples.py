@@ -15,6 +15,7 @@ import pytest
 
 from apps.launch import PROJECT, mpi_environment, python_command, run
 from tests.documents import tables
+from tests.unit.faults.jobs import FAULT_TOLERANT, warm_ranks
 
 FOLDER = PROJECT / "examples"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
@@ -63,12 +64,17 @@ def run_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("run_all")
 
 
-def learned(name: str, data: str, steps: int, *options: str) -> str:
-    """Run an example on two ranks, and return its line with the accuracy."""
-    command = python_command(2, [str(FILES[name]), "--steps", str(steps), *options])
-    status, output = run(command, mpi_environment() | {"FASHION_MNIST": data}, timeout_s=200)
+def start_warm(n_ranks: int, program: Path, *options: str) -> list[str]:
+    """Return the command of ranks that are copies of a process with PyTorch: importing it takes most of a short job."""
+    mpirun, *others = python_command(n_ranks, warm_ranks().command(program, options)[1:])
+    return [mpirun, *FAULT_TOLERANT, *others]
+
+
+def printed_line(command: list[str], first: str, **variables: str) -> str:
+    """Run a job, and return the line that one of its ranks has printed and that begins with a word."""
+    status, output = run(command, mpi_environment() | variables, timeout_s=200)
     assert status == 0, output
-    (line,) = re.findall(r"^accuracy .*$", output, re.MULTILINE)  # one rank prints
+    (line,) = re.findall(rf"^{first} .*$", output, re.MULTILINE)
     return line
 
 
@@ -79,7 +85,8 @@ def test_an_example_learns_on_two_ranks(name: str, images: Path) -> None:
     if missing:
         pytest.skip(f"make examples installs {', '.join(missing)}")
     steps, least = CASES[name]
-    line = learned(name, str(images), steps)
+    command = start_warm(2, FILES[name], "--steps", str(steps))
+    line = printed_line(command, "accuracy", FASHION_MNIST=str(images))
     assert all(float(found) >= least for found in re.findall(r"(\d+\.\d)%", line)), line
 
 
@@ -89,15 +96,18 @@ def test_an_example_without_compression_sends_more(name: str, images: Path) -> N
     missing = sorted(package for package in packages(name) if find_spec(package) is None)
     if missing:
         pytest.skip(f"make examples installs {', '.join(missing)}")
-    lines = [learned(name, str(images), 2, *options) for options in ((), ("--dense",))]
+    commands = [start_warm(2, FILES[name], "--steps", "2", *options) for options in ((), ("--dense",))]
+    lines = [printed_line(command, "accuracy", FASHION_MNIST=str(images)) for command in commands]
     compressed, dense = (float(re.findall(r"rank 0 sent (\d+(?:\.\d)?) MB", line)[0]) for line in lines)
     assert dense > 1.2 * compressed, lines  # Marsit has full-precision rounds
 
 
 @pytest.mark.timeout(240)
 def test_without_the_images_an_example_learns_digits() -> None:
+    """Start it as its page does, from scratch."""
     pytest.importorskip("torch")
-    line = learned("plain_loop", "digits", 60)
+    command = python_command(2, [str(FILES["plain_loop"]), "--steps", "60"])
+    line = printed_line(command, "accuracy", FASHION_MNIST="digits")
     assert float(re.findall(r"(\d+\.\d)%", line)[0]) >= 80, line
 
 
@@ -140,7 +150,7 @@ def test_the_runner_and_the_page_have_all_examples(run_all: ModuleType) -> None:
     }
 
 
-def test_an_example_is_short_and_says_how_to_start_it() -> None:
+def test_an_example_is_short_and_shows_its_command() -> None:
     for name in FILES.keys() - HELPERS:
         text = FILES[name].read_text()
         assert f"\n    mpirun -n 2 python examples/{name}.py\n" in text.split('"""')[1], name
@@ -184,11 +194,10 @@ SMALL = ("--layers", "2", "--width", "64", "--context", "32", "--batch", "4", "-
 
 def on_two_nodes(name: str, *options: str) -> tuple[float, float]:
     """Run a script as two nodes of two ranks, with Gloo in NCCL's place; return its loss and the MB of rank 0."""
-    command = python_command(4, [str(ON_NODES[name]), *SMALL, *options])
-    status, output = run(command, mpi_environment(), timeout_s=200)
-    assert status == 0, output
-    (found,) = re.findall(r"^loss (\d\.\d\d) after \d+ steps; rank 0 sent (\d+\.\d\d) MB to", output, re.MULTILINE)
-    return float(found[0]), float(found[1])
+    line = printed_line(start_warm(4, ON_NODES[name], *SMALL, *options), "loss")
+    found = re.match(r"loss (\d\.\d\d) after \d+ steps; rank 0 sent (\d+\.\d\d) MB to", line)
+    assert found, line
+    return float(found[1]), float(found[2])
 
 
 @pytest.mark.timeout(240)

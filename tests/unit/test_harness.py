@@ -15,16 +15,7 @@ import pytest
 
 from tests import run_lanes
 from tests.conftest import Durations, first_cases, pytest_collection_modifyitems
-from tests.run_lanes import (
-    ABOVE_COMMUNICATOR,
-    FURTHER_LANES,
-    HOME_LANES,
-    MOST_RANKS_ABOVE,
-    PROJECT,
-    TESTS,
-    lanes_of,
-    left_out,
-)
+from tests.run_lanes import FURTHER_LANES, HOME_LANES, PROJECT, TESTS, lanes_of, left_out
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,15 +90,23 @@ def test_lanes_at_one_time_print_one_after_the_other_and_report_those_that_fail(
     assert "lanes that failed: 1 ranks (exit 1)" in lane.output
 
 
-def test_many_ranks_leave_out_layers_above_the_communicator_where_no_test_needs_them() -> None:
-    left = left_out(str(TESTS), 8)
-    assert left == [f"--ignore={TESTS / name}" for name in ABOVE_COMMUNICATOR]
-    assert left_out(str(TESTS), 4) == left_out(str(TESTS / "torch"), 8) == []
-    for path in (TESTS / name for name in ABOVE_COMMUNICATOR):
-        for file in path.rglob("test_*.py") if path.is_dir() else [path]:
-            text = file.read_text()
-            assert not any(marker in text for marker, lane in FURTHER_LANES.items() if lane > MOST_RANKS_ABOVE), file
-            assert all(int(n) <= MOST_RANKS_ABOVE for n in re.findall(r"min_size=(\d+)", text)), file
+def test_a_lane_of_all_tests_leaves_out_files_without_tests_of_its_own() -> None:
+    assert left_out(3) == []
+    files = sorted(TESTS.rglob("test_*.py"))
+    for marker, lane in FURTHER_LANES.items():
+        assert not [path for path in files if marker in path.read_text() and f"--ignore={path}" in left_out(lane)]
+    for lane in (1, 2, 4, 8):
+        assert len(files) / 2 < len(left_out(lane)) < len(files)
+
+
+def test_the_first_lane_refuses_a_test_of_another_lane_in_a_file_that_is_left_out_there(tmp_path: Path) -> None:
+    body = """
+        @pytest.mark.mpi(min_size=2 * 2)
+        def test_it(): pass
+        """
+    lane = run_lane(tmp_path, 3, body, "--once")
+    assert lane.status == 1, lane.output
+    assert "test_it is a test of 4 ranks in a file without any of WORDS[4] of run_lanes.py" in lane.output
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_a_run_of_all_tests_runs_each_in_its_lanes(marker: str, least: int, most
     assert set(HOME_LANES) == {1, 2, 3, 4, 8}
 
 
-def test_a_lane_leaves_out_what_another_runs(tmp_path: Path) -> None:
+def test_a_lane_leaves_out_tests_of_other_lanes(tmp_path: Path) -> None:
     body = """
         def test_all(mpi_comm):
             pass

@@ -31,6 +31,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 # job which ends has noticed the fault and not merely run out of patience.
 JOB_S = 240.0
 POLL_S = 0.02
+FAULT_TOLERANT = ("--with-ft", "ulfm")
 
 PRELUDE = """
 import os, signal, sys, time
@@ -138,7 +139,7 @@ def _environment() -> dict[str, str]:
 
 
 @cache
-def _warm_ranks() -> WarmRanks:
+def warm_ranks() -> WarmRanks:
     """Return the server from which this process's jobs copy their ranks; it ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -159,7 +160,7 @@ class Jobs:
 
     def run_tolerant(self, n_ranks: int, program: str, **constants: Any) -> Job:
         """Like `run`, with ranks that outlive others."""
-        return self._run(["--with-ft", "ulfm"], n_ranks, program, {}, constants)
+        return self._run(FAULT_TOLERANT, n_ranks, program, {}, constants)
 
     def run_warm(
         self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any
@@ -170,8 +171,8 @@ class Jobs:
         seen by `run_tolerant` alone.
         """
         script = self._write(program, constants)
-        command = _warm_ranks().command(script, [str(self.folder)])
-        return self._start(n_ranks, command, env, ["--with-ft", "ulfm"])
+        command = warm_ranks().command(script, [str(self.folder)])
+        return self._start(n_ranks, command, env, FAULT_TOLERANT)
 
     def run_by(self, launcher: Sequence[str], n_ranks: int, program: str) -> Job:
         """Like `run`, by the command of a launcher."""

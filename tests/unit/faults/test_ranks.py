@@ -159,7 +159,7 @@ def test_a_rank_whose_program_has_ended_is_not_waited_for(jobs: Jobs) -> None:
     )
 
 
-def test_a_wrong_argument_is_told_in_a_few_lines_of_the_program_itself(jobs: Jobs) -> None:
+def test_the_error_of_a_wrong_argument_shows_few_lines_and_only_the_programs(jobs: Jobs) -> None:
     program = """
     comm = mpicomp.Communicator()
     aggregator = mpicomp.Marsit().start(comm, 1000)

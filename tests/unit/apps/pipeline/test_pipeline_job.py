@@ -39,10 +39,10 @@ tell(f"statuses-{mpicomp.Communicator().rank}", statuses)
 """
 
 
-def test_an_error_is_told_once_and_names_the_cure(jobs: Jobs, tmp_path: Path) -> None:
+def test_an_error_is_printed_once_with_its_cure(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     cases = [[*SMALL, *text.format(folder=tmp_path).split()] for text, _, _ in ERRORS]
-    job = jobs.run(RANKS, ALL_ERRORS, CASES=cases)
+    job = jobs.run_warm(RANKS, ALL_ERRORS, CASES=cases)
     _, output = job.finish()
     assert "Traceback" not in output
     statuses = str([status for _, status, _ in ERRORS])

@@ -66,7 +66,7 @@ sys.exit(statuses[-1])
 """
 
 
-def test_an_error_of_all_ranks_is_told_once(jobs: Jobs, tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_printed_once(jobs: Jobs, tmp_path: Path) -> None:
     idx_folder(tmp_path / "cut", n_found=63)
     cases = [["--hidden", "16", *(text.format(folder=tmp_path) for text in argv)] for argv, _, _ in ERRORS]
     job = jobs.run(RANKS, ALL_ERRORS, CASES=cases)
@@ -160,11 +160,11 @@ tell(f"statuses-{rank}", statuses)
 """
 
 
-def test_a_full_disk_and_a_truncated_checkpoint_are_told_once_and_cost_no_more_than_one_checkpoint(
+def test_a_full_disk_and_a_truncated_checkpoint_are_reported_once_and_cost_one_checkpoint_at_most(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
-    job = jobs.run(RANKS, DAMAGE, ARGV=["--checkpoint", str(checkpoints), "--resume", *small(tmp_path)])
+    job = jobs.run_warm(RANKS, DAMAGE, ARGV=["--checkpoint", str(checkpoints), "--resume", *small(tmp_path)])
     status, output = job.finish()
     assert status == 0, output
     assert [job.told(f"statuses-{rank}") for rank in range(RANKS)] == ["[0, 1, 1]"] * RANKS, output
