@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from weakref import WeakMethod
 
 import torch
@@ -29,15 +30,14 @@ _warned = False
 class BucketQueue:
     """Averages flat buckets, started in one order on all ranks.
 
-    1. `push` reports slices of a bucket: its parameters' gradients are there. A bucket is complete with the last one.
-    2. In order: complete buckets start in the order of `reducers`, although they become complete in another order
-       here, and the last one not before `start_rest`. Not in order: a bucket starts as soon as it is complete, and the
+    1. `count` counts slices of a bucket: its parameters' gradients are there. A bucket is complete with the last one.
+    2. `start_complete` starts complete buckets in the order of `reducers`, although they become complete in another
+       order here, and the last one not before `start_rest`. `push` starts a bucket as soon as it is complete: the
        caller pushes in the same order on all ranks.
-    3. `poll` advances the buckets in flight where no thread does.
-    4. `collect` waits for all buckets, hands them over and empties the queue.
+    3. `collect` waits for all buckets, hands them over and empties the queue.
 
-    An error raised in backward would end it half-way, on one rank alone. So `push` and `start_rest` keep errors for
-    `collect`; a bucket that cannot be filled is sent as zeros, since the other ranks may have started it.
+    An error raised in backward would end it half-way, on one rank alone. So errors are kept for `collect`; a bucket
+    that cannot be filled is sent as zeros, since the other ranks may have started it.
 
     Parameters
     ----------
@@ -62,10 +62,9 @@ class BucketQueue:
         reducers: Sequence[BucketReducer],
         comm: Communicator,
         fill: Fill | None = None,
-        in_order: bool = True,
         in_background: bool = True,
     ) -> None:
-        self._reducers, self._comm, self._in_order, self._in_background = reducers, comm, in_order, in_background
+        self._reducers, self._comm, self._in_background = reducers, comm, in_background
         self._fill = None if fill is None else WeakMethod(fill)
         self._missing: dict[int, int] = {}  # slices that incomplete buckets lack
         self._streams: dict[int, set[torch.cuda.Stream]] = defaultdict(set)  # on which each bucket's slices were made
@@ -79,21 +78,16 @@ class BucketQueue:
         self._missing.clear()
         self._streams.clear()
 
-    def push(
-        self, index: int, n_slices: int = 1, stream: torch.cuda.Stream | None = None, on_end: OnEnd | None = None
-    ) -> None:
-        """Report slices of a bucket, which `stream` makes, and start the buckets that are due.
+    def push(self, index: int, n_slices: int, on_end: OnEnd) -> None:
+        """Count slices of a bucket, and start it if it is complete.
 
-        The progress thread calls `on_end` when the bucket has ended, with its error or None; not for queues in order.
+        The progress thread calls `on_end` when the bucket has ended, with its error or None.
         """
-        if self.count(index, n_slices, stream):
-            if self._in_order:
-                self.start_complete()
-            else:
-                self._start(index, True, False, on_end)
+        if self.count(index, n_slices):
+            self._start(index, True, False, on_end)
 
     def count(self, index: int, n_slices: int = 1, stream: torch.cuda.Stream | None = None) -> bool:
-        """Count slices of a bucket, as `push` without its starts; return True if the bucket is complete."""
+        """Count slices of a bucket, which `stream` makes; return True if the bucket is complete."""
         left = self._missing.get(index)
         self._missing[index] = left = (len(self._reducers[index].bucket.members) if left is None else left) - n_slices
         if stream is not None:
@@ -114,10 +108,6 @@ class BucketQueue:
         while self.n_started < len(self._reducers) and not self._errors:
             is_last = self.n_started == len(self._reducers) - 1
             self._start(self.n_started, False, silent, before=before_last if is_last else None)
-
-    def poll(self) -> None:
-        """Advance the buckets in flight; returns at once where a thread does."""
-        self._comm.calls.advance()
 
     def collect(
         self, take: Callable[[BucketReducer], None], is_settled: Callable[[], bool]
@@ -214,10 +204,16 @@ class BucketQueue:
         on_end(self._errors.get(index))
 
 
+def worse(one: Exception | None, other: Exception | None) -> Exception | None:
+    """Return the error to raise of two, or None: rather another one than NonFiniteGradient, and rather the first."""
+    if one is None or (isinstance(one, NonFiniteGradient) and other is not None):
+        return other if one is None or not isinstance(other, NonFiniteGradient) else one
+    return one
+
+
 def _first(errors: dict[int, Exception]) -> Exception | None:
-    """Return the error of the first bucket, and rather another one than NonFiniteGradient."""
-    pairs = sorted(errors.items(), key=lambda pair: (isinstance(pair[1], NonFiniteGradient), pair[0]))
-    return pairs[0][1] if pairs else None
+    """Return the error to raise of several buckets."""
+    return reduce(worse, (errors[index] for index in sorted(errors)), None)
 
 
 def overlap_by_thread(comm: Communicator, on_device: bool = False) -> bool:

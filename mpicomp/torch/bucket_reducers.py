@@ -369,10 +369,8 @@ class BucketReducers(list[BucketReducer]):
         first: int = 0,
     ) -> list[BucketReducer]:
         algorithms = [algorithm_of[group[0].name] for group in groups]
-        buckets = [
-            make_bucket(index, group, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-            for index, (group, algorithm) in enumerate(zip(groups, algorithms, strict=True), first)
-        ]
+        numbered = enumerate(zip(groups, algorithms, strict=True), first)
+        buckets = [_bucket_for(index, group, algorithm) for index, (group, algorithm) in numbered]
         if self._one_by_one:
             longest = {(one.dtype, one.device): one for one in sorted(buckets, key=lambda bucket: bucket.n)}
             for kind, bucket in longest.items():
@@ -403,6 +401,18 @@ class VectorPair:
     def tensors(self) -> Tensor:
         """Return vector and mean, [2, n]: on the host each time with a storage of its own on the same memory."""
         return self._tensors if self._array is None else torch.from_numpy(self._array).view(self._dtype)
+
+
+def _bucket_for(index: int, members: Sequence[NamedParameter], algorithm: Algorithm) -> Bucket:
+    return make_bucket(index, members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
+
+
+def open_reducer(
+    index: int, members: Sequence[NamedParameter], algorithm: Algorithm, comm: Communicator
+) -> BucketReducer:
+    """Return the reducer of a bucket of these members, with vectors that are no other reducer's."""
+    bucket = _bucket_for(index, members, algorithm)
+    return BucketReducer(bucket, VectorPair(bucket), algorithm, comm)
 
 
 def _raise(error: Exception) -> NoReturn:

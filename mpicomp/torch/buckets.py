@@ -42,6 +42,10 @@ class Bucket:
         """Names of the members."""
         return [member.name for member in self.members]
 
+    def by_name(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return the first ones of the members' tensors, which are in vector order, by name."""
+        return dict(zip(self.names, tensors, strict=False))
+
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Elements each member occupies, padding included."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 
 import torch
@@ -93,6 +94,14 @@ def wait_for(streams: Iterable[torch.cuda.Stream | None]) -> None:
         here = torch.cuda.current_stream(stream.device)
         if here != stream:
             here.wait_stream(stream)
+
+
+def call_after_backward(function: Callable[[], None]) -> bool:
+    """Have autograd call a function at the end of the backward that runs now; return False outside of backward."""
+    with suppress(RuntimeError):
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+        return True
+    return False
 
 
 def devices_of(tensors: Iterable[Tensor]) -> list[int | str | torch.device]:

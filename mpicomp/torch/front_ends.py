@@ -355,12 +355,8 @@ class Options:
     islands: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"DistributedOptimizer(synchronize={self.synchronize!r}, local_steps={self.local_steps}, "
-            f"bucket_mb={self.bucket_mb:g}, overlap={self.overlap}, "
-            f"backward_passes_per_step={self.backward_passes_per_step}, outer={self.outer}, "
-            f"fragments={self.fragments}, delay={self.delay}, blend={self.blend}, islands={self.islands})"
-        )
+        texts = vars(self) | {"synchronize": repr(self.synchronize), "bucket_mb": f"{self.bucket_mb:g}"}
+        return f"DistributedOptimizer({', '.join(f'{name}={text}' for name, text in texts.items())})"
 
     @property
     def moves_in_backward(self) -> bool:

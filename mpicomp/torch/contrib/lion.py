@@ -7,7 +7,6 @@ x <- x - lr (merge of s_m + wd x)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from collectives.annotations import override
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.contrib.sign_momenta import Merge, SignAveraging, SignMomenta, merging
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup, Stretch, VarianceFreeze
+from mpicomp.torch.optimizer.adam_moments import ParameterGroup, Stretch
 from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer
 
 
@@ -109,9 +108,5 @@ class DistributedLion(MomentumOptimizer[SignAveraging]):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        self._open(
-            params, {"lr": lr, "betas": betas, "weight_decay": weight_decay},
-            comm=comm, named_parameters=named_parameters, bucket_mb=bucket_mb,
-            rule=lambda: VarianceFreeze(1), algorithm=lambda: merging(merge, seed),
-            synchronizer=partial(SignAveraging, moments=_LionMomenta), options=dict,
-        )  # fmt: skip
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        self._open(params, defaults, merging(_LionMomenta, merge, seed), comm, named_parameters, bucket_mb)

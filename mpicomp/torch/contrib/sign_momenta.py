@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from mpicomp.algorithms import Algorithm, EFSignSGD, MajorityVote, Marsit
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, Groups, ParameterGroup, Stretch
-from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
-from mpicomp.torch.state.schema import OWN_MOMENTA, SIGNS, NamedTensors
+from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod
+from mpicomp.torch.state.schema import MOMENTUM, OWN_MOMENTA
 
 Merge: TypeAlias = Literal["vote", "mean", "marsit"]
 _MERGES: Mapping[str, Callable[[int], Algorithm]] = {
@@ -70,7 +72,8 @@ class SignMomenta(AdamMoments):
 class SignAveraging(MomentumAveraging[SignMomenta]):
     """Makes the steps of optimizers whose ranks merge signs, from the first step on."""
 
-    state_schema = SIGNS
+    entries: ClassVar[Entries] = {OWN_MOMENTA: "elements"}
+    state_schema = MOMENTUM.extended(dict.fromkeys(entries, "tensors"))
 
     @override
     def _freeze_due(self, groups: Groups) -> None:
@@ -83,13 +86,13 @@ class SignAveraging(MomentumAveraging[SignMomenta]):
         super()._open_buckets(members, algorithms)
         self._freeze_due(self._optimizer.param_groups)
 
-    @override
-    def _expected(self, buckets: Sequence[Sequence[NamedParameter]], frozen: Sequence[bool]) -> dict[str, NamedTensors]:
-        return {OWN_MOMENTA: super()._expected(buckets, frozen)["m"]}
 
+def merging(moments: type[SignMomenta], merge: Merge, seed: int) -> MomentumMethod[SignAveraging]:
+    """Return the method of an optimizer that merges signs; its algorithm raises ValueError for other merges."""
 
-def merging(merge: Merge, seed: int) -> Algorithm:
-    """Return the method that merges signs; raise ValueError unless there is one of this name."""
-    if merge not in _MERGES:
-        raise ValueError(f"merge is {merge!r}; choose one of {', '.join(map(repr, _MERGES))}")
-    return _MERGES[merge](seed)
+    def algorithm() -> Algorithm:
+        if merge not in _MERGES:
+            raise ValueError(f"merge is {merge!r}; choose one of {', '.join(map(repr, _MERGES))}")
+        return _MERGES[merge](seed)
+
+    return MomentumMethod(partial(SignAveraging, moments=moments), algorithm)

@@ -9,7 +9,6 @@ NS5 is the Newton-Schulz iteration by which Muon makes a matrix nearly orthogona
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from collectives.annotations import override
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.contrib.sign_momenta import Merge, SignAveraging, SignMomenta, merging
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup, Stretch, VarianceFreeze
+from mpicomp.torch.optimizer.adam_moments import ParameterGroup, Stretch
 from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer
 
 _newton_schulz: Any
@@ -123,12 +122,8 @@ class SignMuon(MomentumOptimizer[SignAveraging]):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        self._open(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "orthogonalize": orthogonalize},
-            comm=comm, named_parameters=named_parameters, bucket_mb=bucket_mb,
-            rule=lambda: VarianceFreeze(1), algorithm=lambda: merging(merge, seed),
-            synchronizer=partial(SignAveraging, moments=_MuonMomenta), options=dict,
-        )  # fmt: skip
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "orthogonalize": orthogonalize}
+        self._open(params, defaults, merging(_MuonMomenta, merge, seed), comm, named_parameters, bucket_mb)
 
     @override
     def _check_group(self, group: ParameterGroup) -> None:

@@ -17,8 +17,8 @@ from torch.futures import Future
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_queue import BucketQueue
-from mpicomp.torch.bucket_reducers import BucketReducer, VectorPair
-from mpicomp.torch.buckets import ALIGNMENT, NamedParameter, make_bucket
+from mpicomp.torch.bucket_reducers import BucketReducer, open_reducer
+from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import devices_of
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 
@@ -85,7 +85,7 @@ class GradientVectors:
         self.reducers: list[BucketReducer] = []
         self._vectors: list[GradientVector] = []
         self._index_of: dict[Tensor, int] = {}
-        self.queue = BucketQueue(self.reducers, comm, in_order=False, in_background=in_background)
+        self.queue = BucketQueue(self.reducers, comm, in_background=in_background)
 
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter in self._index_of
@@ -122,13 +122,12 @@ class GradientVectors:
         for index, (parameters, gradients) in parts.items():
             vector = self._vectors[index]
             vector.copy_in(parameters, gradients, delivery)
-            self.queue.push(index, len(parameters), on_end=vector.deliver)
+            self.queue.push(index, len(parameters), vector.deliver)
         return delivery.future
 
     def _open(self, members: Sequence[NamedParameter], algorithm: Algorithm) -> None:
         index = len(self.reducers)
-        bucket = make_bucket(index, members, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-        reducer = BucketReducer(bucket, VectorPair(bucket), algorithm, self._comm)
+        reducer = open_reducer(index, members, algorithm, self._comm)
         reducer.padding_is_zero = True
         self.reducers.append(reducer)
         self._vectors.append(GradientVector(reducer))

@@ -14,7 +14,6 @@ which `BufferBroadcast` copies in its place.
 # Annotations are not postponed: DDP compares those of the hook.
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -42,6 +41,7 @@ from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
+from mpicomp.torch.devices import call_after_backward
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
@@ -260,15 +260,13 @@ class DDPHookState(NonCopyable, StateOwner):
                 f"{self.comm.here}: DDP has not brought the gradients of all parameters that the state has; load "
                 "one of a model of which the same parameters are trained"
             )
-        queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
         @keep_uncompiled
         def before_ddp_waits() -> None:
             vectors.queue.wait()
-            queue(self._end_backward)
+            call_after_backward(self._end_backward)
 
-        with suppress(RuntimeError):  # a rank that has left DDP's join() is not in backward
-            queue(before_ddp_waits)
+        call_after_backward(before_ddp_waits)  # a rank that has left DDP's join() is not in backward
 
     @keep_uncompiled
     def _raise_error(self) -> None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.errors import NonFiniteGradient
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.bucket_reducers import BucketReducer, VectorPair
-from mpicomp.torch.buckets import ALIGNMENT, make_bucket
+from mpicomp.torch.bucket_queue import worse
+from mpicomp.torch.bucket_reducers import BucketReducer, open_reducer
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, ShardedParameter
 
@@ -71,9 +70,7 @@ class GroupReduction:
             return
         names = {one.name for one in filled}
         named = [one for one in self.group.placeholders if one.name in names]
-        bucket = make_bucket(index, named, ALIGNMENT if algorithm.uses_tensor_lengths else 1)
-        reducer = BucketReducer(bucket, VectorPair(bucket), algorithm, self._comm)
-        self.vectors.append(ShardVector(reducer, filled, members))
+        self.vectors.append(ShardVector(open_reducer(index, named, algorithm, self._comm), filled, members))
 
     @torch.no_grad()
     def begin(self, output: Tensor) -> bool:
@@ -116,10 +113,3 @@ class GroupReduction:
                 found = worse(found, error)
                 torch._foreach_mul_(shards, float("nan"))
         return found
-
-
-def worse(one: Exception | None, other: Exception | None) -> Exception | None:
-    """Return the error to raise of two, or None: rather another one than NonFiniteGradient, and rather the first."""
-    if one is None or (isinstance(one, NonFiniteGradient) and other is not None):
-        return other if one is None or not isinstance(other, NonFiniteGradient) else one
-    return one

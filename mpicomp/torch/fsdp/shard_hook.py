@@ -11,12 +11,10 @@ until FSDP has finished the backward; a callback of autograd's that comes after 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -28,12 +26,13 @@ from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode
-from mpicomp.torch.bucket_queue import overlap_by_thread
+from mpicomp.torch.bucket_queue import overlap_by_thread, worse
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
+from mpicomp.torch.devices import call_after_backward
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
 from mpicomp.torch.fsdp import job_agreement
-from mpicomp.torch.fsdp.group_reduction import GroupReduction, worse
+from mpicomp.torch.fsdp.group_reduction import GroupReduction
 from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups, require_whole_model
 from mpicomp.torch.fsdp.shard_states import ShardStates
 from mpicomp.torch.replication import require_same_values
@@ -204,15 +203,9 @@ class FSDPHook(NonCopyable):
             self._error = worse(self._error, error)
             output.fill_(float("nan"))
         self._in_flight.append(reduction)
-        if not self._call_back() or not later:
+        # which calls `_end` behind FSDP's own callback
+        if not call_after_backward(self._end) or not later:
             self._finish()
-
-    def _call_back(self) -> bool:
-        """Have autograd call `_end` behind FSDP's own callback; return False outside of backward."""
-        with suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            return True
-        return False
 
     @keep_uncompiled
     def _end(self) -> None:

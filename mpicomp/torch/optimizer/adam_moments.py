@@ -74,6 +74,15 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+@dataclass(eq=False)
+class Cohort:
+    """Parameters that have joined at one step, after `joined` other ones; their v is `frozen` by one rule."""
+
+    rule: VarianceFreeze
+    joined: int = 0
+    frozen: bool = False
+
+
 class AdamMoments:
     """Moments of a bucket, and the moves of its parameters, whose groups have the numbers in `group_of`.
 
@@ -89,7 +98,11 @@ class AdamMoments:
         Mean of the ranks' vectors, before `move` or `move_frozen` takes it over.
     masked
         Indices (int64) of elements that were frozen with v = 0, which move by decoupled weight decay alone.
+    cohort
+        Cohort of the parameters; set by the owner.
     """
+
+    cohort: Cohort
 
     def __init__(self, bucket: Bucket, group_of: Mapping[Tensor, int], preconditioned: bool = False) -> None:
         self.bucket, self._preconditioned = bucket, preconditioned
@@ -131,8 +144,7 @@ class AdamMoments:
 
     def named(self) -> dict[str, dict[str, Tensor]]:
         """Return each parameter's part of m and of v, by its name; no copies."""
-        names = self.bucket.names
-        return {"m": dict(zip(names, self._m_views, strict=True)), "v": dict(zip(names, self._v_views, strict=True))}
+        return {"m": self.bucket.by_name(self._m_views), "v": self.bucket.by_name(self._v_views)}
 
     def own_gradients(self, reducer: BucketReducer) -> None:
         """Overwrite the reducer's vector with this rank's gradients; a missing one counts as zeros."""

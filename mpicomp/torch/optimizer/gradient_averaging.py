@@ -15,8 +15,9 @@ from collectives.annotations import override
 from collectives.errors import NonFiniteGradient, reword
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
+from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer
 from mpicomp.torch.parameters import require_own_gradients
 from mpicomp.torch.state.schema import State
 
@@ -82,7 +83,7 @@ class GradientAveraging(Synchronizer):
         self._restart(Phase.STEPPED)
         if errors and not scaled:
             raise errors.pop()  # in no variable: its traceback has this frame, and they would keep each other
-        for member in (*self.reducers.members, *self._changes.joining) if errors else ():
+        for member in self._members if errors else ():
             member.parameter.grad = None  # optimizers pass over the parameter
 
     @override
@@ -114,7 +115,7 @@ class GradientAveraging(Synchronizer):
             self._restart()
             raise
         if self._errors:
-            for member in (*self.reducers.members, *self._changes.joining):
+            for member in self._members:
                 if member.parameter.grad is not None:
                     member.parameter.grad.fill_(float("nan"))
         self._changes.drop_frozen_gradients()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -15,6 +16,8 @@ from collectives.execution.handle import keep_uncompiled
 from mpicomp.torch.buckets import NamedParameter
 
 WINDOW_ELEMENTS = 4096
+SILENT_STEPS = 10
+"""Steps without any gradient, on end, after which a rank warns."""
 _LISTENER = "_mpicomp_listener"  # attribute of hooks: a weak reference
 _Noted: TypeAlias = tuple[NamedParameter, Tensor, int, int]
 """A member, its gradient, and the version and the address that this had, or 0."""
@@ -83,6 +86,8 @@ class GradientCounts:
     overtaken : bool
         Another optimizer over some of the parameters was made since. This one, which may be dropped on one rank earlier
         than on another, sends nothing during backward any more.
+    silent_steps : int
+        Steps on end in which this rank had no gradient at all.
     lock : threading.RLock
         Held while a gradient is reported.
     """
@@ -92,7 +97,17 @@ class GradientCounts:
         self.lock = threading.RLock()
         self._order: dict[int, None] = {}  # keeps the order, and is looked up at every gradient
         self.paused = self.overtaken = self.dropped = False
+        self.silent_steps = 0
         self.restart()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Return a context manager in which gradients do not count."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     @property
     def order(self) -> list[int]:
@@ -111,6 +126,11 @@ class GradientCounts:
         """Begin another step, without gradients."""
         self._counts = [0] * len(self._names)
         self.any_came = self.any_complete = False
+
+    def count_silent_step(self) -> bool:
+        """Count a step if it had no gradient, after others with some; return True if a warning is due."""
+        self.silent_steps = 0 if self.any_came or not self._order else self.silent_steps + 1
+        return self.silent_steps == SILENT_STEPS
 
     def lacks(self, position: int) -> bool:
         """Return True if a gradient of this step has not come."""

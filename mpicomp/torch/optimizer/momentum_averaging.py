@@ -8,8 +8,8 @@ after as many steps as that of the first ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from itertools import compress
+from typing import ClassVar, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,28 +18,23 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.errors import reword
 from collectives.quoting import shown
+from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.buckets import Bucket, NamedParameter
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, Groups, VarianceFreeze, check_group
+from mpicomp.torch.optimizer.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
+from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer, SynchronizerParts
+from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer
 from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
-from mpicomp.torch.state.schema import JOINED, MOMENTA, NamedTensors, State
+from mpicomp.torch.state.schema import JOINED, MOMENTUM, NamedTensors, State
 
+EntryShape: TypeAlias = Literal["elements", "elements of frozen", "number"]
+"""Shape of a state's tensors: of all parameters, of those whose v is frozen, or a number for each parameter."""
+Entries: TypeAlias = Mapping[str, EntryShape]
 _Moments = TypeVar("_Moments", bound=AdamMoments)
-
-
-@dataclass(eq=False)
-class Cohort(Generic[_Moments]):
-    """The moments of parameters that have joined at one step, after `joined` other ones."""
-
-    moments: list[_Moments]
-    rule: VarianceFreeze
-    joined: int = 0
-    frozen: bool = False
 
 
 class MomentumAveraging(Synchronizer, Generic[_Moments]):
@@ -55,7 +50,11 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
     """
 
     mode = "momenta"
-    state_schema = MOMENTA
+    entries: ClassVar[Entries] = {"m": "elements", "v": "elements"}
+    """Tensors of a state."""
+    saves_squeezed: ClassVar[bool] = False
+    """Flag: a state has the aggregators of momenta alone; else those of the last step."""
+    state_schema = MOMENTUM.extended(dict.fromkeys(entries, "tensors"))
 
     def __init__(
         self,
@@ -71,14 +70,19 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         self._squeezed, self._make_moments = squeezed, moments
         self._masters, self._options = masters, options
         self._name = type(parts.optimizer).__name__
-        self.moments = self._moments_of(squeezed)  # of each bucket
-        self._cohorts: list[Cohort[_Moments]] = [Cohort([*self.moments], freeze_rule)]
+        self._cohorts = [Cohort(freeze_rule)]
+        self.moments = self._moments_of(squeezed, self._cohorts[0])  # of each bucket
         self._active: list[BucketReducer] = [*parts.reducers]
 
     @property
     @override
     def active(self) -> Sequence[BucketReducer]:
         return self._active
+
+    @property
+    @override
+    def saved_aggregators(self) -> Sequence[Aggregator]:
+        return [one.aggregator for one in (self._squeezed if self.saves_squeezed else self._active)]
 
     @property
     @override
@@ -90,10 +94,17 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         """Flag: v of all parameters is frozen."""
         return all(cohort.frozen for cohort in self._cohorts)
 
-    def _moments_of(self, reducers: Sequence[BucketReducer]) -> list[_Moments]:
+    def _moments_of(self, reducers: Sequence[BucketReducer], cohort: Cohort) -> list[_Moments]:
+        """Make the moments of buckets."""
         groups = self._optimizer.param_groups
         group_of = {one: number for number, group in enumerate(groups) for one in group["params"]}
-        return [self._make_moments(reducer.bucket, group_of) for reducer in reducers]
+        made = [self._make_moments(reducer.bucket, group_of) for reducer in reducers]
+        for moments in made:
+            moments.cohort = cohort
+        return made
+
+    def _moments_in(self, cohort: Cohort) -> list[_Moments]:
+        return [moments for moments in self.moments if moments.cohort is cohort]
 
     @override
     @torch.no_grad()
@@ -115,15 +126,14 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         self.synchronize()
         self.steps += 1
         resting = {member.parameter for member in self._changes.frozen}
-        for cohort in self._cohorts:
-            steps = self.steps - cohort.joined
-            for moments in cohort.moments:
-                with moments.keeping(resting):
-                    (moments.move_frozen if cohort.frozen else moments.move)(groups, steps)
+        for moments in self.moments:
+            cohort = moments.cohort
+            with moments.keeping(resting):
+                (moments.move_frozen if cohort.frozen else moments.move)(groups, self.steps - cohort.joined)
         for cohort in self._cohorts:
             if not cohort.frozen and cohort.rule.watches:
                 steps = self.steps - cohort.joined
-                cohort.rule.note(sum(moments.norm(groups, steps) for moments in cohort.moments), groups)
+                cohort.rule.note(sum(one.norm(groups, steps) for one in self._moments_in(cohort)), groups)
 
     @override
     def check_before_step(self) -> None:
@@ -167,8 +177,8 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
                 cohort.frozen = True
                 self._follow_freezes()
 
-    def _freeze(self, cohort: Cohort[_Moments], groups: Groups, steps: int) -> None:
-        for moments in cohort.moments:
+    def _freeze(self, cohort: Cohort, groups: Groups, steps: int) -> None:
+        for moments in self._moments_in(cohort):
             moments.freeze(groups, steps)
 
     def _clear_errors(self, moments: _Moments, **entries: int) -> None:
@@ -187,8 +197,7 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
 
     def _follow_freezes(self) -> None:
         """Use the reducers of momenta where v is frozen, and those of gradients elsewhere."""
-        frozen = [cohort.frozen for cohort in self._cohorts for _ in cohort.moments]
-        self._active[:] = _chosen(frozen, self.reducers, self._squeezed)
+        self._active[:] = _chosen([one.cohort.frozen for one in self.moments], self.reducers, self._squeezed)
 
     @override
     def _watch_gradients(self, first: int) -> None:
@@ -197,10 +206,9 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
     @override
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         dense = self.reducers.add(members, _dense(algorithms))
-        moments = self._moments_of(self._squeezed.add(members, algorithms))
-        self._cohorts.append(Cohort(moments, self._cohorts[0].rule.renewed(), self.steps))
+        self._cohorts.append(Cohort(self._cohorts[0].rule.renewed(), self.steps))
         self._active += dense
-        self.moments += moments
+        self.moments += self._moments_of(self._squeezed.add(members, algorithms), self._cohorts[-1])
 
     @override
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
@@ -240,7 +248,7 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         first, *later = self._cohorts
         joined = [
             {
-                "buckets": [moments.bucket.names for moments in cohort.moments],
+                "buckets": [moments.bucket.names for moments in self._moments_in(cohort)],
                 "joined": cohort.joined,
                 "frozen": cohort.frozen,
                 "freeze_rule": cohort.rule.state_dict(),
@@ -270,28 +278,22 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         changes, names = self._changes, self._names_with(joined)
         changes.find()
         algorithms = changes.algorithms
-        frozen = [own["frozen"]] * len(self._cohorts[0].moments)
+        frozen = [own["frozen"]] * len(self._moments_in(self._cohorts[0]))
         frozen += [one["frozen"] for one in joined for _ in one["buckets"]]
         with (
             self.reducers.trial(names, changes.joining, _dense(algorithms)) as dense,
             self._squeezed.trial(names, changes.joining, algorithms) as squeezed,
         ):
-            members = {member.name: member.parameter for reducer in squeezed for member in reducer.bucket.members}
-            buckets = [reducer.bucket.members for reducer in squeezed]
-            expected = {**self._expected(buckets, frozen), "masters": self._masters_of(members)}
-            self.state_schema.check_tensors(own, expected)
-            require_aggregators(own, [reducer.aggregator for reducer in self._saved(frozen, dense, squeezed)])
-
-    def _saved(
-        self, frozen: Sequence[bool], dense: Sequence[BucketReducer], squeezed: Sequence[BucketReducer]
-    ) -> Sequence[BucketReducer]:
-        """Return the reducers of `saved_aggregators`, of buckets whose v is `frozen` or not."""
-        return _chosen(frozen, dense, squeezed)
-
-    def _expected(self, buckets: Sequence[Sequence[NamedParameter]], frozen: Sequence[bool]) -> dict[str, NamedTensors]:
-        """Return tensors in the shapes of a state's, of buckets whose v is `frozen` or not."""
-        members = {member.name: member.parameter for bucket in buckets for member in bucket}
-        return {"m": members, "v": members}
+            members = _members_of(squeezed)
+            shapes: dict[EntryShape, NamedTensors] = {
+                "elements": members,
+                "elements of frozen": _members_of(compress(squeezed, frozen)),
+                "number": dict.fromkeys(members, torch.zeros((), dtype=torch.float32, device="cpu")),
+            }
+            expected = {key: shapes[shape] for key, shape in self.entries.items()}
+            self.state_schema.check_tensors(own, {**expected, "masters": self._masters_of(members)})
+            saved = squeezed if self.saves_squeezed else _chosen(frozen, dense, squeezed)
+            require_aggregators(own, [reducer.aggregator for reducer in saved])
 
     @override
     def restored_point(self, own: State) -> str:
@@ -311,29 +313,27 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         first = self._cohorts[0]
         first.frozen = own["frozen"]
         first.rule.load_state_dict(own["freeze_rule"])
-        self._cohorts, self.moments = [first], [*first.moments]
+        self._cohorts, self.moments = [first], self._moments_in(first)
         for one in joined:
-            start = len(self.moments)
-            moments = self._moments_of(self._squeezed[start : start + len(one["buckets"])])
-            cohort = Cohort(moments, first.rule.renewed(), one["joined"], one["frozen"])
+            cohort = Cohort(first.rule.renewed(), one["joined"], one["frozen"])
             cohort.rule.load_state_dict(one["freeze_rule"])
             self._cohorts.append(cohort)
-            self.moments += moments
+            start = len(self.moments)
+            self.moments += self._moments_of(self._squeezed[start : start + len(one["buckets"])], cohort)
         self._follow_freezes()
         for key, tensors in self._named().items():
             for name, tensor in tensors.items():
                 tensor.copy_(own[key][name])
-        for cohort in self._cohorts:
-            for one_bucket in cohort.moments:
-                if cohort.frozen:
-                    one_bucket.find_masked()
-                else:  # the state is of a step before the first momenta were sent
-                    self._clear_errors(one_bucket, step=0)
+        for moments in self.moments:
+            if moments.cohort.frozen:
+                moments.find_masked()
+            else:  # the state is of a step before the first momenta were sent
+                self._clear_errors(moments, step=0)
         self.models_compared = False
 
     def _names_with(self, joined: Sequence[State]) -> list[list[str]]:
         """Return the names of all buckets, of which these have joined after the first ones."""
-        first = [moments.bucket.names for moments in self._cohorts[0].moments]
+        first = [moments.bucket.names for moments in self._moments_in(self._cohorts[0])]
         return first + [names for one in joined for names in one["buckets"]]
 
     @override
@@ -353,8 +353,7 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         for moments in self.moments:
             for key, tensors in moments.named().items():
                 found.setdefault(key, {}).update(tensors)
-        members = {member.name: member.parameter for reducer in self._squeezed for member in reducer.bucket.members}
-        return {**found, "masters": self._masters_of(members)}
+        return {**found, "masters": self._masters_of(_members_of(self._squeezed))}
 
     def _masters_of(self, members: NamedTensors) -> NamedTensors:
         masters = set(self._masters.masters)
@@ -366,6 +365,10 @@ def _chosen(
 ) -> list[BucketReducer]:
     """Return one of two reducers of each bucket: the squeezing one where v is frozen."""
     return [two if stays else one for stays, one, two in zip(frozen, dense, squeezed, strict=True)]
+
+
+def _members_of(reducers: Iterable[BucketReducer]) -> NamedTensors:
+    return {member.name: member.parameter for reducer in reducers for member in reducer.bucket.members}
 
 
 def _joined_of(own: State) -> list[State]:

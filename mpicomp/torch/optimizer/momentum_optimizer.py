@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -17,15 +18,26 @@ from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup, VarianceFreeze, check_group
+from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
 from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_agreement import open_agreement
-from mpicomp.torch.optimizer.synchronizer import SynchronizerParts
 from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
 from mpicomp.torch.parameters import MasterWeights, Parameters
 
 _MOST_BUCKET = 4096
 _Averaging = TypeVar("_Averaging", bound=MomentumAveraging[Any])
+
+
+@dataclass(frozen=True)
+class MomentumMethod(Generic[_Averaging]):
+    """Makes the parts of an optimizer; `algorithm` and `rule` raise ValueError for options that are out of range."""
+
+    averaging: Callable[..., _Averaging]
+    algorithm: Callable[[], Algorithm]
+    rule: Callable[[], VarianceFreeze] = lambda: VarianceFreeze(1)
+    options: Callable[[], Mapping[str, object]] = dict
+    """Further options, which the ranks compare as text."""
 
 
 class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
@@ -38,28 +50,24 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         self,
         params: ParamsT,
         defaults: ParameterGroup,
-        *,
+        method: MomentumMethod[_Averaging],
         comm: Communicator | None,
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         bucket_mb: float,
-        rule: Callable[[], VarianceFreeze],
-        algorithm: Callable[[], Algorithm],
-        synchronizer: Callable[..., _Averaging],
-        options: Callable[[], Mapping[str, object]],
     ) -> None:
         """Check the arguments, on all ranks, and make buckets and synchronizer."""
         name = type(self).__name__
         self.comm = given_communicator(comm, name)
         with self.comm.refusing(f"making {name}", ValueError, TypeError, where=self.comm.here):
-            freeze_rule = rule()
-            self.algorithm = algorithm()
+            freeze_rule = method.rule()
+            self.algorithm = method.algorithm()
             require_bucket_size(bucket_mb)
             self._names = names_by_parameter(named_parameters)
             super().__init__(params, defaults)
             for group in self.param_groups:
                 self._check_group(group)
             parameters = Parameters(self, self._names)
-        listed = "".join(f", {key}={value}" for key, value in options().items())
+        listed = "".join(f", {key}={value}" for key, value in method.options().items())
         text = f"{name}(algorithm={self.algorithm}{listed}, bucket_mb={bucket_mb:g})"
         agreement = open_agreement(self, self.comm, parameters.trained, text, all_options=True)
         masters = MasterWeights(self)
@@ -74,7 +82,7 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         for reducers in (dense, squeezed):
             reducers.lay_out(range(len(members)))
         parts = SynchronizerParts(self, dense, self.comm, agreement, parameters, changes)
-        self._synchronizer = synchronizer(parts, squeezed, masters, freeze_rule, options=text)
+        self._synchronizer = method.averaging(parts, squeezed, masters, freeze_rule, options=text)
 
     @property
     @in_own_mode
@@ -170,6 +178,13 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         """
         super().zero_grad(set_to_none)
         self._synchronizer.drop_gradients(set_to_none)
+
+
+def adam_defaults(
+    lr: float | Tensor, betas: tuple[float, float], eps: float, weight_decay: float, decoupled_weight_decay: bool
+) -> ParameterGroup:
+    """Return the options of Adam by name."""
+    return locals()
 
 
 def squeezing(

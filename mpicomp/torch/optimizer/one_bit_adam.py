@@ -27,7 +27,7 @@ from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, VarianceFreeze
 from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer, squeezing
+from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
 
 
 class OneBitAdam(MomentumOptimizer[MomentumAveraging[AdamMoments]]):
@@ -138,15 +138,11 @@ class OneBitAdam(MomentumOptimizer[MomentumAveraging[AdamMoments]]):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        self._open(
-            params,
-            {
-                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                "decoupled_weight_decay": decoupled_weight_decay,
-            },
-            comm=comm, named_parameters=named_parameters, bucket_mb=bucket_mb,
-            rule=lambda: VarianceFreeze(warmup_steps),
-            algorithm=lambda: squeezing(bits, compressor, seed, per_node),
-            synchronizer=partial(MomentumAveraging, moments=partial(AdamMoments, preconditioned=preconditioned)),
-            options=lambda: {"warmup_steps": warmup_steps, "preconditioned": preconditioned},
-        )  # fmt: skip
+        method = MomentumMethod(
+            partial(MomentumAveraging, moments=partial(AdamMoments, preconditioned=preconditioned)),
+            lambda: squeezing(bits, compressor, seed, per_node),
+            lambda: VarianceFreeze(warmup_steps),
+            lambda: {"warmup_steps": warmup_steps, "preconditioned": preconditioned},
+        )
+        defaults = adam_defaults(lr, betas, eps, weight_decay, decoupled_weight_decay)
+        self._open(params, defaults, method, comm, named_parameters, bucket_mb)

@@ -16,9 +16,9 @@ x <- x - lr c f u
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,12 +27,12 @@ from torch.optim.optimizer import ParamsT
 from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import Bucket, NamedParameter
+from mpicomp.torch.buckets import Bucket
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, Groups, ParameterGroup, VarianceFreeze
-from mpicomp.torch.optimizer.momentum_averaging import Cohort, MomentumAveraging
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer, squeezing
-from mpicomp.torch.state.schema import MOMENTA, NamedTensors
+from mpicomp.torch.optimizer.adam_moments import AdamMoments, Cohort, Groups, ParameterGroup, VarianceFreeze
+from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
+from mpicomp.torch.state.schema import MOMENTUM
 
 _PER_TENSOR = ("coefficient", "factor", "scale")
 
@@ -50,11 +50,8 @@ class LambMoments(AdamMoments):
 
     @override
     def named(self) -> dict[str, dict[str, Tensor]]:
-        names = self.bucket.names
-        numbers = {
-            key: dict(zip(names, row, strict=True)) for key, row in zip(_PER_TENSOR, self._by_tensor, strict=True)
-        }
-        return {**super().named(), "fresh": dict(zip(names, self._fresh_views, strict=True)), **numbers}
+        numbers = dict(zip(_PER_TENSOR, map(self.bucket.by_name, self._by_tensor), strict=True))
+        return {**super().named(), "fresh": self.bucket.by_name(self._fresh_views), **numbers}
 
     @override
     def own_momentum(self, reducer: BucketReducer, groups: Groups) -> None:
@@ -132,21 +129,20 @@ class LambMoments(AdamMoments):
 class LambAveraging(MomentumAveraging[LambMoments]):
     """Makes the steps of `OneBitLamb`."""
 
-    state_schema = MOMENTA.extended(dict.fromkeys(("fresh", *_PER_TENSOR), "tensors"))
+    entries: ClassVar[Entries] = {
+        "m": "elements", "v": "elements", "fresh": "elements",
+        "coefficient": "number", "factor": "number", "scale": "number",
+    }  # fmt: skip
+    state_schema = MOMENTUM.extended(dict.fromkeys(entries, "tensors"))
 
     @override
-    def _freeze(self, cohort: Cohort[LambMoments], groups: Groups, steps: int) -> None:
+    def _freeze(self, cohort: Cohort, groups: Groups, steps: int) -> None:
         super()._freeze(cohort, groups, steps)
-        sizes = [moments.mean_squares() for moments in cohort.moments]
+        here = self._moments_in(cohort)
+        sizes = [moments.mean_squares() for moments in here]
         mean = torch.cat([one.cpu() for one in sizes]).mean()
-        for moments, own in zip(cohort.moments, sizes, strict=True):
+        for moments, own in zip(here, sizes, strict=True):
             moments.scales.copy_(torch.where(own > 0, mean.to(own.device) / own, 1.0))
-
-    @override
-    def _expected(self, buckets: Sequence[Sequence[NamedParameter]], frozen: Sequence[bool]) -> dict[str, NamedTensors]:
-        found = super()._expected(buckets, frozen)
-        number = dict.fromkeys(found["m"], torch.zeros((), dtype=torch.float32, device="cpu"))
-        return {**found, "fresh": found["m"], **dict.fromkeys(_PER_TENSOR, number)}
 
 
 class OneBitLamb(MomentumOptimizer[LambAveraging]):
@@ -242,15 +238,11 @@ class OneBitLamb(MomentumOptimizer[LambAveraging]):
                 )
             return VarianceFreeze(warmup_steps)
 
-        self._open(
-            params,
-            {
-                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                "decoupled_weight_decay": decoupled_weight_decay, **bounds,
-            },
-            comm=comm, named_parameters=named_parameters, bucket_mb=bucket_mb,
-            rule=rule,
-            algorithm=lambda: squeezing(bits, compressor, seed, per_node),
-            synchronizer=partial(LambAveraging, moments=LambMoments),
-            options=lambda: {"warmup_steps": warmup_steps},
-        )  # fmt: skip
+        method = MomentumMethod(
+            partial(LambAveraging, moments=LambMoments),
+            lambda: squeezing(bits, compressor, seed, per_node),
+            rule,
+            lambda: {"warmup_steps": warmup_steps},
+        )
+        defaults = adam_defaults(lr, betas, eps, weight_decay, decoupled_weight_decay)
+        self._open(params, defaults | bounds, method, comm, named_parameters, bucket_mb)

@@ -21,7 +21,7 @@ from torch import Tensor
 from collectives.quoting import one_line, shown
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.state.schema import OUTER, State
+from mpicomp.torch.state.schema import OUTER, State, cannot_load
 
 LISTS = ("params", "param_names")
 """Entries of a parameter group that are not options."""
@@ -208,10 +208,7 @@ class OuterStep:
             by_place = {places[name]: dict(value) for name, value in state["state"].items()}
             self.optimizer.load_state_dict(copy.deepcopy({"state": by_place, "param_groups": groups}))
         except Exception as error:  # torch checks little, and other optimizers have rules of their own
-            raise ValueError(
-                f"the outer {type(self.optimizer).__name__} cannot load its part of the state "
-                f"({type(error).__name__}: {one_line(error)}); build it with the same options, or load an earlier state"
-            ) from error
+            raise cannot_load(f"the outer {type(self.optimizer).__name__}", error) from error
         for parameter, of_one in self.optimizer.state.items():
             momentum = of_one.get("momentum_buffer")
             if isinstance(momentum, Tensor) and momentum.shape != parameter.shape:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.optimizer.gradient_hooks import GradientCounts
 
 _watches: list[weakref.ref[ReplacedParameters]] = []
 
@@ -31,6 +32,19 @@ class ReplacedParameters:
         self.found.discard(after)
         if before is not None and any(member.parameter is before for member in self._members):
             self.found.add(before)
+
+    def find(self, counts: GradientCounts) -> str:
+        """Return, with its cure, one of these parameters without a gradient in this step; or an empty string."""
+        for position, member in enumerate(self._members if self.found or not counts.any_came else ()):
+            parameter = member.parameter
+            if parameter in self.found and parameter.requires_grad and counts.lacks(position):
+                return (
+                    f"parameter {member.name!r} was replaced in its module after the optimizer was made: make both "
+                    "optimizers again, or freeze the old one, which this one holds, by requires_grad_(False)"
+                )
+            # has the hooks called again that PyTorch leaves behind where a module swaps its tensors
+            parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
+        return ""
 
 
 def _note(module: torch.nn.Module, name: str, after: torch.nn.Parameter | None) -> None:

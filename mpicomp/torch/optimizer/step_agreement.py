@@ -13,8 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Real
-from typing import NoReturn, TypedDict
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -24,11 +23,12 @@ from collectives import Communicator
 from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch, marked
-from collectives.quoting import list_ranks, one_line, shown
+from collectives.quoting import one_line
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.optimizer.outer_step import LISTS
-from mpicomp.torch.optimizer.parameter_changes import ADDED, FROZEN, ParameterChanges
+from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
+from mpicomp.torch.optimizer.step_differences import RankDescription, first_difference, option_text, plain_option
 from mpicomp.torch.replication import require_same_layout
 
 SAMPLE_ELEMENTS = 1024
@@ -39,7 +39,6 @@ SET_BY_USERS = frozenset(
 )
 """Options that are compared under "updates", where optimizers such as Prodigy keep estimates of a rank's own."""
 
-_PLAIN = (float, bool, str, type(None))
 _MASK = (1 << 62) - 1
 _WORD = (1 << 64) - 1
 
@@ -201,7 +200,7 @@ class StepAgreement:
         mine: RankDescription = {"refusal": "", "drops": False, "compared": self.describe()}
         ranks = self.comm.allgather_object(mine)
         if any(of_rank != ranks[0] for of_rank in ranks):
-            raise CollectiveMismatch(_difference(ranks, ""))
+            raise CollectiveMismatch(first_difference(ranks, ""))
 
     def describe(self) -> dict[str, object]:
         """Return the values that the ranks compare, by their names in messages."""
@@ -212,7 +211,7 @@ class StepAgreement:
                 found[f"the number of tensors in {one.role}parameter group {number}"] = len(group["params"])
                 for key, value in group.items():
                     if one.compares(key):
-                        found[f"{key!r} of {one.role}parameter group {number}"] = _text(value)
+                        found[f"{key!r} of {one.role}parameter group {number}"] = option_text(value)
         return found
 
     def _is_equal(self) -> bool:
@@ -227,7 +226,7 @@ class StepAgreement:
         self._raw, self._has_tensors = raw, any(isinstance(one, Tensor) for values in raw for one in values)
         # sorted, since a group that was loaded from a state may have its options in another order
         snapshot = [
-            [len(group["params"]), *sorted((key, _plain(group[key])) for key in group if one.compares(key))]
+            [len(group["params"]), *sorted((key, plain_option(group[key])) for key in group if one.compares(key))]
             for one in self._compared
             for group in one.optimizer.param_groups
         ]
@@ -255,7 +254,7 @@ class StepAgreement:
         refusal, intent.refusal = intent.refusal, None
         text = "" if refusal is None else one_line(refusal)
         compared = {**self._changed, **self.describe()}
-        compared |= {"loss": _text(self.loss), "evaluation": self.evaluation, "sample": crc}
+        compared |= {"loss": option_text(self.loss), "evaluation": self.evaluation, "sample": crc}
         mine: RankDescription = {"refusal": text, "drops": intent.drops, "compared": compared}
         ranks = [mine] if self.comm.size == 1 else self.comm.allgather_object(mine)
         if refusal is not None:
@@ -263,7 +262,7 @@ class StepAgreement:
                 raise marked(refusal)
             finally:
                 refusal = None  # its traceback has this frame
-        raise CollectiveMismatch(f"{_difference(ranks, name)}. No rank has made the step")
+        raise CollectiveMismatch(f"{first_difference(ranks, name)}. No rank has made the step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,86 +277,3 @@ class _Compared:
         """Return True if the ranks must have the same option `key`."""
         # the layout of the parameters is compared when the optimizer is wrapped
         return key not in LISTS and (self.all_options or key in SET_BY_USERS)
-
-
-class RankDescription(TypedDict):
-    """A rank's part in a step, as ranks exchange it."""
-
-    refusal: str
-    drops: bool
-    compared: dict[str, object]
-
-
-def _difference(ranks: Sequence[RankDescription], sampled: str) -> str:
-    """Return the first difference between the ranks, and the cure."""
-    for rank, of_rank in enumerate(ranks):
-        if of_rank["refusal"]:
-            return f"rank {rank} refuses the step: {of_rank['refusal']}"
-    dropping = [rank for rank, of_rank in enumerate(ranks) if of_rank["drops"]]
-    if dropping:
-        others = [rank for rank in range(len(ranks)) if rank not in dropping]
-        return (
-            f"{list_ranks(dropping)} dropped the gradients of this step by zero_grad(), while {list_ranks(others)} "
-            "made it: make the same decision on all ranks, for instance by comm.allreduce(bad) where bad is a bool of "
-            "each rank"
-        )
-    compared = [of_rank["compared"] for of_rank in ranks]
-    for key in dict.fromkeys(key for described in compared for key in described):
-        values: dict[object, list[int]] = {}
-        for rank, described in enumerate(compared):
-            values.setdefault(described.get(key, "missing"), []).append(rank)
-        if len(values) > 1:
-            listed = ", ".join(f"{value} on {list_ranks(of_value)}" for value, of_value in values.items())
-            return _WORDS.get(key.rstrip(" 0123456789"), _OPTION).format(key=key, listed=listed, sampled=sampled)
-    return "the ranks' optimizers differ"
-
-
-_OPTION = (
-    "{key} is {listed}: give all ranks the same optimizer with the same options; a scheduler such as ReduceLROnPlateau "
-    "takes the mean of the ranks' losses, comm.allreduce(loss, op='mean'), and is restored on all ranks or on none"
-)
-_WORDS = {
-    "'rate_sum' of parameter group": (
-        "{key} is {listed}, the sum of the learning rates since the last synchronization: call step() and "
-        "synchronize() in the same order on all ranks, with the same learning rates"
-    ),
-    ADDED: (
-        "{key} is {listed}: before a step, add and unfreeze the same parameters on all ranks, in the same order, with "
-        "the same names, shapes and algorithms"
-    ),
-    FROZEN: "{key} is {listed}: before a step, freeze the same parameters on all ranks",
-    "loss": (
-        "the closure's loss is {listed}, and the optimizer decides by it: return the mean of the ranks' losses from "
-        "the closure, comm.allreduce(loss, op='mean')"
-    ),
-    "evaluation": (
-        "the optimizer has called its closure {listed} times in this step: it must do so equally often on all ranks, "
-        "so return the mean of the ranks' losses from the closure, comm.allreduce(loss, op='mean')"
-    ),
-    "sample": (
-        "the models differ between the ranks, in parameter {sampled!r}: load or change the model in the same way on "
-        "all ranks, or make it equal by broadcast_parameters(model, comm)"
-    ),
-}
-
-
-def _plain(value: object) -> object:
-    """Return an option as a number, text or None whose representation is equal where the option is."""
-    if type(value) in _PLAIN:
-        return value
-    return float(value) if type(value) is int else _text(value)
-
-
-def _text(value: object) -> str:
-    """Return an option as ranks compare it, without parts that differ between processes."""
-    if isinstance(value, Tensor):
-        if value.numel() == 1 and value.device.type == "cpu":
-            return repr(float(value))
-        return f"a tensor on {value.device}, version {value._version}"  # to read it the host would wait
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return repr(float(value))
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_text, value))})"
-    if isinstance(value, str | bool | None):
-        return shown(value)
-    return f"of type {type(value).__name__}"

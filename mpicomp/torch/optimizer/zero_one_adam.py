@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.optimizer.adam_moments import VarianceFreeze
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer, squeezing
+from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
 from mpicomp.torch.optimizer.zero_one_averaging import ZeroOneAveraging
 from mpicomp.torch.optimizer.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
 
@@ -108,20 +108,15 @@ class ZeroOneAdam(MomentumOptimizer[ZeroOneAveraging]):
         seed: int = 0,
     ) -> None:
         intervals = partial(Intervals, warmup_steps, variance_doubling, local_doubling, most_local_steps)
-        self._open(
-            params,
-            {
-                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                "decoupled_weight_decay": decoupled_weight_decay, RATE_SUM: 0.0,
-            },
-            comm=comm, named_parameters=named_parameters, bucket_mb=bucket_mb,
-            rule=lambda: VarianceFreeze(intervals().warmup_steps),
-            algorithm=lambda: squeezing(bits, compressor, seed, per_node),
-            synchronizer=lambda *parts, **more: ZeroOneAveraging(
-                *parts, **more, intervals=intervals(), moments=partial(ZeroOneMoments, preconditioned=preconditioned)
-            ),
-            options=lambda: {**vars(intervals()), "preconditioned": preconditioned},
-        )  # fmt: skip
+        moments = partial(ZeroOneMoments, preconditioned=preconditioned)
+        method = MomentumMethod(
+            lambda *parts, **more: ZeroOneAveraging(*parts, **more, intervals=intervals(), moments=moments),
+            lambda: squeezing(bits, compressor, seed, per_node),
+            lambda: VarianceFreeze(intervals().warmup_steps),
+            lambda: {**vars(intervals()), "preconditioned": preconditioned},
+        )
+        defaults = adam_defaults(lr, betas, eps, weight_decay, decoupled_weight_decay)
+        self._open(params, {**defaults, RATE_SUM: 0.0}, method, comm, named_parameters, bucket_mb)
 
     @in_own_mode
     def synchronize(self) -> None:

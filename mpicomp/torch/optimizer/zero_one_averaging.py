@@ -7,22 +7,20 @@ freezes its v after a synchronization only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from collectives.annotations import override
-from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.optimizer.adam_moments import Groups
-from mpicomp.torch.optimizer.momentum_averaging import Cohort, MomentumAveraging
+from mpicomp.torch.optimizer.adam_moments import Cohort, Groups
+from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Phase
 from mpicomp.torch.optimizer.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
-from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTA, NamedTensors, State
+from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTUM, State
 
 _ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "frozen_at": "counter"})
 
@@ -36,7 +34,9 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
         Steps that this rank has made alone since the last synchronization.
     """
 
-    state_schema = MOMENTA.extended({"common": "tensors", "spoilt": "tensors", "rounds": dict})
+    entries: ClassVar[Entries] = {"m": "elements", "v": "elements", "common": "elements of frozen", "spoilt": "number"}
+    saves_squeezed = True
+    state_schema = MOMENTUM.extended({**dict.fromkeys(entries, "tensors"), "rounds": dict})
 
     def __init__(self, *parts: Any, intervals: Intervals, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -46,11 +46,6 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
         self._due: list[BucketReducer] = []  # the reducers of this step
         self._with_step = True  # moves that are sent include the step by the gradients
         self.agreement.members = self.reducers.members
-
-    @property
-    @override
-    def saved_aggregators(self) -> Sequence[Aggregator]:
-        return [reducer.aggregator for reducer in self._squeezed]
 
     @property
     @override
@@ -68,20 +63,11 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
         return not self.frozen or self._synchronizes
 
     @override
-    def _common_values(self) -> dict[str, Tensor]:
-        common = self.agreement.common
-        return {one.name: common.get(one.parameter, one.parameter) for one in self.reducers.members}
-
-    @override
     def _make_step(self, groups: Groups) -> None:
         together = self._synchronizes
-        self._keep_common()
-        self._due = [
-            self._reducer(cohort, moments)
-            for cohort in self._cohorts
-            for moments in cohort.moments
-            if together or not cohort.frozen
-        ]
+        for moments in () if self.pending else self._frozen_moments():
+            moments.keep_common()
+        self._due = [self._reducer(moments) for moments in self.moments if together or not moments.cohort.frozen]
         rates = [group[RATE_SUM] for group in groups]
         for group in groups if self._cohorts[0].frozen else ():
             group[RATE_SUM] += float(group["lr"])  # before ranks compare it: `settle` makes no step
@@ -93,30 +79,25 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
                 group[RATE_SUM] = before
             raise
         resting = {member.parameter for member in self._changes.frozen}
-        for cohort in self._cohorts:
-            for moments in cohort.moments:
-                with moments.keeping(resting):
-                    self._move(cohort, moments, together, groups)
+        for moments in self.moments:
+            with moments.keeping(resting):
+                self._move(moments, together, groups)
         self.steps += 1
         self.pending = 0 if together or not self._cohorts[0].frozen else self.pending + 1
         self._end_round(groups)
 
-    def _keep_common(self) -> None:
-        """Note the model that all ranks have, unless they have made steps of their own."""
-        for moments in () if self.pending else self._frozen_moments():
-            moments.keep_common()
-
     def _frozen_moments(self) -> list[ZeroOneMoments]:
-        return [moments for cohort in self._cohorts if cohort.frozen for moments in cohort.moments]
+        return [moments for moments in self.moments if moments.cohort.frozen]
 
-    def _reducer(self, cohort: Cohort[ZeroOneMoments], moments: ZeroOneMoments) -> BucketReducer:
+    def _reducer(self, moments: ZeroOneMoments) -> BucketReducer:
         """Return the reducer of a bucket for the step to come."""
+        cohort = moments.cohort
         exact = not cohort.frozen and self._intervals.updates_variance(self.steps + 1 - cohort.joined)
         return (self.reducers if exact else self._squeezed)[moments.bucket.index]
 
-    def _move(self, cohort: Cohort[ZeroOneMoments], moments: ZeroOneMoments, together: bool, groups: Groups) -> None:
-        if not cohort.frozen:
-            moments.move_by_mean(groups, self._reducer(cohort, moments) is self.reducers[moments.bucket.index])
+    def _move(self, moments: ZeroOneMoments, together: bool, groups: Groups) -> None:
+        if not moments.cohort.frozen:
+            moments.move_by_mean(groups, self._reducer(moments) is self.reducers[moments.bucket.index])
         elif together:
             moments.move_together(groups)
         else:
@@ -136,16 +117,15 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
         self._freeze_due(groups)
 
     @override
-    def _freeze(self, cohort: Cohort[ZeroOneMoments], groups: Groups, steps: int) -> None:
+    def _freeze(self, cohort: Cohort, groups: Groups, steps: int) -> None:
         super()._freeze(cohort, groups, steps)
-        for moments in cohort.moments:  # errors of gradients are no errors of steps
+        for moments in self._moments_in(cohort):  # errors of gradients are no errors of steps
             self._clear_errors(moments)
 
     @override
     def _follow_freezes(self) -> None:
-        for cohort in self._cohorts:  # each step chooses its reducers
-            for moments in cohort.moments:
-                moments.have_common(cohort.frozen)
+        for moments in self.moments:  # each step chooses its reducers
+            moments.have_common(moments.cohort.frozen)
 
     @override
     def synchronize(self) -> None:
@@ -180,7 +160,7 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
         before = len(self.moments)
         super()._open_buckets(members, algorithms)
         if self._with_step:
-            self._due += [self._reducer(self._cohorts[-1], moments) for moments in self.moments[before:]]
+            self._due += map(self._reducer, self.moments[before:])
 
     @override
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
@@ -206,22 +186,6 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
     def check_own(self, own: State) -> None:
         _ROUNDS.check(own["rounds"])
         super().check_own(own)
-
-    @override
-    def _saved(
-        self, frozen: Sequence[bool], dense: Sequence[BucketReducer], squeezed: Sequence[BucketReducer]
-    ) -> Sequence[BucketReducer]:
-        return squeezed
-
-    @override
-    def _expected(self, buckets: Sequence[Sequence[NamedParameter]], frozen: Sequence[bool]) -> dict[str, NamedTensors]:
-        settled = [bucket for bucket, is_frozen in zip(buckets, frozen, strict=True) if is_frozen]
-        found, common = super()._expected(buckets, frozen), super()._expected(settled, frozen)["m"]
-        return {
-            **found,
-            "common": common,
-            "spoilt": dict.fromkeys(found["m"], torch.zeros((), dtype=torch.float32, device="cpu")),
-        }
 
     @override
     def restored_point(self, own: State) -> str:

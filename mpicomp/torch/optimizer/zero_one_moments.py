@@ -82,8 +82,7 @@ class ZeroOneMoments(AdamMoments):
 
     @override
     def named(self) -> dict[str, dict[str, Tensor]]:
-        spoilt = dict(zip(self.bucket.names, self._spoilt, strict=True))
-        common = dict(zip(self.bucket.names, self._common_views, strict=False))
+        common, spoilt = self.bucket.by_name(self._common_views), self.bucket.by_name(self._spoilt)
         return {**super().named(), "common": common, "spoilt": spoilt}
 
     @override

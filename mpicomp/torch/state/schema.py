@@ -99,13 +99,11 @@ IN_FLIGHT = StateSchema({"fragment": "counter", "remaining": "counter", "means":
 # of blend="steps": moves are the vectors that this rank has sent
 IN_FLIGHT_STEPS = IN_FLIGHT.extended({"moves": "tensors"})
 # options: of the optimizer. own_momenta: of each rank, and other ranks take their mean
-_MOMENTUM = RANK.extended(
+MOMENTUM = RANK.extended(
     {"options": str, "frozen": bool, "freeze_rule": dict, "steps": "counter", "masters": "tensors"},
     foreign="the state is {state}, not one of OneBitAdam or its relatives; load a result of state_dict",
 )
-MOMENTA = _MOMENTUM.extended({"m": "tensors", "v": "tensors"})
 OWN_MOMENTA = "own_momenta"
-SIGNS = _MOMENTUM.extended({OWN_MOMENTA: "tensors"})
 # "joined" of the states of OneBitAdam to which parameters were added: an entry for each time, with the step before it
 JOINED = StateSchema({"buckets": list, "joined": "counter", "frozen": bool, "freeze_rule": dict})
 FREEZE_RULE = StateSchema({"rates": list})
@@ -113,6 +111,14 @@ DDP_HOOK = RANK.extended(
     {"iterations": "counter", "buckets": list},
     foreign="the state is {state}; load a result of state_dict of a hook's state",
 )
+
+
+def cannot_load(optimizer: str, error: Exception) -> ValueError:
+    """Return the error for an optimizer that does not take its part of a state: torch checks little itself."""
+    return ValueError(
+        f"{optimizer} cannot load its part of the state ({type(error).__name__}: {one_line(error)}); build it with the "
+        "same options, or load an earlier state"
+    )
 
 
 def wrapped_part(state: State) -> State:

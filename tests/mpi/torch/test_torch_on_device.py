@@ -156,7 +156,7 @@ def test_buckets_of_a_device_begin_during_backward(comm: Communicator, device: F
     step(model, optimizer, comm, 0, NAME)
     inputs, labels = batch(1)
     nn.functional.cross_entropy(model(inputs.to(NAME)), labels.to(NAME)).backward()
-    assert optimizer._synchronizer._queue.n_started == len(optimizer.aggregators) - 1
+    assert optimizer._synchronizer._early.queue.n_started == len(optimizer.aggregators) - 1
     optimizer.step()
 
 

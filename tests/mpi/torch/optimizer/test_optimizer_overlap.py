@@ -109,7 +109,7 @@ def test_ranks_choose_alike_by_what_they_measure(mode: str, overlap: bool, comm:
 def test_all_buckets_but_the_last_have_begun_when_backward_returns(mode: str, comm: Communicator) -> None:
     model, optimizer = wrapped(Dense(), comm, synchronize=mode, overlap=True)
     train(model, optimizer, comm, range(1))  # which lays out the buckets
-    queue: BucketQueue = optimizer._synchronizer._queue
+    queue: BucketQueue = optimizer._synchronizer._early.queue
     inputs, labels = batch(comm.rank)
     before = parameters_of(model)
     nn.functional.cross_entropy(model(inputs), labels).backward()

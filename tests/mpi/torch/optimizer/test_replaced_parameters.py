@@ -133,6 +133,6 @@ def test_gradients_are_sent_during_backward_after_loading_by_swapped_tensors(com
     train(model, optimizer, comm, range(2, 4))
     optimizer.zero_grad()
     model(torch.ones(2, 10)).sum().backward()
-    assert optimizer._synchronizer._queue.n_started
+    assert optimizer._synchronizer._early.queue.n_started
     optimizer.step()
     assert same_on_all_ranks(model, comm)

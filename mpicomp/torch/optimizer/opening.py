@@ -1,0 +1,74 @@
+"""Making of the synchronizer of a DistributedOptimizer from its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from collectives import Communicator
+from mpicomp.algorithms import Algorithm
+from mpicomp.algorithms.per_island import Islands
+from mpicomp.torch.bucket_queue import overlap_by_thread
+from mpicomp.torch.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.front_ends import AlgorithmChoice, Options, algorithms_by_name, skips_nonfinite
+from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
+from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments
+from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
+from mpicomp.torch.optimizer.islands import IslandGradients, between_islands
+from mpicomp.torch.optimizer.local_updates import LocalUpdates
+from mpicomp.torch.optimizer.outer_step import OuterStep
+from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
+from mpicomp.torch.optimizer.step_agreement import open_agreement
+from mpicomp.torch.optimizer.synchronizer import Synchronizer
+from mpicomp.torch.parameters import MasterWeights, Parameters
+
+
+def open_synchronizer(
+    optimizer: torch.optim.Optimizer,
+    comm: Communicator,
+    parameters: Parameters,
+    choice: AlgorithmChoice,
+    algorithms: Mapping[str, Algorithm],
+    options: Options,
+    outer: torch.optim.Optimizer | None,
+    fragment_of: Mapping[str, int],
+    islands: Communicator | None,
+) -> Synchronizer:
+    """Return the synchronizer of a mode; collective. The arguments are checked, and `choice` made the `algorithms`."""
+    members, of_gradients = parameters.trained, options.synchronize == "gradients"
+    agreement = open_agreement(optimizer, comm, members, str(options), of_gradients, outer)
+    overlap = options.overlap
+    # of a model on a device backward calls hooks in a thread of its own, and calls need one thread
+    on_device = any(member.parameter.device.type != "cpu" for member in members)
+    if overlap and (comm.size > 1 or on_device):
+        overlap = overlap_by_thread(comm, on_device) or not on_device
+    masters = None if of_gradients else MasterWeights(optimizer)
+    outer_step = None
+    if masters is not None:
+        agreement.members = masters.substitute(members)
+        if outer is not None:
+            masters.replace_in(outer)
+            outer_step = OuterStep(outer, agreement.members)
+    parted = None if islands is None else Islands.of(comm, islands)
+    island = None if parted is None else IslandGradients(comm, parted, options.bucket_mb)
+    plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
+    fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
+
+    def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
+        found = algorithms_by_name(choice, joining, of_gradients)
+        options.check(joining, found)
+        return between_islands(found, parted)
+
+    changes = ParameterChanges(parameters, optimizer, algorithms_of, masters, outer_step, fixed)
+    if plan.delay and comm.size > 1:
+        overlap_by_thread(comm, on_device)
+    one_by_one, between = not overlap and not plan.keeps_local, between_islands(algorithms, parted)
+    reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
+    passes = options.backward_passes_per_step
+    parts = SynchronizerParts(optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
+    if masters is None:
+        return GradientAveraging(parts)
+    fragments = Fragments(plan, reducers.fragment_of, comm)
+    return LocalUpdates(parts, masters, fragments, outer_step, island, skips_nonfinite(algorithms))
