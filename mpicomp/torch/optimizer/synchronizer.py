@@ -213,7 +213,7 @@ class Synchronizer(BucketAveraging):
             self.phase = Phase.SENT
             self._early.push(position)
             if self.comm.calls.driver is None:
-                self.comm.advance()
+                self.comm.calls.advance()
             return
         if complete and noted:
             self._early.sent.note([self.reducers.members[position]])
