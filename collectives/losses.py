@@ -85,7 +85,7 @@ class Losses:
         return range(n_members) if pool.rank < n_members else range(pool.rank, pool.rank + 1)
 
     def recovery_of(self, group: Group, pool: Duplicate) -> Regroup | None:
-        """Return what goes on with a group's calls among `pool`; None: a death ends them."""
+        """Return the object that goes on with a group's calls among `pool`; None: a death ends them."""
         mpi_comm = pool.mpi_comm
         if not self.regroups or mpi_comm.size == 1:
             self.end_calls = is_tolerant(group.missing.comm)

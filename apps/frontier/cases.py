@@ -60,7 +60,7 @@ def _one_bit_adam(parameters: Parameters, lr: float, comm: Communicator, steps: 
 
 
 def intervals(steps: int) -> Intervals:
-    """Return what 0/1 Adam exchanges when, in a training of so many steps; one of 600 has intervals up to 8 steps."""
+    """Return the intervals of 0/1 Adam in a training of so many steps; with 600 steps they grow to 8."""
     return Intervals(warm_up(steps), variance_doubling=16, local_doubling=120, most_local_steps=16)
 
 
@@ -138,7 +138,7 @@ class Case:
 
 
 class Exchange(Enum):
-    """What ranks exchange in a step."""
+    """Content of the exchange of a step."""
 
     NOTHING = "nothing"
     OWN = "the message of the method"
@@ -146,7 +146,7 @@ class Exchange(Enum):
 
 
 def exchanges(method: str, local_steps: int, steps: int) -> list[Exchange]:
-    """Return what ranks exchange in each step of a training of a method of `ALGORITHMS` or `own_optimizers`."""
+    """Return the exchange of each step of a training, of a method of `ALGORITHMS` or `own_optimizers`."""
     if method == "1-bit Adam":
         exact = warm_up(steps)
         return [Exchange.EXACT] * exact + [Exchange.OWN] * (steps - exact)

@@ -53,7 +53,7 @@ def train(comm: Communicator, case: Case, lr: float, seed: int, steps: int) -> R
     torch.set_num_threads(1)  # of this thread: the ranks are the parallel part
     model = task.build(seed)
     optimizer = make_optimizer(case, task, model, lr, comm, steps)
-    # of the optimizer, where the method has a rate of its own beside that of the others
+    # a method may train at a multiple of the rate
     rate = LearningRate(optimizer.param_groups[0]["lr"], steps, steps // 20)
     random, scores = np.random.default_rng((seed, comm.rank)), []
     for step in range(steps):
@@ -157,7 +157,7 @@ def tuned(results: Results, cases: Iterable[Case], deadline: float) -> Rates:
 
 
 def choose(task: Task, scores: Mapping[Tried, float]) -> Tried:
-    """Return what has the best score, of those that are finite if there are any."""
+    """Return the choice with the best score; scores that are not finite count only if all are."""
     finite = {one: score for one, score in scores.items() if np.isfinite(score)} or dict(scores)
     return (min if task.lower_is_better else max)(finite, key=lambda one: finite[one])
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measurements(tables: Sequence[str]) -> Iterator[tuple[str, Callable[..., None], Callable[..., FoundFigures]]]:
-    """Name of each measurement, what makes it in a checkout, and what reads its figures."""
+    """Name of each measurement, and the functions that make it in a checkout and read its figures."""
     for job in jobs([one for one in tables if one in TABLES]):
         yield job.name, partial(measure_job, job), figures
     for one in tables:
@@ -124,7 +124,7 @@ def compare(old: Sequence[Figures], new: Sequence[Figures]) -> list[Record]:
     rows: list[Record] = []
     for key in dict.fromkeys(key for one in old for key in one):
         turns = [(one[key], other[key]) for one, other in zip(old, new, strict=True) if key in one and key in other]
-        if turns:  # a cluster's measurements leave out what takes too long
+        if turns:  # a cluster's measurements leave slow implementations out
             before, after = zip(*turns, strict=True)
             ratio, each = median(before) / median(after), [one / other for one, other in turns]
             rows.append({"key": key, "old": median(before), "new": median(after), "ratio": ratio, "each": each})

@@ -1,4 +1,4 @@
-"""Contract of what goes on with a group's calls after ranks are lost. The core calls it where there is one."""
+"""Contract of the object that goes on with a group's calls after ranks are lost. The core calls it where there is one."""
 
 from __future__ import annotations
 

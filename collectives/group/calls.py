@@ -213,7 +213,7 @@ class Calls:
 
     @property
     def epoch(self) -> int:
-        """How often the ranks have become others; equal on all."""
+        """Number of times that the ranks have become others; equal on all."""
         return 0 if self.recovery is None else self.recovery.count
 
     def recover(self, error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Arguments of a communicator that choose what happens after the death of a rank."""
+"""Arguments of a communicator for the time after the death of a rank."""
 
 from __future__ import annotations
 

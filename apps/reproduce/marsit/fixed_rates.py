@@ -61,7 +61,7 @@ class FixedRate:
 
     @property
     def task(self) -> Task:
-        """The training, except for what is the method's."""
+        """The training, without options of the method."""
         batch = max(1, GLOBAL_BATCH[self.dataset] // self.ranks)
         return Task(("--dataset", self.dataset, "--batch", str(batch), *OPTIONS[self.dataset]), self.ranks)
 
@@ -80,7 +80,7 @@ class FixedRate:
         return self.task.settings(METHODS[self.method], seed, self.options)
 
     def run(self, results: Results, seed: int) -> Run:
-        """What trains, or reads the result that is there."""
+        """Function that trains, or reads the result that is there."""
         return partial(trained, results, self.name, self.task, METHODS[self.method], seed, self.options)
 
 
