@@ -1,4 +1,4 @@
-"""Contract of the object that goes on with a group's calls after ranks are lost. The core calls it where there is one."""
+"""Contract of the object that goes on with calls after ranks are lost; the core calls it where there is one."""
 
 from __future__ import annotations
 
