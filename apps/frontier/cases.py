@@ -145,7 +145,7 @@ class Exchange(Enum):
     EXACT = "exact"
 
 
-def exchanges(method: str, local_steps: int, steps: int) -> list[Exchange]:
+def exchanges(method: str, local_steps: int, steps: int, evaluated: int) -> list[Exchange]:
     """Return the exchange of each step of a training, of a method of `ALGORITHMS` or `own_optimizers`."""
     if method == "1-bit Adam":
         exact = warm_up(steps)
@@ -154,8 +154,10 @@ def exchanges(method: str, local_steps: int, steps: int) -> list[Exchange]:
         when = intervals(steps)
         first = range(1, when.warmup_steps + 1)
         found = [Exchange.EXACT if when.updates_variance(step) else Exchange.OWN for step in first]
-        rest = range(1, steps - when.warmup_steps + 1)
-        return found + [Exchange.OWN if when.synchronizes(step) else Exchange.NOTHING for step in rest]
+        for step in range(when.warmup_steps + 1, steps + 1):
+            is_due = when.synchronizes(step - when.warmup_steps) or step % evaluated == 0  # for a common model
+            found.append(Exchange.OWN if is_due else Exchange.NOTHING)
+        return found
     every = max(local_steps, 1)
     algorithm = ALGORITHMS.get(method.removesuffix(OUTER))
     period = algorithm.full_precision_every if isinstance(algorithm, Marsit) else None

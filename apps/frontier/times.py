@@ -35,6 +35,8 @@ GLOO_PORT = "29513"
 OPEN_MPI = {"MPI_Allreduce": 0, "MPI recursive doubling": 3, "MPI ring": 4, "MPI Rabenseifner": 6}
 GLOO = "Gloo"
 OTHERS = (*OPEN_MPI, GLOO)
+OUR_DENSE = "our dense"
+"""Name of exact means by this library, which methods with a warm-up make, in the seconds of steps."""
 
 
 def measure(task: str, rounds: int) -> Record:
@@ -118,5 +120,6 @@ def step_seconds(record: Record) -> Mapping[str, tuple[float, float]]:
     local = float(np.median([one[0] for name, one in medians.items() if len(one) == LOCAL]))
     found = {name: (local, float(one[-1])) for name, one in medians.items() if name not in OTHERS}
     best = min(float(medians[name][0]) for name in OTHERS if name in medians)
+    found[OUR_DENSE] = found[DENSE]
     found[DENSE] = (local, min(found[DENSE][1], local + best))
     return found

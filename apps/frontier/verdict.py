@@ -15,7 +15,7 @@ import numpy as np
 
 from apps.frontier.cases import DENSE, GRADIENTS, OUTER, Exchange, exchanges, own_optimizers
 from apps.frontier.tasks import TASKS, Task
-from apps.frontier.times import RATES, step_seconds
+from apps.frontier.times import OUR_DENSE, RATES, step_seconds
 from apps.records import Record
 
 GOALS = (GRADIENTS, 10, 30)
@@ -55,7 +55,10 @@ def learned(record: Record, task: Task, seeds: Sequence[int]) -> list[Learned]:
         settings = one["settings"]
         if settings["task"] == task.name and settings["steps"] == task.steps:
             case = settings["method"], settings["local_steps"], settings["ranks"]
-            by_case.setdefault(case, {})[settings["seed"]] = one["result"]
+            found = by_case.setdefault(case, {})
+            if settings["seed"] in found:
+                raise ValueError(f"the record has two runs of {case} with seed {settings['seed']}: remove the old one")
+            found[settings["seed"]] = one["result"]
     return [
         Learned(*case, [found[seed]["scores"] for seed in seeds], found[seeds[0]]["bytes"])
         for case, found in by_case.items()
@@ -82,8 +85,8 @@ def seconds(one: Learned, task: Task, steps: float, times: Mapping[str, tuple[fl
     if timed not in times:
         return None
     local, synchronized = times[timed]
-    lengths = {Exchange.NOTHING: local, Exchange.OWN: synchronized, Exchange.EXACT: times[DENSE][1]}
-    each = [lengths[kind] for kind in exchanges(one.method, one.local_steps, task.steps)]
+    lengths = {Exchange.NOTHING: local, Exchange.OWN: synchronized, Exchange.EXACT: times[OUR_DENSE][1]}
+    each = [lengths[kind] for kind in exchanges(one.method, one.local_steps, task.steps, task.evaluated)]
     if one.method not in own_optimizers(task.name):  # synchronizations count evenly, wherever in H steps a goal is
         return steps * sum(each) / len(each)
     whole = int(steps)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,8 +36,8 @@ GRID = {
 }
 """Cells of the grid, by whether they only show that everything runs."""
 LEAST_RATIO = 0.97
-CONTROLS = ("mpi", "open mpi", "gloo", "read alone", "streaming stores alone", "wire", "sendrecv")
-"""Beginnings of calls that no checkout changes: what differs there is the machine."""
+CONTROLS = ("mpi", "mpi_allreduce", "open mpi", "gloo", "read alone", "streaming stores alone", "wire", "sendrecv")
+"""First words of calls that no checkout changes: what differs there is the machine."""
 Figures = Mapping[tuple[str, ...], float]
 """Median seconds by the names of table, row and call."""
 FoundFigures = Iterator[tuple[tuple[str, ...], float]]
@@ -134,7 +135,8 @@ def compare(old: Sequence[Figures], new: Sequence[Figures]) -> list[Record]:
 def _verdict(row: Record) -> str:
     if row["ratio"] >= LEAST_RATIO:
         return ""
-    return "noise" if any(one.lower().startswith(CONTROLS) for one in row["key"][1:]) else "**slower**"
+    is_control = any(re.match(rf"{control}\b", one.lower()) for one in row["key"][1:] for control in CONTROLS)
+    return "noise" if is_control else "**slower**"
 
 
 COLUMNS: Sequence[Column] = (

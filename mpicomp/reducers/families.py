@@ -160,10 +160,6 @@ class TwoPassMethod(CodingMethod):
 class VotingMethod(Algorithm):
     """Options of methods whose ranks' signs are counted on the way."""
 
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return True
-
     def count_bytes(self, elements: int, weight: int, ranks: int) -> int:
         """Return the bytes of a message with the counts of `weight` of `ranks` ranks."""
         return Counts().nbytes(elements, weight)

@@ -24,7 +24,8 @@ BANNERS = (b"MPI_ABORT was invoked on rank", b'calling\n"abort". This may have c
 BEGINNINGS = (BANNERS[0], b"prterun has exited due to", b"prterun detected that", b"prterun noticed that")
 EXITED = re.compile(rb"exited with non-zero status,.*@\d+,(\d+)\].*Exit code: +(\d+)", re.DOTALL)
 SIGNALLED = re.compile(rb"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
-# The last line of an error that ends Python before the hook is installed that reports it, as one of an import.
+# Beginning and end of an error that ends Python before the hook is installed that reports it, as one of an import.
+TRACED = (b"Traceback (most recent call last):", b'  File "')
 UNCAUGHT = re.compile(rb"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*")
 SIGNAL_CURES: Mapping[int, str] = {
     signal.SIGKILL: "the system ends processes so when memory is short: see dmesg, or start fewer ranks",
@@ -46,7 +47,8 @@ class ErrorOutput:
         self._gathered: list[ErrorReport] = []
         self._known: list[list[ErrorReport]] = []  # equal ones, in the order in which they came
         self._due = 0.0  # when those that are gathered are printed
-        self._end = self._uncaught = ""  # of a job without reports: how a rank ended, and the last error of Python
+        self._end = self._uncaught = ""  # of a job without reports: how a rank ended, and Python's error at the end
+        self._traces = False  # the lines are those of a traceback
 
     @property
     def waits_s(self) -> float | None:
@@ -79,8 +81,15 @@ class ErrorOutput:
                 self._end_block()
         else:
             self._out.write(line)
-            if UNCAUGHT.fullmatch(line):
-                self._uncaught = line.decode(errors="replace").strip()
+            self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        """Note the error of a traceback, unless the program has written more since."""
+        if line.startswith(TRACED):
+            self._traces = True
+        elif not (self._traces and line[:1].isspace()):
+            ends = self._traces and UNCAUGHT.fullmatch(line)
+            self._uncaught, self._traces = line.decode(errors="replace").strip() if ends else "", False
 
     def _end_block(self) -> None:
         text = b"".join(self._block)
@@ -127,7 +136,7 @@ class ErrorOutput:
         if self._known:
             first = min(self._known, key=lambda group: group[0].follows)
             self._out.write(f"mpicomp: {last_line(first)}\n".encode())
-        elif cause := (self._uncaught if status == 1 else "") or self._end:
+        elif cause := ": ".join(filter(None, (self._end, self._uncaught if status == 1 else ""))):
             self._out.write(f"mpicomp: {cause}\n".encode())
         self._out.flush()
 

@@ -166,7 +166,7 @@ def _check_blocks(config: Mapping[str, Any], ranks: int) -> tuple[list[str], lis
         in_use = _is_on(key, value)
         if key in _REFUSED and in_use:
             problems.append(f"{key} ({_REFUSED[key]})")
-        elif "auto" in (value.values() if isinstance(value, Mapping) else (value,)):
+        elif in_use and not _is_ignored(key) and "auto" in (value.values() if isinstance(value, Mapping) else (value,)):
             problems.append(f"{key} {shown(value)} (write the value instead of 'auto')")
         elif key in _IN_THE_LOOP and in_use:
             text = value.get("type") if isinstance(value, Mapping) else value
@@ -174,6 +174,10 @@ def _check_blocks(config: Mapping[str, Any], ranks: int) -> tuple[list[str], lis
         elif key not in _SAME_BLOCKS and key not in _IN_THE_LOOP and key not in _REFUSED and in_use:
             problems.append(f"{key} (leave it out)")
     return warnings, problems
+
+
+def _is_ignored(key: str) -> bool:
+    return key in _SAME_BLOCKS and not key.startswith("train_")
 
 
 def _is_on(key: str, value: Any) -> bool:

@@ -205,10 +205,10 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
 
     @override
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
-        dense = self.reducers.add(members, _dense(algorithms))
+        dense, squeezed = self.reducers.add(members, _dense(algorithms)), self._squeezed.add(members, algorithms)
         self._cohorts.append(Cohort(self._cohorts[0].rule.renewed(), self.steps))
         self._active += dense
-        self.moments += self._moments_of(self._squeezed.add(members, algorithms), self._cohorts[-1])
+        self.moments += self._moments_of(squeezed, self._cohorts[-1])
 
     @override
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:

@@ -20,6 +20,7 @@ from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveragin
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Phase
 from mpicomp.torch.optimizer.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
+from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTUM, State
 
 _ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "frozen_at": "counter"})
@@ -61,6 +62,12 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
     @override
     def can_refuse(self) -> bool:
         return not self.frozen or self._synchronizes
+
+    @override
+    def _compare_models(self) -> None:
+        # of 16-bit parameters the masters, which may differ by less than the parameters show
+        common = self.agreement.common
+        require_same_values({one.name: common.get(one.parameter, one.parameter) for one in self.reducers.members}, self.comm)
 
     @override
     def _make_step(self, groups: Groups) -> None:

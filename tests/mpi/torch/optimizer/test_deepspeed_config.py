@@ -158,6 +158,20 @@ def test_batches_that_imply_accumulation_give_a_warning(comm: Communicator) -> N
         from_deepspeed(config("SGD", blocks, lr=0.1), make_model().parameters(), comm)
 
 
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"fp16": {"enabled": False, "loss_scale": "auto"}},
+        {"zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"}},
+        {"wandb": {"enabled": True, "group": "auto"}},
+    ],
+)
+def test_auto_is_passed_over_where_it_has_no_effect(comm: Communicator, blocks: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_deepspeed(config("SGD", blocks, lr=0.1), make_model().parameters(), comm)
+
+
 def test_blocks_that_are_off_or_without_effect_on_training_are_passed_over(comm: Communicator) -> None:
     blocks = {
         "train_batch_size": 8 * comm.size, "gradient_accumulation_steps": 1, "gradient_clipping": 0.0,

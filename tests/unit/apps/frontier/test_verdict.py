@@ -9,11 +9,12 @@ import pytest
 from apps.frontier import times, verdict
 from apps.frontier.cases import DENSE
 from apps.frontier.tasks import TASKS
+from apps.frontier.times import OUR_DENSE
 from apps.frontier.verdict import Learned
 from apps.records import Record
 
 GPT, CNN = TASKS["gpt"], TASKS["cnn"]
-TIMES = {DENSE: (0.1, 0.5), "Relay(4)": (0.1, 0.2)}
+TIMES = {DENSE: (0.1, 0.5), OUR_DENSE: (0.1, 0.5), "Relay(4)": (0.1, 0.2)}
 
 
 def run(method: str, local_steps: int, seed: int, scores: list[float], **other: Any) -> Record:
@@ -42,11 +43,12 @@ def test_one_in_h_steps_has_a_synchronization() -> None:
 
 
 def test_a_warm_up_takes_as_long_as_dense_steps_and_local_steps_exchange_nothing() -> None:
-    times = {DENSE: (0.1, 0.5), "1-bit Adam": (0.1, 0.2), "0/1 Adam": (0.1, 0.2), "Marsit, K = 100": (0.1, 0.2)}
+    times = dict.fromkeys(("1-bit Adam", "0/1 Adam", "Marsit, K = 100"), (0.1, 0.2))
+    times |= {DENSE: (0.1, 0.4), OUR_DENSE: (0.1, 0.5)}
     assert verdict.seconds(Learned("1-bit Adam", 0, 4, [], 0.0), GPT, 130.5, times) == pytest.approx(60 + 2.1)
     whole = verdict.seconds(Learned("0/1 Adam", 0, 4, [], 0.0), GPT, 600, times)
     # v: 16 updates, 16 in every second step, 16 in every fourth, one; then exchanges in all, every 2, 4 and 8 steps
-    exact, own = 16 + 16 + 16 + 1, 120 - 49 + 120 + 60 + 30 + 15
+    exact, own = 16 + 16 + 16 + 1, 120 - 49 + 120 + 60 + 30 + 15 + 1  # and one for the evaluation after step 500
     assert whole == pytest.approx(0.5 * exact + 0.2 * own + 0.1 * (600 - exact - own))
     mean = 0.99 * 0.2 + 0.01 * 0.5
     assert verdict.seconds(Learned("Marsit, K = 100", 0, 4, [], 0.0), GPT, 150, times) == pytest.approx(150 * mean)
@@ -91,3 +93,10 @@ def test_runs_on_more_ranks_have_a_price_of_their_own_and_no_time() -> None:
     found = verdict.judge({"runs": runs}, GPT, (0,), {"1gbit": measured})
     assert "| Relay(4), H = 10, 8 ranks | 1.420 | +0.020 (+0.020 to +0.020) | 1 |" in verdict.table(found)
     assert [list(one["seconds"]) for one in found["ranking"]] == [["dense, H = 10"]]
+
+
+def test_two_runs_of_one_case_and_seed_are_refused() -> None:
+    settings = {"task": "gpt", "steps": GPT.steps, "ranks": 4, "method": DENSE, "local_steps": 10, "seed": 0}
+    runs = [{"settings": {**settings, "lr": lr}, "result": {"scores": [1.0], "bytes": 1.0}} for lr in (0.1, 0.2)]
+    with pytest.raises(ValueError, match="two runs"):
+        verdict.learned({"runs": runs}, GPT, [0])

@@ -19,7 +19,7 @@ from apps.launch import mpi_environment, python_command, run
 from apps.performance import run_all
 from apps.performance.cluster.measurements import MEASUREMENTS
 from apps.performance.cluster.tables import NOTHING, tables
-from apps.performance.compare_checkouts import cluster_figures, compare, figures
+from apps.performance.compare_checkouts import COLUMNS, cluster_figures, compare, figures
 from apps.performance.idle_memory import memory_scaling, passes
 from apps.performance.memory import forget_peak, resident_bytes
 from apps.performance.part import format_seconds, get, table
@@ -111,6 +111,15 @@ def test_figures_that_both_checkouts_have_are_compared_in_turn(tmp_path: Path) -
     ring, more = compare(old, new)
     assert (ring["old"], ring["new"], ring["ratio"], ring["each"]) == (3.0, 3.0, 1.0, [2.0, 0.8])
     assert more["ratio"] == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "is_control"), [("mpicomp", False), ("MPI ring", True), ("MPI_Allreduce", True), ("mpi", True)]
+)
+def test_only_calls_of_other_libraries_are_noise(call: str, is_control: bool) -> None:
+    columns = dict(COLUMNS)
+    row = {"key": ("torch-backend", "all_reduce", call), "old": 1.0, "new": 2.0, "ratio": 0.5, "each": [0.5]}
+    assert columns[""](row) == ("noise" if is_control else "**slower**")
 
 
 def test_figures_of_a_cluster_are_named_by_their_places_in_all_records_but_parts(tmp_path: Path) -> None:

@@ -118,12 +118,17 @@ def test_blocks_that_add_something_stay(text: str) -> None:
 
 @pytest.mark.parametrize("error", ["SyntaxError: invalid syntax", "ModuleNotFoundError: No 'x'", "x.YError"])
 def test_errors_before_the_first_communicator_come_last_too(error: str) -> None:
-    printed = shown(f"Traceback\n  import x\n{error}\n", FAILED.format(1))
-    assert printed.splitlines()[2:] == [error, f"mpicomp: {error}"]
-    assert shown("ValueError: logged\n", FAILED.format(3), status=3).splitlines()[1:] == [
-        "mpicomp: rank 2 ended with status 3"
-    ]
-    assert shown("ValueError: logged\n", status=0) == "ValueError: logged\n"
+    for first in ("Traceback (most recent call last):\n  import x", '  File "x.py", line 1\n    x x'):
+        printed = shown(f"{first}\n{error}\n", FAILED.format(1))
+        assert printed.splitlines()[2:] == [error, f"mpicomp: rank 2 ended with status 1: {error}"]
+
+
+@pytest.mark.parametrize(
+    "logged", ["ValueError: 1\n", "Traceback (most recent call last):\n  x\nValueError: 1\nretry\n"]
+)
+def test_errors_that_a_program_has_logged_are_not_named_as_the_cause(logged: str) -> None:
+    assert shown(logged, FAILED.format(1)) == f"{logged}mpicomp: rank 2 ended with status 1\n"
+    assert shown(logged, status=0) == logged
 
 
 def test_errors_come_soon_where_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
