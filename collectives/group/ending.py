@@ -175,7 +175,7 @@ class Ending:
         """Notify the other ranks that this rank's program ends, with which MPI may not be done."""
         if self._calls.in_flight():
             keep_alive(self)
-        if self.mpi_comm.size > 1 and (self.is_left or self._calls.is_open):
+        if (self.is_left or self._calls.is_open) and self.mpi_comm.size > 1:  # MPI has freed that of a closed one
             self._missing.leave(getattr(sys, "last_value", None), self.is_left)  # of an uncaught exception
 
     @property

@@ -189,9 +189,8 @@ class Chosen(Driver):
             call.values = total
             try:
                 yield from self._dense.steps(call)
-            except BaseException:
-                call.values, call.wide = given  # survivors of a death repeat the step, from the vector alone
-                raise
+            finally:  # survivors of a death repeat the step, from the vector alone, also if it had come to its end
+                call.values, call.wide = given
             self._clears = not self._mean.skipped
         else:
             yield from self._running.steps(call)

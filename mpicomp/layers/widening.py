@@ -23,7 +23,10 @@ class Widening:
         """Return the steps of a call, which are made with the copy of its vector."""
         given, space = call.values, self._space
         call.values = call.wide = self._wide
-        space.launch(space.kernels.sixteen_bits.widen, space.words(given), self._is_bfloat16, self._wide)
+        words = space.words(given)
+        if space.is_host and not (words.flags.writeable and words.flags.aligned):
+            words = words.copy()  # for which Numba would compile another form within the call
+        space.launch(space.kernels.sixteen_bits.widen, words, self._is_bfloat16, self._wide)
         try:
             yield from steps(call)
         finally:  # the copy may have been overwritten; a repetition begins from the vector

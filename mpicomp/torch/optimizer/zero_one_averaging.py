@@ -67,7 +67,8 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
     def _compare_models(self) -> None:
         # of 16-bit parameters the masters, which may differ by less than the parameters show
         common = self.agreement.common
-        require_same_values({one.name: common.get(one.parameter, one.parameter) for one in self.reducers.members}, self.comm)
+        members = self.reducers.members
+        require_same_values({one.name: common.get(one.parameter, one.parameter) for one in members}, self.comm)
 
     @override
     def _make_step(self, groups: Groups) -> None:

@@ -94,6 +94,23 @@ def on_all(work: Callable[[Communicator], Any], ranks: int = RANKS) -> Any:
     return results[0]
 
 
+def test_a_call_has_the_vector_alone_again_once_its_step_has_ended() -> None:
+    """A death after it has the survivors repeat the step: pending errors must not be added twice."""
+
+    def work(comm: Communicator) -> bool:
+        aggregator = Clock(1.0, 2.0).start(comm, Auto(Marsit(7), trial_steps=TRIAL))
+        kept = []
+        for step in range(BRIEF + FULL):
+            vector = gradient(comm.rank, step, N)
+            handle = aggregator.begin(vector)
+            call = handle._call
+            handle.wait()
+            kept.append(call.values is vector)
+        return all(kept)
+
+    assert all(run_local(RANKS, work))
+
+
 @pytest.mark.parametrize("method", COMPRESSING, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_where_dense_is_faster_results_are_those_of_dense_from_the_decision_on(method: Any, dtype: str) -> None:
