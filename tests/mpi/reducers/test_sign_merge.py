@@ -15,7 +15,6 @@ from collectives import Communicator, HalvingDoubling, Torus, Tree
 from collectives.schedules.plan import Topology
 from mpicomp import Marsit
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.codecs.sign import SignMerger
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere, topologies
 from tests.reference.statistics import assert_binomial, assert_chi_square
 
@@ -124,15 +123,16 @@ def test_merging_an_element_again_draws_new_words(
     mpi_comm: MPI.Intracomm, topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int, int]] = []
-    draw: Callable[..., None] = SignMerger.draw
-
-    def recorded(merger: SignMerger, first: int, step: int, source: Any, *rest: Any) -> None:
-        drawn.append((first, step, int(source)))
-        draw(merger, first, step, source, *rest)
-
     with Communicator(mpi_comm, topology, TIMEOUT_S, piece_bytes=512) as comm:
         aggregator = STATELESS.start(comm, N)
-        monkeypatch.setattr(SignMerger, "draw", recorded)  # not before, since `start` rehearses steps on threads
+        payload = aggregator.reducer.payload
+        draw: Callable[..., None] = payload._draw
+
+        def recorded(first: int, step: int, source: Any, *rest: Any) -> None:
+            drawn.append((first, step, int(source)))
+            draw(first, step, source, *rest)
+
+        monkeypatch.setattr(payload, "_draw", recorded)
         for _ in range(2):
             aggregator.aggregate(np.ones(N, np.float32))
     again = Counter((element, step) for element, step, _ in drawn)
