@@ -75,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
         patch.object(gpu_kernels, "name_missing", lambda numba_cuda: ""),
         patch.object(gpu_kernels, "time_on_device", on_host),
         patch.object(gpu_kernels, "calls", lambda n, device: calls(n, "cpu")),
-        patch.multiple(gpu_training, placed=place, software=lambda: SOFTWARE, recorded=run_profile),
+        patch.multiple(gpu_training, choose_gpu=place, software=lambda: SOFTWARE, record=run_profile),
         # its memory is the device's own
-        patch.multiple(gpu_allreduce, placed=place, software=lambda: SOFTWARE, recorded=run_profile),
+        patch.multiple(gpu_allreduce, choose_gpu=place, software=lambda: SOFTWARE, record=run_profile),
         patch.object(gpu_allreduce, "_memory", lambda *_: {"beyond": 0.0, "piece": 1.0}),
     ):
         status: int = import_module(f"apps.performance.{argv[0]}").main(argv[1:])
