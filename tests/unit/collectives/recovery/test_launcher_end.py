@@ -36,7 +36,8 @@ class Launchers:
         rank = f"{sys.executable} -c '{RANK}'"
         found = subprocess.Popen(
             [shell, "-c", program.format(ignored=ignored, rank=rank)], cwd=PROJECT, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MPICOMP_END_LAUNCHER_AFTER": "0.2"} | dict(env),
+            # longer than a busy machine takes from the end of the ranks to the line that the shell prints
+            env=os.environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MPICOMP_END_LAUNCHER_AFTER": "1"} | dict(env),
             start_new_session=True,
         )  # fmt: skip
         self._started.append(found)
