@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from apps.frontier import times, verdict
+from apps.frontier import learning, times, verdict
+from apps.frontier.__main__ import PAGE, RECORDS
 from apps.frontier.cases import DENSE
 from apps.frontier.tasks import TASKS
 from apps.frontier.times import OUR_DENSE
 from apps.frontier.verdict import Learned
-from apps.records import Record
+from apps.records import Record, read_record
 
 GPT, CNN = TASKS["gpt"], TASKS["cnn"]
 TIMES = {DENSE: (0.1, 0.5), OUR_DENSE: (0.1, 0.5), "Relay(4)": (0.1, 0.2)}
@@ -100,3 +101,10 @@ def test_two_runs_of_one_case_and_seed_are_refused() -> None:
     runs = [{"settings": {**settings, "lr": lr}, "result": {"scores": [1.0], "bytes": 1.0}} for lr in (0.1, 0.2)]
     with pytest.raises(ValueError, match="two runs"):
         verdict.learned({"runs": runs}, GPT, [0])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_page_has_the_tables_of_the_records(task: str) -> None:
+    measured = read_record(RECORDS / f"times-{task}.json")
+    found = verdict.judge(read_record(learning.RECORD), TASKS[task], range(3), measured)
+    assert f"<!-- begin {task} -->\n{verdict.table(found)}" in PAGE.read_text()
