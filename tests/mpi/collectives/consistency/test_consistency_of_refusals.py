@@ -329,7 +329,7 @@ CASES: dict[str, Call] = {
 MADE_BY_ONE_RANK = "not collective: each rank for itself, and the next collective compares"
 OTHERS = {
     MADE_BY_ONE_RANK: """
-        Aggregator.carry Aggregator.check_state_dict Aggregator.count_step Aggregator.fix Aggregator.load_state_dict
+        Aggregator.carry Aggregator.check_state_dict Aggregator.count_step Aggregator.load_state_dict
         Aggregator.state_dict Aggregator.undo algorithm install_abort_hook load_state redistribute
         redistribute_states register_backend run_local save_state differing gpipe one_forward_one_backward
         Store Store.* MessageStore MessageStore.* FileMessageStore FileMessageStore.* Forward Forward.*
@@ -355,7 +355,7 @@ OTHERS = {
         Communicator.admit DistributedOptimizer.admit OneBitAdam.admit OneBitLamb.admit ZeroOneAdam.admit
         DistributedLion.admit SignMuon.admit""",
     "for methods, optimizers and tests of ours": """
-        Aggregator.describe Aggregator.enter Aggregator.let_go Aggregator.renew Aggregator.restart Aggregator.save
+        Aggregator.let_go Aggregator.load Aggregator.make_again Aggregator.state
         Algorithm.assemble Algorithm.connect Algorithm.encodes_on_devices Algorithm.is_dense Algorithm.message_model
         Algorithm.of_gradients Algorithm.parts Algorithm.shard_alignment DDPHookState DDPHookState.average
         DDPHookState.before_forward
