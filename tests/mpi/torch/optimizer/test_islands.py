@@ -237,7 +237,7 @@ def test_wrong_islands_are_refused_with_the_cure(comm: Communicator) -> None:
 
 def test_a_communicator_with_spares_is_refused(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     with islands_of(comm) as island:
-        monkeypatch.setattr(comm, "recovery", SimpleNamespace(newcomers=SimpleNamespace()))
+        monkeypatch.setattr(comm, "recovery", SimpleNamespace(newcomers=SimpleNamespace(), count=0))
         with pytest.raises(ValueError, match="islands take no newcomers: leave out islands, or make the communicator"):
             wrapped(make_model(), comm, island)
         monkeypatch.undo()
