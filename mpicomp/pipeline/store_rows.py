@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from collectives.annotations import AnyArray, Bytes, Indices, Words
 from mpicomp.codecs.options import whole
-from mpicomp.codecs.rows import RowQuantizer
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 
 Ids: TypeAlias = Indices
@@ -40,7 +39,7 @@ class RowFormat:
             raise ValueError(f"row_shape must be integers of 1 or more, such as (tokens, width), not {row_shape!r:.80}")
         self.row_shape, self.codec = tuple(map(int, shape)), codec
         # both ends of a cut must keep the same rows
-        if isinstance(codec, RowQuantizer) and codec.rounding != "nearest":
+        if getattr(codec, "rounding", "nearest") != "nearest":  # of codecs of users, too
             raise ValueError(f"{codec!r:.200} rounds at random: a store takes codecs with rounding='nearest'")
 
     @property

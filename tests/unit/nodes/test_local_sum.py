@@ -122,7 +122,7 @@ def test_methods_that_are_dropped_leave_neither_memory_nor_requests() -> None:
             del aggregator
             gc.collect()
             comm.barrier()
-            counts.append([len(one._users._requests) for one in (comm.nodes.local, comm.nodes.across)])
+            counts.append([len(one.users._requests) for one in (comm.nodes.local, comm.nodes.across)])
         return counts
 
     for counts in run_local(4, work, ranks_per_node=2):
