@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from collectives.annotations import Array, Bytes, Words, override
@@ -43,6 +42,8 @@ class DeviceSpace(Space):
 
     @override
     def message(self, words: Array) -> MessageMemory:
+        from mpi4py import MPI  # states are converted without it
+
         return [MPI.buffer.fromaddress(words.data_ptr(), 8 * len(words)), 8 * len(words), MPI.BYTE]
 
     @override

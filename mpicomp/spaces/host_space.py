@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from collectives.annotations import AnyArray, Array, Bytes, Testable, Words
@@ -53,6 +52,8 @@ class Space:
 
     def message(self, words: Array) -> MessageMemory:
         """Return a vector of words as a message of MPI."""
+        from mpi4py import MPI  # states are converted without it
+
         return [words, words.nbytes, MPI.BYTE]
 
     # Copies ----------------------------------------------------------------------------------------------------------
