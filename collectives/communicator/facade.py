@@ -285,6 +285,21 @@ class Communicator(Group):
         """
         return self.calls.start_progress_thread(self.observer)
 
+    @property
+    def calls_in_flight(self) -> int:
+        """Number of calls that have begun and not ended."""
+        return len(self.calls.ordered)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error for which the communicator was given up."""
+        return self.calls.failure
+
+    @property
+    def lacks_thread_support(self) -> bool:
+        """True if MPI was started in such a way that no progress thread can make calls."""
+        return self.calls.lacks_thread_support
+
     if not TYPE_CHECKING:  # which would take every name for one of ours
 
         def __getattr__(self, name: str) -> NoReturn:
