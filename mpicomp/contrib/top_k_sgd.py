@@ -1,4 +1,4 @@
-"""Top-k SGD: each rank sends its own largest elements, without error feedback. It shows what error feedback gains.
+"""Top-k SGD: each rank sends its own largest elements, without error feedback: the baseline of error feedback.
 
     q_m = the largest of each chunk of g_m, 0 elsewhere;   result = mean_m q_m
 

@@ -354,7 +354,7 @@ class Feedback(ABC):
         return state
 
     def all_finite(self, values: Array) -> bool:
-        """Whether a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
+        """Return True if a float32 or float64 vector has neither NaN nor infinity; waits for the device."""
         return self.space.all_finite(values)
 
     def check_owner(self, state: dict[str, Any], where: str) -> None:

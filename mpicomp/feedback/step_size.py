@@ -100,7 +100,7 @@ class StepSize:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the ranks' magnitudes must be known before the first step."""
+        """True if the ranks' magnitudes must be known before the first step."""
         return self.rule.global_step == "auto" and math.isnan(self.magnitudes[0])
 
     def fix(self) -> bool:

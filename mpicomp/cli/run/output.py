@@ -94,7 +94,7 @@ class ErrorOutput:
     def _end_block(self) -> None:
         text = b"".join(self._block)
         self._block = []
-        if exited := EXITED.search(text):  # the last line has all that this says
+        if exited := EXITED.search(text):  # the last line has its whole content
             self._end = f"rank {int(exited[1])} ended with status {int(exited[2])}"
             return
         if signalled := SIGNALLED.search(text):
