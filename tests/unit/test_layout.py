@@ -16,6 +16,7 @@ TOGETHER = {
     "collectives/errors.py": "unit/test_readme.py",
     "collectives/group": "unit/collectives/communicator/test_facade.py",
     "collectives/listed_names.py": "unit/collectives/communicator/test_facade.py",
+    "collectives/losses.py": "unit/faults/test_regroup.py",
     "collectives/network_probe.py": "mpi/cli/test_advise.py",
     "collectives/progress": "mpi/collectives/progress/test_thread.py",
     "collectives/quoting.py": "mpi/collectives/consistency/test_call_check.py",
@@ -31,6 +32,7 @@ TOGETHER = {
     "mpicomp/pipeline": "mpi/pipeline/test_stage.py",
     "mpicomp/reducers": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/aggregator/step.py": "mpi/algorithms/test_algorithms_exact.py",
+    "mpicomp/spaces": "unit/feedback/test_error_feedback.py",
     "mpicomp/torch": "mpi/torch/test_torch_compile.py",
 }
 # Tests of more than one package.

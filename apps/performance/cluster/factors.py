@@ -71,7 +71,7 @@ def training_rows(record: Record) -> list[dict[str, Any]]:
 
 def equal_steps(page: str) -> str:
     """Return a table of steps that exchange every H of them: dense, by Relay and by Marsit, from the page's times."""
-    (times,) = (part for part in parse(page.partition("## Speed")[2]) if not isinstance(part, str))
+    times = next(part for part in parse(page.partition("## Speed")[2]) if not isinstance(part, str))
     columns: list[Column] = [("links", itemgetter(0)), ("steps between exchanges", lambda row: str(row[1]))]
     columns += [("best dense, ms", lambda row: f"{row[2]:.0f}")]
     columns += [(f"{name} over it", partial(_gain, place)) for place, name in ((3, "Relay, 4 levels"), (4, "Marsit"))]

@@ -47,7 +47,7 @@ rows = []
 while step < STEPS:
     joined = comm.admit(state, load)
     # until the ranks that wait have loaded their modules
-    while step - 1 in DEATHS.values() and comm.size < N_MEMBERS and newcomers_of(comm).waiting:
+    while comm.size < N_MEMBERS and newcomers_of(comm).waiting:
         joined = comm.admit(state, load)
     if joined and me >= N_MEMBERS and not rows:
         pending = float(np.abs(aggregator.residual).sum()) if aggregator.residual is not None else 0.0
