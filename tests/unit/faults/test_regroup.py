@@ -133,7 +133,7 @@ def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method:
 
 
 WHILE_REGROUPING = """
-from mpicomp.aggregator import base, survival
+from mpicomp.aggregator import survival
 comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
@@ -142,11 +142,11 @@ def die(*arguments):
         renew(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 if me == 3:
-    renew = base.Aggregator.renew
+    renew = survival.Continuation.renew
     if AT == "exchange":
         survival.gather_objects = die
     else:
-        base.Aggregator.renew = die
+        survival.Continuation.renew = die
 aggregator = mpicomp.DoubleSqueeze().start(comm, N)
 results = []
 for step in range(STEPS):
