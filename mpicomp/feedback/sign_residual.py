@@ -82,7 +82,7 @@ class SignResidual(Feedback):
         self.skipped, self._has_pairs = 0, second is not None
         self.packed = self._encoding = False
         self._has_scales = False  # of the step under way; False once those of the next step take their place
-        self._out: Array = self.size.steps[:0]
+        self._out = self._nothing = self.size.steps[:0]
         self._source: StepInput | None = None
         self._tensors: Tensors | None = None
         self._difference: Any = None
@@ -134,7 +134,7 @@ class SignResidual(Feedback):
 
     @override
     def end(self) -> None:
-        self._out = self.size.steps[:0]
+        self._out = self._nothing
         self._source = self._tensors = self._before = self._difference = None
         self._encoding = False
 
@@ -188,13 +188,14 @@ class SignResidual(Feedback):
             elements = self._signs.pieces[piece]
             self._signs.encode(piece, self._source.read(elements), odd_positive, None, first=elements.start)
             return None
-        vector = self._vector() if tensors is None else self.size.steps[:0]
+        vector = self._vector() if tensors is None else self._nothing
         return self._signs.encode(piece, vector, odd_positive, tensors)
 
     @override
     def decode(self, piece: int) -> Testable | None:
         """Write the result of a piece from its merged signs, unless they are to be kept packed."""
-        if isinstance(self._signs, SignBlocks) and self._signs.looks_ahead:
+        if self.decodes_with_reports:
+            assert isinstance(self._signs, SignBlocks)
             self._end_scales()
             self._signs.look_ahead(self.size.fix)
         return None if self.packed else self._signs.decode(piece, self._out)

@@ -26,20 +26,26 @@ POWERS = powers_of_two(8, np.uint8)
 def _uniforms(keys, first, step, source, count, words):
     """Draw 32 bits for each of `count` elements from `first`, a multiple of 16, on.
 
-    keys : from `load_keys_of_two`. words : uint64[TILE / 2], two elements each; overwritten up to the next 32 elements.
+    keys : from `load_keys_of_two`. source : its upper half is added to each. words : uint64[TILE / 2], two elements
+    each; overwritten up to the next 32 elements.
     """
+    lower, shift = source & LOW, uint32(source >> uint64(32))
     for i in range(0, count, 32):
         draws = first // uint64(16) + uint64(i // 16)
         after = draws + uint64(1)
-        one, other = draw_two(keys, draws >> FIVE, draws & LAST, after >> FIVE, after & LAST, step, source)
+        one, other = draw_two(keys, draws >> FIVE, draws & LAST, after >> FIVE, after & LAST, step, lower)
         store(words, i // 2, one)
         store(words, i // 2 + 8, other)
+    if shift:  # in a pass of its own: draws that are not shifted pay nothing
+        uniform, shifts = words.view(np.uint32), splat(shift)
+        for i in range(0, count, LANES):
+            store(uniform, i, load(uniform, i) + shifts)
 
 
 @njit(nogil=True, inline="always")
-def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift, codes, base):
-    """Write codes of x[start:stop] to codes[start - base:]. uniform : 32 random bits of each; shift is added."""
-    limit, shifts = float64(levels), splat(uint32(shift))
+def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, base):
+    """Write codes of x[start:stop] to codes[start - base:]. uniform : 32 random bits of each."""
+    limit = float64(levels)
     zero, most, minus, none = splat(x.dtype.type(0)), splat(limit), splat(uint32(negative)), splat(uint32(0))
     i = start
     while i < stop:
@@ -49,7 +55,7 @@ def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift
         ratios, units = splat(ratio), splat(ONE_OF_2_32)
         while i + LANES <= end:
             v = load(x, i)
-            u = to_float64(load(uniform, i - start) + shifts) * units
+            u = to_float64(load(uniform, i - start)) * units
             place = widen(absolute(v)) * ratios
             level = to_uint32(select(most > place, place, most) + u)  # NaN becomes the highest
             below = select(zero > v, select(level > none, minus, none), none)
@@ -57,9 +63,7 @@ def _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift
             i += LANES
         while i < end:
             exact = abs(float64(x[i])) * ratio
-            level = int32(
-                (exact if exact < limit else limit) + float64(uint32(uniform[i - start] + uint32(shift))) * ONE_OF_2_32
-            )
+            level = int32((exact if exact < limit else limit) + float64(uniform[i - start]) * ONE_OF_2_32)
             codes[i - base] = level + (negative if x[i] < 0 and level > 0 else 0)
             i += 1
 
@@ -101,12 +105,12 @@ def quantize(schedule, first, step, source, x, bucket, scales, levels, negative,
     x : float32[n] or float64[n]. bucket : elements that share a scale, counted from x[0]. scales : float32 of each.
     levels : s. negative : s or more. work : uint64[WORDS], overwritten. codes : uint8[n], overwritten.
     """
-    keys, shift = load_keys_of_two(schedule), source >> uint64(32)
+    keys = load_keys_of_two(schedule)
     uniform = work.view(np.uint32)
     for start in range(0, x.size, TILE):
         stop = min(x.size, start + TILE)
-        _uniforms(keys, first + uint64(start), step, source & LOW, stop - start, work)
-        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift, codes, 0)
+        _uniforms(keys, first + uint64(start), step, source, stop - start, work)
+        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, 0)
 
 
 @kernel
@@ -122,7 +126,7 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
     bool
         Whether all norms are finite; a norm beyond float32 becomes the largest number, NaN becomes 0.
     """
-    keys, shift = load_keys_of_two(schedule), source >> uint64(32)
+    keys = load_keys_of_two(schedule)
     uniform, codes = work.view(np.uint32), work[TILE // 2 :].view(np.uint8)
     scaled, finite = 0, True
     for start in range(0, x.size, TILE):
@@ -134,8 +138,8 @@ def encode(schedule, first, step, source, x, bucket, norm, scales, levels, negat
                 finite &= np.isfinite(found)
                 scales[scaled] = as_float32(found)
                 scaled += 1
-        _uniforms(keys, first + uint64(start), step, source & LOW, stop - start, work)
-        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, shift, codes, start)
+        _uniforms(keys, first + uint64(start), step, source, stop - start, work)
+        _draw_codes(x, start, stop, bucket, scales, levels, negative, uniform, codes, start)
         pack_planes(codes[: stop - start], POWERS, planes[:, start // 64 : (stop + 63) // 64])
         if sent is not None:
             _write_values(codes, start, start, stop, bucket, scales, levels, negative, sent, False)
