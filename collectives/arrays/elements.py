@@ -13,7 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from collectives.annotations import AnyArray, FloatArray
 
-SIXTEEN_BIT = ("float16", "bfloat16")
+NARROW = ("float16", "bfloat16")
+"""Types of 16 bits, which are computed in float32."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
 COPIED = (*FLOATS, *INTEGERS, "uint8", "bool", "int8", "int16", "uint16")

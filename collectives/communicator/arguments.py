@@ -15,13 +15,12 @@ from collectives import launcher
 from collectives.arrays import gpu_mpi
 from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
-from collectives.cost.rate import EmulatedLink
 from collectives.emulation.slow_link import link_of, linked_node, slow_down, validate_link
 from collectives.errors import LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import Options, refuse
 from collectives.losses import Losses
-from collectives.nodes.layout import NodeLabel, validate_ranks_per_node
+from collectives.nodes.layout import validate_ranks_per_node
 from collectives.process_end import install_unless_attended
 from collectives.recovery.arguments import validate_recovery
 from collectives.schedules.plan import Topology
@@ -44,7 +43,7 @@ def validate_arguments(
     threads: int,
     alone: bool,
     abort_hook: bool,
-    link: EmulatedLink | str | None = None,
+    link: object = None,
     ranks_per_node: int | None = None,
     on_failure: str = "raise",
     checksums: object = False,
@@ -75,19 +74,19 @@ def validate_arguments(
         _validate_piece_bytes(piece_bytes)
         n_threads = _validate_threads(threads)
         gpu_mpi.require_if_on(parent)
-        emulated = _validate_link(link, parent)
-        others = {"link": emulated, "trace": trace, "copy_residuals_every": copy_residuals_every}
+        own_link = validate_link(link, parent)
+        others = {"link": own_link, "trace": trace, "copy_residuals_every": copy_residuals_every}
         regroups, n_spares, every = validate_recovery(on_failure, spares, copy_residuals_every, parent, others)
         checks = validate_checksums(checksums, topology)
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
-            per_node = linked_node(parent) if emulated is None else NodeLabel(parent.rank)
+            per_node = linked_node(parent, own_link)
         limits = timeouts(timeout, arrival_timeout)
         return Options(
             parent, _topology(topology, parent), *limits, Workers(n_threads) if n_threads > 1 else None,
-            link_of(parent) if emulated is None else emulated, per_node, checks, every, verify, piece_bytes, network,
+            own_link or link_of(parent), per_node, checks, every, verify, piece_bytes, network,
             None if trace is None else partial(open_trace, trace), open_history, Losses(regroups, n_spares),
-            partial(with_checksums, checks=checks), partial(slow_down, link=emulated),
+            partial(with_checksums, checks=checks), partial(slow_down, link=own_link),
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
         refuse(parent)
@@ -104,13 +103,6 @@ def _require_whole_job(parent: MPI.Comm, alone: bool) -> None:
 def _validate_piece_bytes(piece_bytes: int | None) -> None:
     if piece_bytes is not None and not 1 <= piece_bytes <= LONGEST_PIECE_BYTES:
         raise ValueError(f"piece_bytes must lie in 1 .. {LONGEST_PIECE_BYTES}, not {piece_bytes}")
-
-
-def _validate_link(link: EmulatedLink | str | None, parent: MPI.Comm) -> EmulatedLink | None:
-    emulated, outer = validate_link(link), link_of(parent)
-    if emulated is not None and outer is not None:
-        raise ValueError(f"mpi_comm has an emulated link of {outer} already: leave out link")
-    return emulated
 
 
 def _validate_threads(threads: object) -> int:

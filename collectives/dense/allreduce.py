@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import Bytes, FloatArray
-from collectives.arrays.elements import COMBINE, SIXTEEN_BIT, Combine, add, aligned_empty, narrow, widen
+from collectives.arrays.elements import COMBINE, NARROW, Combine, add, aligned_empty, narrow, widen
 from collectives.arrays.vectors import Flat, crossing
 from collectives.dense.device_sum import are_on_one_device, copy_on_device, sum_on_device
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
@@ -96,7 +96,7 @@ def dense_steps(
     elif _by_mpi(comm, values.size * itemsize_in_messages(values, dtype), combine):
         start = traffic.clock()
         source, sums = _operands(values, dtype, out)
-        if source is sums and dtype not in SIXTEEN_BIT:
+        if source is sums and dtype not in NARROW:
             source = source.copy()
         yield from _mpi_allreduce(comm, call, source, sums, traffic)
         _finish(comm.size, sums, dtype, mean, out)
@@ -237,7 +237,7 @@ def _by_mpi(comm: Group, nbytes: int, combine: Combine) -> bool:
 
 def _operands(values: FloatArray, dtype: str, out: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the vector to sum and the vector for the sums: float32 ones for 16-bit values."""
-    if dtype not in SIXTEEN_BIT:
+    if dtype not in NARROW:
         return values, out
     if values.dtype == np.float32:
         return values, values

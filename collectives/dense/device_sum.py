@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from collectives.annotations import Bytes, Tensor, Testable, override
 from collectives.arrays import Device
-from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.elements import NARROW
 from collectives.arrays.torch_device import as_type, combine, divide
 from collectives.arrays.vectors import Flat
 from collectives.execution.handle import Call, Steps
@@ -69,7 +69,7 @@ class DevicePayload(MergedPayload):
         self._device, self._direct, self._op = device, direct, op
         self._pieces, self._chains, self._size = program.pieces, program.chains, program.plan.size
         self._last_recv = program.last_recv
-        self._narrow, self._mean = dtype in SIXTEEN_BIT, op == "mean"
+        self._narrow, self._mean = dtype in NARROW, op == "mean"
         travels = "float32" if self._narrow else dtype  # until the sum is complete
         self._is_wide = self._narrow and values.element_size() != out.element_size()
         self._values, self._out = as_type(values, travels if self._is_wide else dtype), as_type(out, dtype)

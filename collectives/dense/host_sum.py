@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
-from collectives.arrays.elements import SIXTEEN_BIT, Combine, add, narrow, widen
+from collectives.arrays.elements import NARROW, Combine, add, narrow, widen
 from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.program import Message, Program
 
@@ -17,7 +17,7 @@ TILE = 32768  # elements added, then divided, while in cache
 
 def itemsize_in_messages(values: FloatArray, dtype: str) -> int:
     """Return the bytes of an element in messages whose sum is not complete."""
-    return 4 if dtype in SIXTEEN_BIT else values.itemsize
+    return 4 if dtype in NARROW else values.itemsize
 
 
 class DensePayload(MergedPayload):
@@ -45,8 +45,8 @@ class DensePayload(MergedPayload):
         self._pieces, self._size = program.pieces, program.plan.size
         self._dtype, self._mean, self._combine = dtype, mean, combine
         self._values, self._out = values, out
-        self._widened = dtype in SIXTEEN_BIT and values.dtype == np.float32
-        self._narrow = self._widened or (dtype in SIXTEEN_BIT and self._size > 1)
+        self._widened = dtype in NARROW and values.dtype == np.float32
+        self._narrow = self._widened or (dtype in NARROW and self._size > 1)
         self._sums: FloatArray = out
         if self._narrow:
             self._sums = values if self._widened else np.empty(values.size, np.float32)

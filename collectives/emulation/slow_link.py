@@ -46,16 +46,19 @@ def copied_bytes_per_s() -> float:
     return SAMPLE_BYTES / min(times)
 
 
-def validate_link(link: str | EmulatedLink | None) -> EmulatedLink | None:
+def validate_link(link: object, parent: object = None) -> EmulatedLink | None:
     """Return the link that a communicator emulates, or None.
 
     Raises
     ------
     TypeError, ValueError
-        It is no link, or faster than this machine could emulate.
+        It is no link, or faster than this machine could emulate; or the communicator `parent` has one already.
     """
     if link is None:
         return None
+    outer = link_of(parent)
+    if outer is not None:
+        raise ValueError(f"mpi_comm has an emulated link of {outer} already: leave out link")
     if isinstance(link, str):
         try:
             link = EmulatedLink.parse(link)
@@ -338,8 +341,10 @@ def link_of(comm: Any) -> EmulatedLink | None:
     return getattr(comm, "emulated_link", None)
 
 
-def linked_node(comm: Any) -> NodeLabel | None:
-    """Return the node of this rank over an emulated link, or None."""
+def linked_node(comm: Any, link: EmulatedLink | None) -> NodeLabel | None:
+    """Return the node of this rank over the link of a communicator or one that is added, or None."""
+    if link is not None:
+        return NodeLabel(comm.rank)
     return None if link_of(comm) is None else NodeLabel(comm.node)
 
 

@@ -22,7 +22,6 @@ from collectives.states import FOLLOWING, State
 from collectives.tags import OF_SINGLE_CALLS
 from collectives.transports import has_processes
 
-
 _OPEN = State.OPEN  # looked up once: an attribute of an enumeration costs 0.1 us
 
 

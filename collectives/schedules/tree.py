@@ -115,10 +115,10 @@ class _InOrderTree:
 
     def parent(self, position: int) -> int:
         """Return the position of the parent, 0 for the root."""
-        span = position & -position
-        above = position - span | span << 1
+        width = position & -position
+        above = position - width | width << 1
         # Where the parent of the full tree lies beyond the end, the next ancestor before the position takes its place.
-        return above if above <= self.size else position - span
+        return above if above <= self.size else position - width
 
     def children(self, position: int) -> list[int]:
         half = (position & -position) >> 1
@@ -129,8 +129,8 @@ class _InOrderTree:
 
     def weight(self, position: int) -> int:
         """Return the number of positions in the subtree."""
-        span = position & -position
-        return min(self.size, position + span - 1) - (position - span)
+        width = position & -position
+        return min(self.size, position + width - 1) - (position - width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Aggregator(metaclass=Listed):
         self._device = None if spec.device == "cpu" else named(spec.device)
         self._assemble()
         # around the steps of each call, the innermost first
-        self._layers: tuple[Layer, ...] = (Widening(spec),) if spec.sixteen_bit else ()
+        self._layers: tuple[Layer, ...] = (Widening(spec),) if spec.is_narrow else ()
         self.views = VectorViews(spec, self._device)
         self._call: VectorCall | None = None  # in flight, or ended unseen by its caller
         self._last_work = LastWork()

@@ -129,7 +129,7 @@ def rehearse(
     loads : make the steps in any case, so that this process has loaded the kernels.
     """
     method = _shortened(method)
-    with_moves = with_moves and method.synchronize == "updates" and not spec.sixteen_bit
+    with_moves = with_moves and method.synchronize == "updates" and not spec.is_narrow
     text = f"{method!r} {spec.dtype}[{spec.n}]{' of moves' * with_moves} on {ranks} ranks over {topology!r}"
     mark = f"rehearsed-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
     if CACHE.has(mark) and not loads:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays.elements import FLOATS, SIXTEEN_BIT
+from collectives.arrays.elements import FLOATS, NARROW
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class VectorSpec:
     --------
     >>> from mpicomp.aggregator.algorithm import VectorSpec
     >>> spec = VectorSpec(1000, "bfloat16")
-    >>> spec.sixteen_bit, str(spec.compute), str(spec.stored)
+    >>> spec.is_narrow, str(spec.compute), str(spec.stored)
     (True, 'float32', 'uint16')
     """
 
@@ -56,9 +56,9 @@ class VectorSpec:
             raise ValueError(f"a vector has 0 or more elements, not {self.n}")
 
     @property
-    def sixteen_bit(self) -> bool:
+    def is_narrow(self) -> bool:
         """True if vectors are widened to float32 for computing."""
-        return self.dtype in SIXTEEN_BIT
+        return self.dtype in NARROW
 
     @property
     def compute(self) -> np.dtype[Any]:

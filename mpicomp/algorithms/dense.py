@@ -15,7 +15,7 @@ from typing import Any, Literal
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
-from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.elements import NARROW
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
@@ -64,7 +64,7 @@ class Dense(CodingMethod):
     wire: Literal["float16", "bfloat16"] | None = None
 
     def __post_init__(self) -> None:
-        choice(self, "wire", (None, *SIXTEEN_BIT))
+        choice(self, "wire", (None, *NARROW))
 
     def __repr__(self) -> str:
         return "Dense()" if self.wire is None else f"Dense(wire={self.wire!r})"

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from collectives.annotations import Array, Bytes, override
-from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.elements import NARROW
 from mpicomp import kernels
 from mpicomp.codecs.base import AveragingCodec, Codec, Draw, Finite, check_size, require_finite
 
@@ -29,7 +29,7 @@ class FullPrecision(Codec):
 
     @property
     def _stored(self) -> str:
-        return "uint16" if self.dtype in SIXTEEN_BIT else self.dtype
+        return "uint16" if self.dtype in NARROW else self.dtype
 
     @override
     def nbytes(self, n: int, weight: int = 1) -> int:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from collectives.annotations import Doubles, FloatArray, override
-from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
+from collectives.arrays.elements import NARROW, aligned_empty
 from mpicomp.feedback.base import Feedback, Problem, Residual, State, StepInput, bad_ranks, compute_type, narrow_into
 from mpicomp.feedback.rounds import Round
 from mpicomp.feedback.scale_groups import padded_lengths, why
@@ -119,7 +119,7 @@ class LowRank(Feedback):
         self._factors = Residual(HOST, sizes[1], compute, "shared")
         super().__init__(HOST, {"residual": self._residual, "factors": self._factors})
         self.left: FloatArray = aligned_empty(sizes[0], compute)
-        self._dtype, self._stream, self._is_wide = dtype, stream, dtype in SIXTEEN_BIT
+        self._dtype, self._stream, self._is_wide = dtype, stream, dtype in NARROW
         self._largest, self._limit, self._epsilon = largest, float(np.finfo(compute).max), float(np.finfo(compute).eps)
         self.matrices = [block for block in blocks if block.rank]
         self.matrix_rows = [block.rows for block in self.matrices]

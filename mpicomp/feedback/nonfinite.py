@@ -6,7 +6,7 @@ import numpy as np
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import FloatArray
-from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.elements import NARROW
 from mpicomp import kernels
 
 EXPONENT = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}  # all ones: infinity or NaN
@@ -19,7 +19,7 @@ def all_finite(values: FloatArray) -> bool:
 
 def all_finite_result(out: FloatArray, dtype: str) -> bool:
     """Return True if a result, uint16 for bfloat16, holds neither NaN nor infinity; equal on all ranks."""
-    if dtype in SIXTEEN_BIT:
+    if dtype in NARROW:
         return bool(kernels.of("cpu").sign.all_finite_16(out.view(np.uint16), EXPONENT[dtype]))
     return all_finite(out)
 

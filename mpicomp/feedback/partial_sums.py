@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collectives.annotations import Array, Doubles, override
-from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.elements import NARROW
 from collectives.execution.program import Message, Program
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.bucketed import FLOAT32_MAX
@@ -148,7 +148,7 @@ class PartialSums(Feedback):
             measure(sums, self._length)
             length = np.float64(self._length[0])
             sums *= np.float32(self._mean_length / length if length > 0 else 0)
-        if dtype in SIXTEEN_BIT:  # clipped, as growing amplitudes soon exceed float16
+        if dtype in NARROW:  # clipped, as growing amplitudes soon exceed float16
             most = largest(dtype)
             np.clip(sums, -most, most, out=sums)
             narrow_into(sums, dtype, out)

@@ -11,7 +11,7 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, Testable
 from collectives.arrays import after_copy
-from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
+from collectives.arrays.elements import NARROW, aligned_empty
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Finite, is_variable, varies
 from mpicomp.codecs.quantizer import Quantizer
@@ -94,13 +94,13 @@ class Payloads:
             return
         room = (ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
         starts = accumulate(room, initial=ALIGNMENT)
-        self._spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
-        self._mirror = space.mirror(space.zeros(self._spans[-1].stop if sizes else 0, "uint8"))
-        self.there = [self._mirror.there[span] for span in self._spans]
+        self._extents = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self._mirror = space.mirror(space.zeros(self._extents[-1].stop if sizes else 0, "uint8"))
+        self.there = [self._mirror.there[extent] for extent in self._extents]
         if flags:
-            places = [slice(span.start - FLAG_BYTES, span.start - FLAG_BYTES + 1) for span in self._spans]
+            places = [slice(extent.start - FLAG_BYTES, extent.start - FLAG_BYTES + 1) for extent in self._extents]
             self.finite = [space.flag((self._mirror.there[at], self._mirror.here[at])) for at in places]
-        self._crossing = self.host = [self._mirror.here[span] for span in self._spans]
+        self._crossing = self.host = [self._mirror.here[extent] for extent in self._extents]
         self._recoder: Array = None if self.codec is codec else codec
         if self._recoder is not None:
             self.host = buffers([codec.nbytes(n) for n in lengths])
@@ -115,19 +115,19 @@ class Payloads:
 
         piece : number of the first rank's. of_rank : pieces of each rank, as long as those of the first.
         """
-        spans = self._spans[piece::of_rank]
-        first, last = spans[0], spans[-1]
-        step = spans[1].start - first.start if len(spans) > 1 else ALIGNMENT
+        extents = self._extents[piece::of_rank]
+        first, last = extents[0], extents[-1]
+        step = extents[1].start - first.start if len(extents) > 1 else ALIGNMENT
         return self._mirror.there[first.start : last.stop].unfold(0, first.stop - first.start, step)
 
     def fetch(self, piece: int) -> Testable | None:
         """Copy a payload and its flag to `host`; returns a handle, or None where they are there."""
         if self._is_host:
             return None
-        span = self._spans[piece]
+        extent = self._extents[piece]
         if not self.finite:
-            return self._mirror.fetch(span)
-        copy = self._mirror.fetch(slice(span.start - FLAG_BYTES, span.stop))
+            return self._mirror.fetch(extent)
+        copy = self._mirror.fetch(slice(extent.start - FLAG_BYTES, extent.stop))
         return after_copy(copy, partial(self._land, piece))
 
     def _land(self, piece: int) -> None:
@@ -142,7 +142,7 @@ class Payloads:
             return
         if self._recoder is not None:
             self._recoder.to_fixed(self.host[piece], self._lengths[piece], self._crossing[piece])
-        self._mirror.deliver(self._spans[piece])
+        self._mirror.deliver(self._extents[piece])
 
 
 class Scratch(threading.local):
@@ -172,7 +172,7 @@ class Results:
 
     def __init__(self, space: Space, dtype: str, longest: int) -> None:
         self._space, self._dtype = space, dtype
-        self._narrow, self.scratch = dtype in SIXTEEN_BIT, Scratch(longest, compute_type(dtype))
+        self._narrow, self.scratch = dtype in NARROW, Scratch(longest, compute_type(dtype))
         self.finite, self._out = space.flag(), None
         self._wide = space.zeros(0, "float32").dtype
 

@@ -99,7 +99,7 @@ class ScaleGroups:
         """Number of elements of each part."""
         return self.stops - self.starts
 
-    def span(self, cut: range) -> tuple[int, int]:
+    def stretches_in(self, cut: range) -> tuple[int, int]:
         """Return the first stretch with elements in `cut`, and the one behind the last."""
         return int(self.stops.searchsorted(cut.start, "right")), int(self.starts.searchsorted(cut.stop))
 
@@ -112,7 +112,7 @@ class ScaleGroups:
         return [list(self._runs_of(cut)) for cut in cuts]
 
     def _runs_of(self, cut: range) -> Iterator[Run]:
-        for group in range(*self.span(cut)):
+        for group in range(*self.stretches_in(cut)):
             start, stop = max(int(self.starts[group]), cut.start), min(int(self.stops[group]), cut.stop)
             while start < stop:
                 end = stop if start % BLOCK == 0 else min(stop, start - start % BLOCK + BLOCK)

@@ -37,7 +37,7 @@ class SharedScale(VoteValues):
         cut, groups = self._pieces[piece], self.groups
         self.kernels.ef_sign.compensate_and_pack(
             self._values, self._compensated.current, self._scales, groups.starts, groups.stops, groups.firsts,
-            (cut.start, cut.stop), *self._spans[piece], self._n >= STREAMING_ELEMENTS, self._compensated.following,
+            (cut.start, cut.stop), *self._stretches[piece], self._n >= STREAMING_ELEMENTS, self._compensated.following,
             self._counts[piece], self._sums,
         )  # fmt: skip
 

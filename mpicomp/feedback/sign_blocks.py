@@ -36,7 +36,7 @@ class BlockTable:
 
     Attributes
     ----------
-    spans : list of slice
+    extents : list of slice
         Rows of each piece; sums of blocks have the same places.
     n_blocks : int
         Rows of all pieces.
@@ -50,7 +50,7 @@ class BlockTable:
     def __init__(self, groups: ScaleGroups, pieces: Sequence[range]) -> None:
         self._pieces, self._rows = pieces, [_rows(groups, cut) for cut in pieces]
         stops = np.cumsum([0, *map(len, self._rows)]).tolist()
-        self.spans, self.n_blocks = [slice(start, stop) for start, stop in pairwise(stops)], stops[-1]
+        self.extents, self.n_blocks = [slice(start, stop) for start, stop in pairwise(stops)], stops[-1]
 
     def send(self, space: Space, starts: Sequence[int] | None) -> None:
         """Copy the table to a device.
@@ -65,7 +65,7 @@ class BlockTable:
         self._mirror = space.sent(table.reshape(-1))
         rows_of = of("cuda").sign.BlockRows
         self.all = rows_of(self._mirror.there, 0, len(table), not (table[:, 1] % 64).any())
-        sizes = [(span.start, span.stop - span.start) for span in self.spans]
+        sizes = [(extent.start, extent.stop - extent.start) for extent in self.extents]
         self.of_pieces = [self.all._replace(first=first, n_blocks=n_blocks) for first, n_blocks in sizes]
 
 
@@ -122,7 +122,7 @@ class SignBlocks:
         self._pending = np.zeros_like(size.steps) if residual is None else residual.pending
         self._blocks = blocks = BlockTable(groups, pieces)
         self._reports = space.mirror(space.zeros(2 * blocks.n_blocks, "int64"))  # of all blocks
-        self._spans = [slice(2 * span.start, 2 * span.stop) for span in blocks.spans]
+        self._extents = [slice(2 * extent.start, 2 * extent.stop) for extent in blocks.extents]
         self._packed: DevicePacked | None = None  # None: signs need not cross
         self.looks_ahead = False
         self._bits = bits
@@ -130,7 +130,7 @@ class SignBlocks:
             words = [bits[cut.start // 64 : -(-cut.stop // 64)] for cut in pieces]
             self.looks_ahead = len(pieces) == 1 and second is None
             tail = N_SCALES * groups.starts.size if self.looks_ahead else 0
-            self._packed = DevicePacked(space.device, words, [span.stop - span.start for span in self._spans], tail)
+            self._packed = DevicePacked(space.device, words, [part.stop - part.start for part in self._extents], tail)
             self._bits = self._packed.whole
         blocks.send(space, None if self._packed is None else self._packed.starts)
         # a step sends its own scales while the ones for pending results may still be on their way
@@ -176,13 +176,13 @@ class SignBlocks:
 
     def encode(self, piece: int, vector: Array, odd_positive: bool, tensors: object = None) -> Testable | None:
         """Encode a piece; returns a handle of its signs and reports on the host."""
-        reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._spans[piece]]
+        reports = self._packed.heads[piece] if self._packed is not None else self._reports.there[self._extents[piece]]
         rows = self._blocks.of_pieces[piece]
         terms = vector, *self._buffers(), self._bits, rows, self._scales, self._is_lazy, odd_positive, reports
         self._device.run(partial(self._sign.encode_blocks, *terms))
         self._seen = self._packed.heads_here if self._packed is not None else [self._reports.here]
         self._gain = self._gain_of_signs
-        return self._reports.fetch(self._spans[piece]) if self._packed is None else self._packed.fetch(piece)
+        return self._reports.fetch(self._extents[piece]) if self._packed is None else self._packed.fetch(piece)
 
     def decode(self, piece: int, out: Array) -> Testable | None:
         """Write the result of a piece to `out`, integers[n], from its merged signs."""

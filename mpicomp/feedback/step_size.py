@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from collectives.annotations import AnyArray, Doubles, Indices
-from collectives.arrays.elements import SIXTEEN_BIT, narrow, widen
+from collectives.arrays.elements import NARROW, narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.base import compute_type
@@ -86,7 +86,7 @@ class StepSize:
         if rule.global_step != "auto" and not self._scale(np.full(count, float(rule.global_step)), 1.0):
             raise ValueError(f"global_step={rule.global_step} is beyond what {np.dtype(kind)} holds")
         stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
-        words, self._narrow = UNSIGNED[stored.itemsize], dtype in SIXTEEN_BIT
+        words, self._narrow = UNSIGNED[stored.itemsize], dtype in NARROW
         self._rounded = [np.zeros(count, stored) for _ in range(2)] if self._narrow else [self.steps, self._minus_steps]
         self.positive, self.negative = (one.view(words) for one in self._rounded)
 

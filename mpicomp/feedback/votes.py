@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives.annotations import Array, Words, override
-from collectives.arrays.elements import SIXTEEN_BIT, narrow, widen
+from collectives.arrays.elements import NARROW, narrow, widen
 from mpicomp import kernels
 from mpicomp.codecs.vote_counts import write_values
 from mpicomp.feedback.base import Feedback, Residual, StepInput, compute_type, narrow_into
@@ -97,11 +97,11 @@ class VoteValues(Votes):
     def __init__(self, layout: VoteLayout, groups: ScaleGroups, residuals: Mapping[str, Residual]) -> None:
         super().__init__(layout, residuals)
         self.groups, self.n_reports, self._kind = groups, groups.starts.size, compute_type(layout.dtype)
-        self._spans = [groups.span(cut) for cut in layout.pieces]
+        self._stretches = [groups.stretches_in(cut) for cut in layout.pieces]
         self._totals = kernels.of("cpu").vote_counts.segment_totals
         self._sums = np.zeros(groups.blocks)  # of each block, for the scales
         self._factors = np.zeros(groups.starts.size, self._kind)  # of this step
-        self._narrow = layout.dtype in SIXTEEN_BIT
+        self._narrow = layout.dtype in NARROW
         self.end()
 
     @override
@@ -114,7 +114,7 @@ class VoteValues(Votes):
     def decode(self, piece: int) -> None:
         cut, counts, words = self._pieces[piece], self._counts[piece], self._words[piece]
         target, groups = self._target[cut.start : cut.stop], self.groups
-        where = groups.starts, groups.stops, cut.start, *self._spans[piece]
+        where = groups.starts, groups.stops, cut.start, *self._stretches[piece]
         streaming = self._streaming and not self._narrow
         write_values(counts, words, self._ranks, self._factors, where, streaming, target)
         if self._narrow:

@@ -69,7 +69,7 @@ class DirectSum(CountedSum):
         part = out[self.own.start : self.own.stop]
         # a vector that shares memory with the result is read until the step is sure to succeed
         self.result = aligned_empty(len(part), part.dtype) if np.may_share_memory(values, out) else part
-        if self.is_mean and not self.spec.sixteen_bit:
+        if self.is_mean and not self.spec.is_narrow:
             self.sums = self.result
 
     @override

@@ -84,7 +84,7 @@ class ShardCall(VectorCall):
         self.tag = text.tag
         outer.describe = describe
         self.thread = outer.thread
-        if text.spec.sixteen_bit:
+        if text.spec.is_narrow:
             self.wide = values
         self.accepts_packed = read is not None
 

@@ -84,7 +84,7 @@ class DeviceGroupSum(AgreeingSum):
         device, own = self._device, len(self.own)
         self._sent, self._taken = [len(shard) for shard in shards], [own] * self._size
         self.sums, self.result = device.zeros(own, compute), device.zeros(own, spec.dtype)
-        if self.is_mean and not spec.sixteen_bit:
+        if self.is_mean and not spec.is_narrow:
             self.sums = self.result
         self._landing = device.zeros(sum(self._taken), compute)
         self._ranks = device.zeros(1, compute)
@@ -144,7 +144,7 @@ class DeviceGroupSum(AgreeingSum):
 
     @override
     def keep(self, call: VectorCall, sums: Array) -> Generator[bool, None, bool]:
-        if not self.spec.sixteen_bit:
+        if not self.spec.is_narrow:
             if sums is not self.result:
                 self._device.run(partial(self.result.copy_, sums))
             return sums is self.sums or (yield from self.all_finite(call, sums))

@@ -120,7 +120,7 @@ class LocalSum(ABC):
     def keep(self, call: VectorCall, sums: FloatArray) -> Generator[bool, None, bool]:
         """Round sums to the result, of a single node; returns False if they are not finite with pending errors."""
         yield from ()
-        if self.spec.sixteen_bit:
+        if self.spec.is_narrow:
             narrow(sums, self.spec.dtype, self.result)
             return nonfinite.all_finite_result(self.result, self.spec.dtype)
         if sums is not self.result:

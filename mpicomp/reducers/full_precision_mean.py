@@ -7,7 +7,7 @@ from typing import Any
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import Array, FloatArray, override
-from collectives.arrays.elements import SIXTEEN_BIT
+from collectives.arrays.elements import NARROW
 from collectives.arrays.vectors import Flat, held
 from collectives.dense.allreduce import PIECE_BYTES
 from collectives.execution.handle import Steps
@@ -45,8 +45,8 @@ class HostMean:
     def all_finite(self, call: VectorCall, vector: Array) -> Generator[bool, None, bool]:
         """Return True if a vector, or a result of 16 bits, holds neither NaN nor infinity."""
         yield from ()
-        sixteen = vector.itemsize == 2
-        return nonfinite.all_finite_result(vector, self._dtype) if sixteen else nonfinite.all_finite(vector)
+        narrow = vector.itemsize == 2
+        return nonfinite.all_finite_result(vector, self._dtype) if narrow else nonfinite.all_finite(vector)
 
 
 class DeviceMean(HostMean):
@@ -66,7 +66,7 @@ class DeviceMean(HostMean):
         super().__init__(dtype)
         self._space, pinned = space, space.device.pinned
         self._outward = self._back = pinned(n * compute_type(dtype)().itemsize)
-        if dtype in SIXTEEN_BIT:
+        if dtype in NARROW:
             self._back = pinned(2 * n)
         self._finite = space.flag()
 
@@ -192,7 +192,7 @@ class SkippingMean(FullPrecisionMean):
 def summed_model(dtype: str, ranks: int) -> MessageModel:
     """Return the model of the messages of dense sums; 16-bit vectors travel as float32 until a sum is complete."""
     summing = 8 if dtype == "float64" else 4
-    complete = 2 if dtype in SIXTEEN_BIT else summing
+    complete = 2 if dtype in NARROW else summing
     return MessageModel(
         lambda elements, weight: elements * (complete if weight == ranks else summing), PIECE_BYTES // summing
     )

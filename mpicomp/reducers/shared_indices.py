@@ -18,7 +18,7 @@ from contextlib import closing
 
 from collectives import Communicator
 from collectives.annotations import FloatArray, override
-from collectives.arrays.elements import SIXTEEN_BIT, aligned_empty
+from collectives.arrays.elements import NARROW, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.execution.pipelined import execute
@@ -38,7 +38,7 @@ def shared_model(n: int, dtype: str, ranks: int, piece_bytes: int, chunk: int, k
     An index of `bits` goes once to every rank; its bits are spread over both phases.
     """
     summing = 8 if dtype == "float64" else 4
-    complete = 2 if dtype in SIXTEEN_BIT else summing
+    complete = 2 if dtype in NARROW else summing
     spread = bits * ranks / (16 * (ranks - 1)) if ranks > 1 else 0.0
 
     def nbytes(elements: int, weight: int) -> int:

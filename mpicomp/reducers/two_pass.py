@@ -82,7 +82,7 @@ def owned_codes(
     here = spec.n, spec.compute.type, program.longest_piece
     worker = FeedbackEncoder(space, codec, rule, *here, streams[0], comm.rank, ranks=comm.size)
     # an owner sends the result itself, so its error is that of all ranks and includes the rounding to 16 bits
-    applied = spec.dtype if spec.sixteen_bit and len(keys) == 2 and feedback is OwnedCodes else None
+    applied = spec.dtype if spec.is_narrow and len(keys) == 2 and feedback is OwnedCodes else None
     owner = FeedbackEncoder(HOST, second, owners_rule, *here, streams[1], 0, applied, "owner")
     encoders = dict(zip(keys, (worker, owner), strict=False))
     lengths = [len(cut) for cut in program.pieces]

@@ -29,7 +29,7 @@ from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback import nonfinite
 from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
 from mpicomp.torch.devices import all_finite, begin_event, current_stream, encoding_device
-from mpicomp.torch.parameters import SIXTEEN_BIT
+from mpicomp.torch.parameters import NARROW
 from mpicomp.torch.state.schema import members_by_name
 
 _DENSE = Dense()
@@ -420,7 +420,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _all_finite(values: Tensor) -> bool:
-    if values.dtype in SIXTEEN_BIT or values.device.type != "cpu" or not values.is_contiguous():
+    if values.dtype in NARROW or values.device.type != "cpu" or not values.is_contiguous():
         return bool(torch.isfinite(values).all())
     return nonfinite.all_finite(values.detach().view(-1).numpy())
 

@@ -27,7 +27,7 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense, PerNode
 from mpicomp.torch.bucket_reducers import BucketReducer
 from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.parameters import SIXTEEN_BIT, require_own_gradients
+from mpicomp.torch.parameters import NARROW, require_own_gradients
 from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
@@ -398,7 +398,7 @@ class Options:
             return
         cure = 'under "updates"; pass overlap=False'
         for member in members:
-            if member.parameter.dtype in SIXTEEN_BIT:
+            if member.parameter.dtype in NARROW:
                 raise ValueError(
                     f"{member.name!r} is of {member.parameter.dtype}, which cannot be combined with overlap {cure}"
                 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from mpicomp.torch.buckets import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
-SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+NARROW = (torch.float16, torch.bfloat16)
 _MARK = "_mpicomp_master"  # attribute of masters
 
 
@@ -213,7 +213,7 @@ class MasterWeights:
         self._given = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.dtype in SIXTEEN_BIT and parameter.requires_grad:
+                if parameter.dtype in NARROW and parameter.requires_grad:
                     master = torch.nn.Parameter(parameter.detach().float())
                     setattr(master, _MARK, True)
                     self.parameters.append(parameter)

@@ -1,6 +1,7 @@
 """Sizes, lengths and routes of the messages that methods announce, against a record of all of them.
 
-``python -m tests.unit.algorithms.test_algorithms_message_models`` records them again. A method without a record is left out.
+``python -m tests.unit.algorithms.test_algorithms_message_models`` records them again. A method without a record is left
+out.
 """
 
 from __future__ import annotations

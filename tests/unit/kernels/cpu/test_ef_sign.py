@@ -38,7 +38,7 @@ def encode(
 ) -> NDArray[np.uint64]:
     """One piece; returns its bits."""
     bits = np.full(-(-len(cut) // 64), 99, np.uint64)
-    table = where.starts, where.stops, where.firsts, (cut.start, cut.stop), *where.span(cut)
+    table = where.starts, where.stops, where.firsts, (cut.start, cut.stop), *where.stretches_in(cut)
     compensate_and_pack(g, before, scales, *table, streaming, after, bits, sums)
     return bits
 
