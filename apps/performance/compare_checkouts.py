@@ -21,9 +21,9 @@ from typing import Any
 
 from apps.launch import PROJECT, mpi_environment, python_command, run_or_raise
 from apps.performance.cluster.measurements import MEASUREMENTS
-from apps.performance.part import Column, choose_from, format_seconds, get, table
+from apps.performance.part import Column, choose_from, format_seconds, get, make_record, table
 from apps.performance.run_all import LONGEST_S, PARTS, Job, jobs
-from apps.records import Record, read_record
+from apps.records import Record, read_record, write_record
 
 TABLES = tuple(
     part for part in PARTS if part not in ("soak", "idle-memory", "startup", "memory", "torch-load", "pipeline-store")
@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     found[which].append(dict(read(name, path)))
     rows = compare(found["old"], found["new"])
     print(table(COLUMNS, rows))
+    if options.json is not None:
+        write_record(options.json, make_record(rows, turns=options.turns))
     slower = sum(_verdict(row) == "**slower**" for row in rows)
     print(f"\n{slower} of {len(rows)} figures are slower: old / new is below {LEAST_RATIO}.")
     return 1 if slower else 0
@@ -165,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         help=", ".join((*TABLES, *CLUSTER_TABLES)),
     )
     parser.add_argument("--turns", type=int, default=5, help="how often each checkout is measured (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a record as well")
     parser.add_argument("--quick", action="store_true", help="small forms, which show that everything runs")
     return parser
 
