@@ -3,9 +3,9 @@
 ``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
 and :class:`OneBitAdam` and its relatives, whose ranks exchange momenta; ``contrib`` has young ones. ``ddp`` has
 :func:`ddp_hook`, which averages for DistributedDataParallel, and ``fsdp`` :func:`fsdp_hook`, for FSDP2.
-``process_group`` is a backend of ``torch.distributed``. The first three average flat vectors: ``buckets.py`` lays
-parameters out in these, ``bucket_reducers.py`` averages one, ``bucket_queue.py`` several during backward. ``state``
-saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes the ranks' models equal.
+``process_group`` is a backend of ``torch.distributed``. The first three average flat vectors of parameters, which
+``buckets`` lays out and averages during backward. ``state`` saves residuals, and makes states for other numbers of
+ranks. ``replication.py`` makes the ranks' models equal.
 
 NumPy views of tensors on the CPU reach the aggregators without a copy. Tensors on GPUs go there as they are, or as
 signs and codes that are made of them there (``devices.py``).

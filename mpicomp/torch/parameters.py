@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.state.schema import FREEZE_RULE, State
 
 ParameterGroup: TypeAlias = dict[str, Any]

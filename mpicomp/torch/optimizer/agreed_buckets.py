@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collectives.errors import NonFiniteGradient, explains_itself
-from mpicomp.torch.bucket_queue import BucketQueue
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_queue import BucketQueue
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 
 

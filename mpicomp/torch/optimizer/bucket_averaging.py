@@ -16,9 +16,9 @@ from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.bucket_queue import BucketQueue
-from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_queue import BucketQueue
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
 from mpicomp.torch.optimizer.early_buckets import EarlyBuckets
@@ -98,7 +98,7 @@ class BucketAveraging(StateOwner):
 
     @abstractmethod
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
-        """Write a reducer's vector: see `mpicomp.torch.bucket_queue.Fill`."""
+        """Write a reducer's vector: see `mpicomp.torch.buckets.bucket_queue.Fill`."""
 
     @abstractmethod
     def _take(self, reducer: BucketReducer) -> None:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 
 
 class CommonModel:

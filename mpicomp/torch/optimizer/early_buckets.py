@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collectives.execution.handle import keep_uncompiled
-from mpicomp.torch.bucket_queue import BucketQueue
-from mpicomp.torch.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets.bucket_queue import BucketQueue
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.devices import call_after_backward, current_stream
 from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.errors import CollectiveMismatch
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.common_model import CommonModel
 from mpicomp.torch.optimizer.fragments import FragmentInFlight, Fragments

@@ -24,7 +24,7 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.finite_gradients import FiniteGradients
 from mpicomp.torch.optimizer.fragments import Fragments

@@ -21,8 +21,8 @@ from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback.base import BY_ELEMENT
-from mpicomp.torch.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.buckets import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.step_agreement import StepIntent

@@ -26,8 +26,8 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import Bucket
+from mpicomp.torch.buckets.bucket_layout import Bucket
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, Cohort, Groups, ParameterGroup, VarianceFreeze
 from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging

@@ -9,9 +9,9 @@ import torch
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_island import Islands
-from mpicomp.torch.bucket_queue import overlap_by_thread
-from mpicomp.torch.bucket_reducers import BucketReducers
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_queue import overlap_by_thread
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.front_ends import AlgorithmChoice, Options, algorithms_by_name, skips_nonfinite
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.fragments import FragmentPlan, Fragments

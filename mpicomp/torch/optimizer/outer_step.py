@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from collectives.quoting import one_line, shown
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.state.schema import OUTER, State, cannot_load
 
 LISTS = ("params", "param_names")

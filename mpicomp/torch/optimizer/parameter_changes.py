@@ -16,7 +16,7 @@ from torch import Tensor
 
 from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.front_ends import names_by_parameter
 from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.outer_step import OuterStep

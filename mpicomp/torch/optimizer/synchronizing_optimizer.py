@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.recovery.newcomers import StateTransfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import NonCopyable
 from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer

@@ -13,8 +13,8 @@ import torch
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.optimizer.adam_moments import Cohort, Groups
 from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.optimizer.step_agreement import StepIntent

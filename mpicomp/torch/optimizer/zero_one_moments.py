@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.optimizer.adam_moments import AdamMoments, Groups
 
 RATE_SUM = "rate_sum"

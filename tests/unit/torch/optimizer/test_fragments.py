@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments, layer_of
 
 

@@ -27,7 +27,14 @@ from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.difference import Difference
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback import nonfinite
-from mpicomp.torch.buckets import ALIGNMENT, Bucket, NamedParameter, group_parameters, make_bucket, total_mb
+from mpicomp.torch.buckets.bucket_layout import (
+    ALIGNMENT,
+    Bucket,
+    NamedParameter,
+    group_parameters,
+    make_bucket,
+    total_mb,
+)
 from mpicomp.torch.devices import all_finite, begin_event, current_stream, encoding_device
 from mpicomp.torch.parameters import SIXTEEN_BIT
 from mpicomp.torch.state.schema import members_by_name

@@ -13,7 +13,7 @@ import torch
 
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.devices import wait_for
 
 Fill = Callable[[BucketReducer, bool], bool]

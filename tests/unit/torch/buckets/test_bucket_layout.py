@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpicomp.torch.buckets import NamedParameter, group_parameters, make_bucket
+from mpicomp.torch.buckets.bucket_layout import NamedParameter, group_parameters, make_bucket
 
 
 def named(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[NamedParameter]:
