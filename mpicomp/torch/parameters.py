@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_not
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
+ParameterGroup: TypeAlias = dict[str, Any]
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _MARK = "_mpicomp_master"  # attribute of masters
 

@@ -18,9 +18,8 @@ from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.front_ends import names_by_parameter
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup
 from mpicomp.torch.optimizer.outer_step import OuterStep
-from mpicomp.torch.parameters import MasterWeights, Parameters
+from mpicomp.torch.parameters import MasterWeights, ParameterGroup, Parameters
 
 ADDED, FROZEN = "added or unfrozen parameter", "frozen parameter"
 """Names of the changes in messages, before their numbers."""

@@ -11,7 +11,7 @@ import torch
 from collectives import Communicator
 from mpicomp import Dense, DoubleSqueeze, LocalTopK, Marsit
 from tests.mpi.lanes import up_to_four_ranks
-from tests.mpi.torch.optimizer.branches import (
+from tests.mpi.torch.branches import (
     FUSED,
     GRADIENTS,
     IN_TURN,

@@ -15,7 +15,7 @@ from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, MemSGD
 from mpicomp.torch import broadcast_parameters
 from tests.mpi.lanes import same_text_on, up_to_four_ranks
-from tests.mpi.torch.optimizer.branches import (
+from tests.mpi.torch.branches import (
     FUSED,
     Branches,
     add,

@@ -10,7 +10,7 @@ import torch
 from collectives import Communicator
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from tests.mpi.lanes import up_to_four_ranks
-from tests.mpi.torch.optimizer.branches import (
+from tests.mpi.torch.branches import (
     Branches,
     modes,
     sgd,

@@ -13,7 +13,7 @@ from collectives import Communicator
 from mpicomp import Dense, MemSGD
 from mpicomp.torch import DistributedOptimizer, redistribute_states
 from tests.mpi.lanes import up_to_four_ranks
-from tests.mpi.torch.optimizer.branches import (
+from tests.mpi.torch.branches import (
     GRADIENTS,
     UPDATES,
     Branches,

@@ -13,7 +13,7 @@ from apps.train.data import load
 from collectives import Communicator
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, broadcast_parameters
-from mpicomp.torch.optimizer.momentum_optimizer import codec_of_bits
+from mpicomp.torch.one_bit_adam.momentum_optimizer import codec_of_bits
 from tests.mpi.lanes import alone_too, few_ranks, two_ranks
 from tests.mpi.torch.training import make_model, same_on_all_ranks, train
 from tests.reference.one_process.one_bit_adam import OneBitAdamOneProcess

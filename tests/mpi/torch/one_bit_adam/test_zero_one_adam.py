@@ -17,11 +17,11 @@ from collectives.threads.run_local import run_local
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.torch import OneBitAdam, ZeroOneAdam, redistribute_states
-from mpicomp.torch.optimizer.zero_one_moments import Intervals
+from mpicomp.torch.one_bit_adam.zero_one_moments import Intervals
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.optimizer.branches import Branches, add, values, ways
-from tests.mpi.torch.optimizer.branches import train as train_branches
-from tests.mpi.torch.optimizer.test_one_bit_adam import OPTIONS, in_groups, model_of, random_vector, set_gradients
+from tests.mpi.torch.branches import Branches, add, values, ways
+from tests.mpi.torch.branches import train as train_branches
+from tests.mpi.torch.one_bit_adam.test_one_bit_adam import OPTIONS, in_groups, model_of, random_vector, set_gradients
 from tests.mpi.torch.training import make_model, parameters_of, same_on_all_ranks, train
 from tests.reference.one_process.zero_one_adam import ZeroOneAdamOneProcess
 

@@ -16,9 +16,9 @@ from collectives.errors import NonFiniteGradient
 from collectives.threads.run_local import run_local
 from mpicomp.torch import OneBitLamb, redistribute_states
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.optimizer.branches import Branches, add, values, ways
-from tests.mpi.torch.optimizer.branches import train as train_branches
-from tests.mpi.torch.optimizer.test_one_bit_adam import in_groups, model_of, random_vector, set_gradients
+from tests.mpi.torch.branches import Branches, add, values, ways
+from tests.mpi.torch.branches import train as train_branches
+from tests.mpi.torch.one_bit_adam.test_one_bit_adam import in_groups, model_of, random_vector, set_gradients
 from tests.mpi.torch.training import make_model, parameters_of, same_on_all_ranks, train
 from tests.reference.one_process.one_bit_lamb import OneBitLambOneProcess
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from mpicomp.torch.optimizer.adam_moments import STABLE, VarianceFreeze
+from mpicomp.torch.one_bit_adam.adam_moments import STABLE, VarianceFreeze
 
 
 def groups(*rates: float, beta2: float = 0.75) -> list[dict[str, object]]:

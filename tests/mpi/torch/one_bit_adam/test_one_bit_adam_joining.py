@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp.torch import OneBitAdam, redistribute_states
 from tests.mpi.lanes import same_text_on, up_to_four_ranks
-from tests.mpi.torch.optimizer.branches import Branches, add, in_order, train, unfreeze, values, ways
+from tests.mpi.torch.branches import Branches, add, in_order, train, unfreeze, values, ways
 from tests.mpi.torch.training import same_on_all_ranks
 
 pytestmark = up_to_four_ranks

@@ -25,9 +25,9 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, VarianceFreeze
-from mpicomp.torch.optimizer.momentum_averaging import MomentumAveraging
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
+from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, VarianceFreeze
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
 
 
 class OneBitAdam(MomentumOptimizer[MomentumAveraging[AdamMoments]]):

@@ -11,10 +11,10 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.optimizer.adam_moments import VarianceFreeze
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
-from mpicomp.torch.optimizer.zero_one_averaging import ZeroOneAveraging
-from mpicomp.torch.optimizer.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
+from mpicomp.torch.one_bit_adam.adam_moments import VarianceFreeze
+from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
+from mpicomp.torch.one_bit_adam.zero_one_averaging import ZeroOneAveraging
+from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
 
 
 class ZeroOneAdam(MomentumOptimizer[ZeroOneAveraging]):

@@ -23,7 +23,7 @@ from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
+from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer

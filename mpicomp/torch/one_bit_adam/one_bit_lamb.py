@@ -29,9 +29,10 @@ from collectives.annotations import override
 from mpicomp.torch.buckets.bucket_layout import Bucket
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, Cohort, Groups, ParameterGroup, VarianceFreeze
-from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
+from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze
+from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
+from mpicomp.torch.parameters import ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM
 
 _PER_TENSOR = ("coefficient", "factor", "scale")

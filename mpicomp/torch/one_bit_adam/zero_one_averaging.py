@@ -15,11 +15,11 @@ from collectives.annotations import override
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.optimizer.adam_moments import Cohort, Groups
-from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups
+from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Phase
-from mpicomp.torch.optimizer.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTUM, State
 

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.parameters import ParameterGroup
 from mpicomp.torch.state.schema import FREEZE_RULE, State
 
-ParameterGroup: TypeAlias = dict[str, Any]
 Groups: TypeAlias = Sequence[ParameterGroup]
 STABLE = 0.96
 
