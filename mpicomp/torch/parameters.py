@@ -18,6 +18,8 @@ from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
 ParameterGroup: TypeAlias = dict[str, Any]
+LISTS = ("params", "param_names")
+"""Entries of a parameter group that are not options."""
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _MARK = "_mpicomp_master"  # attribute of masters
 

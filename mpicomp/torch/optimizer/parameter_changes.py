@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.front_ends import names_by_parameter
-from mpicomp.torch.optimizer.outer_step import OuterStep
 from mpicomp.torch.parameters import MasterWeights, ParameterGroup, Parameters
+
+if TYPE_CHECKING:
+    from mpicomp.torch.local_steps.outer_step import OuterStep
 
 ADDED, FROZEN = "added or unfrozen parameter", "frozen parameter"
 """Names of the changes in messages, before their numbers."""

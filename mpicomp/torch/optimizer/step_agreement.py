@@ -26,9 +26,9 @@ from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import one_line
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.optimizer.outer_step import LISTS
 from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
 from mpicomp.torch.optimizer.step_differences import RankDescription, first_difference, option_text, plain_option
+from mpicomp.torch.parameters import LISTS
 from mpicomp.torch.replication import require_same_layout
 
 SAMPLE_ELEMENTS = 1024

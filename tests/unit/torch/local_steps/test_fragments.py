@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.optimizer.fragments import FragmentPlan, deal_fragments, layer_of
+from mpicomp.torch.local_steps.fragments import FragmentPlan, deal_fragments, layer_of
 
 
 def members(*names: str) -> list[NamedParameter]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpicomp.torch.optimizer.second_views import second_views
+from mpicomp.torch.local_steps.second_views import second_views
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

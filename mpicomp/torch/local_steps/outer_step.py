@@ -21,10 +21,8 @@ from torch import Tensor
 from collectives.quoting import one_line, shown
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.parameters import LISTS
 from mpicomp.torch.state.schema import OUTER, State, cannot_load
-
-LISTS = ("params", "param_names")
-"""Entries of a parameter group that are not options."""
 
 Outer: TypeAlias = tuple[float, float] | torch.optim.Optimizer | Callable[[list[Tensor]], torch.optim.Optimizer]
 """Step size and momentum, an optimizer of the model's parameters, or a function of parameters that returns one."""

@@ -16,10 +16,10 @@ from collectives.errors import CollectiveMismatch
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.local_steps.common_model import CommonModel
+from mpicomp.torch.local_steps.fragments import FragmentInFlight, Fragments
+from mpicomp.torch.local_steps.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.common_model import CommonModel
-from mpicomp.torch.optimizer.fragments import FragmentInFlight, Fragments
-from mpicomp.torch.optimizer.outer_step import OuterStep, only
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Synchronizer
 from mpicomp.torch.parameters import MasterWeights

@@ -25,13 +25,13 @@ from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.local_steps.finite_gradients import FiniteGradients
+from mpicomp.torch.local_steps.fragments import Fragments
+from mpicomp.torch.local_steps.islands import IslandGradients
+from mpicomp.torch.local_steps.local_moves import LocalMoves
+from mpicomp.torch.local_steps.outer_step import OuterStep, only
+from mpicomp.torch.local_steps.second_views import warn_of_second_views
 from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.finite_gradients import FiniteGradients
-from mpicomp.torch.optimizer.fragments import Fragments
-from mpicomp.torch.optimizer.islands import IslandGradients
-from mpicomp.torch.optimizer.local_moves import LocalMoves
-from mpicomp.torch.optimizer.outer_step import OuterStep, only
-from mpicomp.torch.optimizer.second_views import warn_of_second_views
 from mpicomp.torch.optimizer.step_agreement import StepIntent
 from mpicomp.torch.optimizer.synchronizer import Closure, Phase
 from mpicomp.torch.parameters import MasterWeights

@@ -17,7 +17,7 @@ from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, Relay, SparseLoCo, ru
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.optimizer.islands import IslandGradients
+from mpicomp.torch.local_steps.islands import IslandGradients
 from tests.mpi.lanes import up_to_four_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
 
