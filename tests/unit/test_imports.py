@@ -33,6 +33,8 @@ ARRAYS = ("numpy", "mpi4py")
 WAITING = ("collectives.progress",)
 BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
 STEPS = ("mpicomp.aggregator", "mpicomp.feedback", "mpicomp.spaces", *BYTES)
+OF_TORCH = ("buckets", "caller_modes", "devices", "front_ends", "parameters", "replication", "state")
+VECTORS = ("mpicomp.algorithms", *STEPS, *(f"mpicomp.torch.{part}" for part in OF_TORCH))
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
@@ -67,6 +69,13 @@ LAYERS = {
     "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.torch": Layer(
         ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
+        (*ARRAYS, "torch"),
+    ),
+    "mpicomp.torch.synchronizer": Layer(VECTORS, (*ARRAYS, "torch")),
+    "mpicomp.torch.local_steps": Layer(("mpicomp.torch.synchronizer", *VECTORS), (*ARRAYS, "torch")),
+    "mpicomp.torch.one_bit_adam": Layer(("mpicomp.torch.synchronizer", *VECTORS), (*ARRAYS, "torch")),
+    "mpicomp.torch.optimizer": Layer(
+        ("mpicomp.torch.local_steps", "mpicomp.torch.one_bit_adam", "mpicomp.torch.synchronizer", *VECTORS),
         (*ARRAYS, "torch"),
     ),
     "mpicomp.pipeline": Layer(("mpicomp.torch", *BYTES), (*ARRAYS, "torch")),

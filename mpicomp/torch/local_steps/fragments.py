@@ -22,9 +22,9 @@ from collectives.quoting import shown
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import BucketQueue, Fill
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
-from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.state.schema import FRAGMENTS, IN_FLIGHT, IN_FLIGHT_STEPS, NamedTensors, State
+from mpicomp.torch.synchronizer.agreed_buckets import collect_agreed, start_agreed
+from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent
 
 _BLOCK = re.compile(r"([^.]*[^.\d][^.]*\.)*\d+(?=\.)")
 """Start of a name up to the first module whose name is a number, as those of a list have."""

@@ -19,11 +19,11 @@ from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.local_steps.common_model import CommonModel
 from mpicomp.torch.local_steps.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.local_steps.outer_step import OuterStep, only
-from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Synchronizer
 from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.schema import UPDATE_ROUNDS, State
+from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
+from mpicomp.torch.synchronizer.step_agreement import StepIntent
+from mpicomp.torch.synchronizer.synchronizer import Synchronizer
 
 
 class LocalMoves(Synchronizer):

@@ -31,10 +31,10 @@ from mpicomp.torch.local_steps.islands import IslandGradients
 from mpicomp.torch.local_steps.local_moves import LocalMoves
 from mpicomp.torch.local_steps.outer_step import OuterStep, only
 from mpicomp.torch.local_steps.second_views import warn_of_second_views
-from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase
 from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
+from mpicomp.torch.synchronizer.step_agreement import StepIntent
+from mpicomp.torch.synchronizer.synchronizer import Closure, Phase
 
 
 class LocalUpdates(LocalMoves):

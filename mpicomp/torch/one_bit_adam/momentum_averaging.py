@@ -24,12 +24,12 @@ from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
-from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer
 from mpicomp.torch.parameters import MasterWeights
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import JOINED, MOMENTUM, NamedTensors, State
+from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
+from mpicomp.torch.synchronizer.step_agreement import StepIntent
+from mpicomp.torch.synchronizer.synchronizer import Closure, Phase, Synchronizer
 
 EntryShape: TypeAlias = Literal["elements", "elements of frozen", "number"]
 """Shape of a state's tensors: of all parameters, of those whose v is frozen, or a number for each parameter."""

@@ -19,11 +19,11 @@ from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.one_bit_adam.adam_moments import VarianceFreeze, check_group
 from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
-from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
-from mpicomp.torch.optimizer.step_agreement import open_agreement
-from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
 from mpicomp.torch.parameters import MasterWeights, ParameterGroup, Parameters
+from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
+from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
+from mpicomp.torch.synchronizer.step_agreement import open_agreement
+from mpicomp.torch.synchronizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
 
 _MOST_BUCKET = 4096
 _Averaging = TypeVar("_Averaging", bound=MomentumAveraging[Any])

@@ -18,10 +18,10 @@ from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups
 from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
-from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Phase
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTUM, State
+from mpicomp.torch.synchronizer.step_agreement import StepIntent
+from mpicomp.torch.synchronizer.synchronizer import Phase
 
 _ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "frozen_at": "counter"})
 

@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit, Relay, SparseLoCo, run_local
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
-from mpicomp.torch.optimizer import synchronizer
+from mpicomp.torch.synchronizer import synchronizer
 from tests.mpi.lanes import few_ranks, two_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
 

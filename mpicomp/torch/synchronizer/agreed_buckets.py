@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collectives.errors import NonFiniteGradient, explains_itself
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
+from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent
 
 
 def start_agreed(queue: BucketQueue, agreement: StepAgreement, intent: StepIntent) -> None:

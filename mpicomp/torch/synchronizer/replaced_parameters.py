@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts
+from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts
 
 _watches: list[weakref.ref[ReplacedParameters]] = []
 

@@ -16,9 +16,9 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import NonCopyable
-from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
+from mpicomp.torch.synchronizer.synchronizer import Phase, Synchronizer
 
 _INITIALIZES = "_init_optim_state"
 """Function of `torch.distributed.checkpoint` that reads an optimizer's state before it saves, loads or steps."""

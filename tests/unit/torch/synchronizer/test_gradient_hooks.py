@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, _sum_of_bits, install_hooks
+from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts, _sum_of_bits, install_hooks
 
 
 class Listener:

@@ -20,11 +20,11 @@ from collectives.annotations import override
 from collectives.caller_warning import warn_caller
 from collectives.errors import explains_itself
 from collectives.quoting import one_line
-from mpicomp.torch.optimizer.bucket_averaging import BucketAveraging, SynchronizerParts
-from mpicomp.torch.optimizer.gradient_hooks import SILENT_STEPS
-from mpicomp.torch.optimizer.inner_steps import InnerSteps
-from mpicomp.torch.optimizer.replaced_parameters import ReplacedParameters
 from mpicomp.torch.replication import require_same_values
+from mpicomp.torch.synchronizer.bucket_averaging import BucketAveraging, SynchronizerParts
+from mpicomp.torch.synchronizer.gradient_hooks import SILENT_STEPS
+from mpicomp.torch.synchronizer.inner_steps import InnerSteps
+from mpicomp.torch.synchronizer.replaced_parameters import ReplacedParameters
 
 COMPARE_EVERY = 1000
 """Synchronizations after which the ranks compare their whole models again; samples are compared in each step."""

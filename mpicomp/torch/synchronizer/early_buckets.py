@@ -8,7 +8,7 @@ from collectives.execution.handle import keep_uncompiled
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
 from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.devices import call_after_backward, current_stream
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, SentGradients
+from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts, SentGradients
 
 
 class EarlyBuckets:

@@ -19,15 +19,15 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.optimizer.agreed_buckets import collect_agreed, start_agreed
-from mpicomp.torch.optimizer.early_buckets import EarlyBuckets
-from mpicomp.torch.optimizer.gradient_hooks import GradientCounts, install_hooks
-from mpicomp.torch.optimizer.parameter_changes import ParameterChanges
-from mpicomp.torch.optimizer.step_agreement import StepAgreement, StepIntent
 from mpicomp.torch.parameters import ParameterGroup, Parameters
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, WRAPPER, State, cannot_load
+from mpicomp.torch.synchronizer.agreed_buckets import collect_agreed, start_agreed
+from mpicomp.torch.synchronizer.early_buckets import EarlyBuckets
+from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts, install_hooks
+from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
+from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent
 
 
 @dataclass(frozen=True)

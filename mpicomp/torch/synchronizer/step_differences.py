@@ -9,7 +9,7 @@ from typing import TypedDict
 from torch import Tensor
 
 from collectives.quoting import list_ranks, shown
-from mpicomp.torch.optimizer.parameter_changes import ADDED, FROZEN
+from mpicomp.torch.synchronizer.parameter_changes import ADDED, FROZEN
 
 _PLAIN = (float, bool, str, type(None))
 

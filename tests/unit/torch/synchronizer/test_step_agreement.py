@@ -11,7 +11,7 @@ from collectives import CollectiveMismatch, Communicator
 from collectives.threads.run_local import run_local
 from mpicomp import Dense
 from mpicomp.torch import DistributedOptimizer
-from mpicomp.torch.optimizer.step_agreement import StepIntent
+from mpicomp.torch.synchronizer.step_agreement import StepIntent
 
 
 def concluded(marks: int, ranks: int) -> list[Any]:

@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, require_same
-from mpicomp.torch.optimizer import synchronizer
+from mpicomp.torch.synchronizer import synchronizer
 from tests.mpi.lanes import three_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 
