@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicomp.checkpoint.state import _digest, load_state, save_state
+from mpicomp.state.state_file import _digest, load_state, save_state
 from tests.mutations import HUGE, mutants
 
 STATE: dict[str, Any] = {
