@@ -45,7 +45,7 @@ ROLES = {
     "mpicomp.aggregator": "Algorithm, Aggregator",
     "mpicomp.algorithms": "Marsit, QSGD, ...",
     "mpicomp.auto": "dense or compressed?",
-    "mpicomp.checkpoint": "states on disk",
+    "mpicomp.state": "checks, files, other ranks",
     "mpicomp.cli": "bench, doctor, advise",
     "mpicomp.codecs": "values to bytes",
     "mpicomp.contrib": "EF21, SSDM, ...",

@@ -72,9 +72,9 @@ if TYPE_CHECKING:
         TrueTopK,
         algorithm,
     )
-    from mpicomp.checkpoint.state import load_state, save_state
-    from mpicomp.feedback.redistribute import redistribute
     from mpicomp.manual import help_page
+    from mpicomp.state.redistribute import redistribute
+    from mpicomp.state.state_file import load_state, save_state
 
 __version__ = "0.1.0"
 
@@ -85,10 +85,10 @@ _MOST_FRAMES = 4  # between dir() and pydoc, which calls inspect.getmembers
 _HOMES = {
     "help_page": "mpicomp.manual",
     "install_abort_hook": "collectives.process_end",
-    "load_state": "mpicomp.checkpoint.state",
-    "redistribute": "mpicomp.feedback.redistribute",
+    "load_state": "mpicomp.state.state_file",
+    "redistribute": "mpicomp.state.redistribute",
     "run_local": "collectives.threads.run_local",
-    "save_state": "mpicomp.checkpoint.state",
+    "save_state": "mpicomp.state.state_file",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ import mpicomp
 from apps.chaos.case import Case
 from apps.chaos.training import Training
 from collectives import Communicator
-from mpicomp.feedback.redistribute import among_survivors
+from mpicomp.state.redistribute import among_survivors
 
 Group = tuple[int, ...]
 Place = tuple[Any, dict[int, dict[str, Any]], Group]

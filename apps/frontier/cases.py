@@ -17,7 +17,7 @@ from mpicomp import Dense, DoubleSqueeze, Marsit, PowerSGD, Relay, ScaleCom, Spa
 from mpicomp.algorithms import Algorithm
 from mpicomp.contrib.ef21 import EF21
 from mpicomp.torch import DistributedLion, DistributedOptimizer, OneBitAdam, ZeroOneAdam
-from mpicomp.torch.optimizer.zero_one_moments import Intervals
+from mpicomp.torch.one_bit_adam.zero_one_moments import Intervals
 
 DENSE = "dense"
 OUTER = ", outer"

@@ -24,9 +24,9 @@ from apps.train.idx import read_idx
 from apps.train.run_records import epochs, read_run, settings
 from collectives.cost.link import LinkModel
 from mpicomp.algorithms import ALGORITHMS
-from mpicomp.checkpoint.state import _digest, join, load_state, save_state, split
 from mpicomp.cli import analyze, trace
 from mpicomp.pipeline import FileMessageStore
+from mpicomp.state.state_file import _digest, join, load_state, save_state, split
 from mpicomp.torch.state import rank_files
 from mpicomp.torch.state.redistribution import redistribute_states
 

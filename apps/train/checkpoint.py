@@ -27,7 +27,7 @@ from apps.train.agreement import JobError, any_rank, gather_rows, naming_cure, r
 from apps.train.checkpoint_files import LEAVES, MANIFEST, MODEL, CheckpointFiles, joined, rank_file
 from collectives import Communicator
 from collectives.atomic_file import flush_folder, flushed
-from mpicomp.checkpoint.state import split
+from mpicomp.state.state_file import split
 from mpicomp.torch import broadcast_parameters
 
 Redistribute = Callable[[list[Any], int], list[Any]]

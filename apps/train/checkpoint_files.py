@@ -13,7 +13,7 @@ from torch import Tensor
 from apps.train.run_records import MOST_DIGITS
 from collectives.json_file import fields, parse_json
 from collectives.regular_file import open_regular
-from mpicomp.checkpoint.state import join
+from mpicomp.state.state_file import join
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
@@ -105,5 +105,5 @@ def rank_file(rank: int) -> str:
 
 
 def joined(text: str, tensors: dict[str, Tensor]) -> Any:
-    """The state of which `mpicomp.checkpoint.state.split` made this text and these leaves."""
+    """The state of which `mpicomp.state.state_file.split` made this text and these leaves."""
     return join(text, {"tensor": tensors.__getitem__, "array": lambda key: tensors[key].numpy()})

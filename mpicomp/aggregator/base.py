@@ -23,9 +23,9 @@ from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
 from mpicomp.aggregator.survival import Continuation, JointEnd
 from mpicomp.aggregator.vector_views import VectorViews
-from mpicomp.feedback import saved_state as states
 from mpicomp.layers.staging import LastWork, StagedCall
 from mpicomp.layers.widening import Widening
+from mpicomp.state import state_check as states
 
 _NO_NUMBERS = None, None
 
@@ -540,7 +540,7 @@ class Aggregator(metaclass=Listed):
         return {"method": type(self.algorithm).__name__, "n": self.n, "step": self.step, **entries}
 
     def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the checked content of a state; see `mpicomp.feedback.saved_state.check`."""
+        """Return the checked content of a state; see `mpicomp.state.state_check.check`."""
         where = f"{self.comm.here}, vector {self.vector_id}"
         like, state = self._state(self.feedback.like()), self.feedback.localize(state, where)
         taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.feedback.state_nan)

@@ -17,7 +17,7 @@ from collectives.progress.polling import Backoff, Limits, drive
 from mpicomp.aggregator.call import tensors_listed
 from mpicomp.aggregator.residual_copies import ResidualCopies, Saved, State, ages_of, with_copy
 from mpicomp.feedback.base import BY_ELEMENT
-from mpicomp.feedback.redistribute import among_survivors
+from mpicomp.state.redistribute import among_survivors
 
 if TYPE_CHECKING:
     from mpicomp.aggregator.base import Aggregator

@@ -18,7 +18,7 @@ from mpicomp.spaces import HOST, Space, space_of
 
 State = dict[str, AnyArray]
 StateKind = Literal["mean", "owner", "owned", "shared", "shard"]
-"""Meaning of a state's entry where other ranks continue with it, see `mpicomp.feedback.redistribute`: a float array
+"""Meaning of a state's entry where other ranks continue with it, see `mpicomp.state.redistribute`: a float array
 whose mean over ranks is pending; an array[n] that is zero except for the elements that the rank owns; start and stop of
 these elements; an entry that is equal on all ranks."""
 

@@ -20,8 +20,8 @@ from mpicomp.feedback.base import Feedback, Problem, Residual, State, StateKind,
 from mpicomp.feedback.error_feedback import FeedbackEncoder, take_mean
 from mpicomp.feedback.payloads import Decode, Payloads, Results
 from mpicomp.feedback.rounds import Round
-from mpicomp.feedback.saved_state import OWNED, check_owned
 from mpicomp.spaces import Space
+from mpicomp.state.state_check import OWNED, check_owned
 
 SHARE_ELEMENTS = 1 << 21  # of which one worker measures the scales at a time
 _GOOD, _OVERFLOWED, _BAD = 0, 1, 2  # a rank's report of its step

@@ -1,11 +1,13 @@
 """mpicomp for PyTorch: optimizers, hooks and process groups.
 
 ``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
-and :class:`OneBitAdam` and its relatives, whose ranks exchange momenta; ``contrib`` has young ones. ``ddp`` has
-:func:`ddp_hook`, which averages for DistributedDataParallel, and ``fsdp`` :func:`fsdp_hook`, for FSDP2.
-``process_group`` is a backend of ``torch.distributed``. The first three average flat vectors: ``buckets.py`` lays
-parameters out in these, ``bucket_reducers.py`` averages one, ``bucket_queue.py`` several during backward. ``state``
-saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes the ranks' models equal.
+and ``local_steps`` its mode in which ranks average the moves of several steps. ``one_bit_adam`` has :class:`OneBitAdam`
+and its relatives, whose ranks exchange momenta, and ``contrib`` young ones. ``synchronizer`` is what these share: the
+phases of a step, the ranks' agreement on it, and the averages of its buckets. ``ddp`` has :func:`ddp_hook`, which
+averages for DistributedDataParallel, and ``fsdp`` :func:`fsdp_hook`, for FSDP2. All of these average flat vectors of
+parameters, which ``buckets`` lays out, and starts during backward. ``process_group`` is a backend of
+``torch.distributed``. ``state`` saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes
+the ranks' models equal.
 
 NumPy views of tensors on the CPU reach the aggregators without a copy. Tensors on GPUs go there as they are, or as
 signs and codes that are made of them there (``devices.py``).
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
     from mpicomp.torch.fsdp import FSDPHook as FSDPHook
     from mpicomp.torch.fsdp import fsdp_hook as fsdp_hook
     from mpicomp.torch.fsdp import fsdp_wire as fsdp_wire
+    from mpicomp.torch.one_bit_adam.one_bit_adam import OneBitAdam as OneBitAdam
+    from mpicomp.torch.one_bit_adam.one_bit_lamb import OneBitLamb as OneBitLamb
+    from mpicomp.torch.one_bit_adam.zero_one_adam import ZeroOneAdam as ZeroOneAdam
     from mpicomp.torch.optimizer.deepspeed_config import from_deepspeed as from_deepspeed
     from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
-    from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam as OneBitAdam
-    from mpicomp.torch.optimizer.one_bit_lamb import OneBitLamb as OneBitLamb
-    from mpicomp.torch.optimizer.zero_one_adam import ZeroOneAdam as ZeroOneAdam
     from mpicomp.torch.process_group import register_backend as register_backend
     from mpicomp.torch.rank_device import local_device as local_device
     from mpicomp.torch.replication import average_buffers as average_buffers
@@ -45,11 +47,11 @@ _NAMES = {
     "contrib.sign_muon": "SignMuon",
     "ddp.hook": "DDPHookState ddp_hook",
     "fsdp": "FSDPHook fsdp_hook fsdp_wire",
+    "one_bit_adam.one_bit_adam": "OneBitAdam",
+    "one_bit_adam.one_bit_lamb": "OneBitLamb",
+    "one_bit_adam.zero_one_adam": "ZeroOneAdam",
     "optimizer.deepspeed_config": "from_deepspeed",
     "optimizer.distributed_optimizer": "DistributedOptimizer",
-    "optimizer.one_bit_adam": "OneBitAdam",
-    "optimizer.one_bit_lamb": "OneBitLamb",
-    "optimizer.zero_one_adam": "ZeroOneAdam",
     "process_group": "register_backend",
     "rank_device": "local_device",
     "replication": "average_buffers broadcast_optimizer_state broadcast_parameters require_same",

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_not
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.devices import require_reachable
 
+ParameterGroup: TypeAlias = dict[str, Any]
+LISTS = ("params", "param_names")
+"""Entries of a parameter group that are not options."""
 NARROW = (torch.float16, torch.bfloat16)
 _MARK = "_mpicomp_master"  # attribute of masters
 

@@ -32,7 +32,9 @@ class Layer(NamedTuple):
 ARRAYS = ("numpy", "mpi4py")
 WAITING = ("collectives.progress",)
 BYTES = ("mpicomp.codecs", "mpicomp.kernels", "collectives")
-STEPS = ("mpicomp.aggregator", "mpicomp.feedback", "mpicomp.spaces", *BYTES)
+STEPS = ("mpicomp.aggregator", "mpicomp.feedback", "mpicomp.state", "mpicomp.spaces", *BYTES)
+OF_TORCH = ("buckets", "caller_modes", "devices", "front_ends", "parameters", "replication", "state")
+VECTORS = ("mpicomp.algorithms", *STEPS, *(f"mpicomp.torch.{part}" for part in OF_TORCH))
 # From the bottom to the top. A module belongs to the innermost folder that is listed here.
 LAYERS = {
     "collectives.schedules": Layer(),
@@ -53,10 +55,11 @@ LAYERS = {
     "mpicomp.kernels": Layer((), ("numpy", "numba", "llvmlite")),
     "mpicomp.kernels.gpu": Layer(("mpicomp.kernels",), ("numpy", "torch", "triton")),
     "mpicomp.codecs": Layer(("mpicomp.kernels",), ("numpy",)),
+    "mpicomp.state": Layer((), ("numpy",)),
     "mpicomp.spaces": Layer(BYTES, ARRAYS),
-    "mpicomp.feedback": Layer(("mpicomp.spaces", *BYTES), ("numpy",)),
+    "mpicomp.feedback": Layer(("mpicomp.state", "mpicomp.spaces", *BYTES), ("numpy",)),
     "mpicomp.layers": Layer(("mpicomp.spaces", "collectives")),
-    "mpicomp.aggregator": Layer(("mpicomp.feedback", "mpicomp.layers", *BYTES), ARRAYS),
+    "mpicomp.aggregator": Layer(("mpicomp.state", "mpicomp.feedback", "mpicomp.layers", *BYTES), ARRAYS),
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ARRAYS),
@@ -64,9 +67,15 @@ LAYERS = {
     "mpicomp.algorithms": Layer(
         ("mpicomp.contrib", "mpicomp.nodes", "mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS
     ),
-    "mpicomp.checkpoint": Layer(("mpicomp.aggregator",), ("numpy",)),
     "mpicomp.torch": Layer(
-        ("mpicomp.algorithms", "mpicomp.checkpoint", "mpicomp.kernels", *STEPS),
+        ("mpicomp.algorithms", "mpicomp.kernels", *STEPS),
+        (*ARRAYS, "torch"),
+    ),
+    "mpicomp.torch.synchronizer": Layer(VECTORS, (*ARRAYS, "torch")),
+    "mpicomp.torch.local_steps": Layer(("mpicomp.torch.synchronizer", *VECTORS), (*ARRAYS, "torch")),
+    "mpicomp.torch.one_bit_adam": Layer(("mpicomp.torch.synchronizer", *VECTORS), (*ARRAYS, "torch")),
+    "mpicomp.torch.optimizer": Layer(
+        ("mpicomp.torch.local_steps", "mpicomp.torch.one_bit_adam", "mpicomp.torch.synchronizer", *VECTORS),
         (*ARRAYS, "torch"),
     ),
     "mpicomp.pipeline": Layer(("mpicomp.torch", *BYTES), (*ARRAYS, "torch")),

@@ -24,7 +24,6 @@ TOGETHER = {
     "collectives/threads": "unit/collectives/threads/test_run_local.py",
     "collectives/transports.py": "unit/collectives/emulation/test_slow_link.py",
     "mpicomp/algorithms": "mpi/algorithms/test_algorithms_exact.py",
-    "mpicomp/checkpoint": "unit/checkpoint/test_state.py",
     "mpicomp/contrib": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/cli": "unit/cli/test_command.py",
     "mpicomp/feedback": "mpi/algorithms/test_algorithms_exact.py",
@@ -33,6 +32,7 @@ TOGETHER = {
     "mpicomp/reducers": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/aggregator/step.py": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/spaces": "unit/feedback/test_error_feedback.py",
+    "mpicomp/state": "unit/state/test_state_file.py",
     "mpicomp/torch": "mpi/torch/test_torch_compile.py",
 }
 # Tests of more than one package.

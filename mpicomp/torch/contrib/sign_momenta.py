@@ -18,11 +18,12 @@ from torch import Tensor
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm, EFSignSGD, MajorityVote, Marsit
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.optimizer.adam_moments import AdamMoments, Groups, ParameterGroup, Stretch
-from mpicomp.torch.optimizer.momentum_averaging import Entries, MomentumAveraging
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumMethod
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups, Stretch
+from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod
+from mpicomp.torch.parameters import ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM, OWN_MOMENTA
 
 Merge: TypeAlias = Literal["vote", "mean", "marsit"]

@@ -18,11 +18,12 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.contrib.sign_momenta import Merge, SignAveraging, SignMomenta, merging
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup, Stretch
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer
+from mpicomp.torch.one_bit_adam.adam_moments import Stretch
+from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumOptimizer
+from mpicomp.torch.parameters import ParameterGroup
 
 _newton_schulz: Any
 try:

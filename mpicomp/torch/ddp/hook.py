@@ -35,9 +35,9 @@ from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
-from mpicomp.torch.bucket_queue import overlap_by_thread
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_queue import overlap_by_thread
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors

@@ -26,8 +26,8 @@ from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode
-from mpicomp.torch.bucket_queue import overlap_by_thread, worse
-from mpicomp.torch.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_queue import overlap_by_thread, worse
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.devices import call_after_backward
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm

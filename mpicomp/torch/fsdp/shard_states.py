@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from collectives.json_file import fields, parse_json
 from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import BY_ELEMENT
-from mpicomp.feedback.redistribute import redistribute
+from mpicomp.state.redistribute import redistribute
 from mpicomp.torch.fsdp.parameter_groups import ShardedParameter
 from mpicomp.torch.state.schema import State, require_wide
 

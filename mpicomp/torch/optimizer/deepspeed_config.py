@@ -17,11 +17,11 @@ from collectives.caller_warning import warn_caller
 from collectives.quoting import nearest, one_line, shown
 from mpicomp.algorithms import Dense
 from mpicomp.torch.front_ends import given_communicator
+from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumOptimizer
+from mpicomp.torch.one_bit_adam.one_bit_adam import OneBitAdam
+from mpicomp.torch.one_bit_adam.one_bit_lamb import OneBitLamb
+from mpicomp.torch.one_bit_adam.zero_one_adam import ZeroOneAdam
 from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer
-from mpicomp.torch.optimizer.momentum_optimizer import MomentumOptimizer
-from mpicomp.torch.optimizer.one_bit_adam import OneBitAdam
-from mpicomp.torch.optimizer.one_bit_lamb import OneBitLamb
-from mpicomp.torch.optimizer.zero_one_adam import ZeroOneAdam
 
 _BETAS = {"betas": "betas", "eps": "eps"}
 _ADAM = {**_BETAS, "amsgrad": "amsgrad"}

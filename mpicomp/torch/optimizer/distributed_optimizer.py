@@ -33,15 +33,14 @@ from mpicomp.torch.front_ends import (
     require_optimizer,
     warn_of_ddp,
 )
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.fragments import Blend, deal_fragments
-from mpicomp.torch.optimizer.inner_steps import InnerSteps
-from mpicomp.torch.optimizer.islands import require_islands
+from mpicomp.torch.local_steps.fragments import Blend, deal_fragments
+from mpicomp.torch.local_steps.islands import require_islands
+from mpicomp.torch.local_steps.outer_step import Outer, outer_optimizer, outer_text
 from mpicomp.torch.optimizer.loop_methods import LoopMethods
 from mpicomp.torch.optimizer.opening import open_synchronizer
-from mpicomp.torch.optimizer.outer_step import Outer, outer_optimizer, outer_text
-from mpicomp.torch.optimizer.synchronizing_optimizer import refuse_distributed_checkpoint
-from mpicomp.torch.parameters import Parameters
+from mpicomp.torch.parameters import ParameterGroup, Parameters
+from mpicomp.torch.synchronizer.inner_steps import InnerSteps
+from mpicomp.torch.synchronizer.synchronizing_optimizer import refuse_distributed_checkpoint
 
 _UNSCALES = "_unscale_grads_"
 """The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""

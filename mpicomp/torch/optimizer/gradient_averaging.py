@@ -13,13 +13,13 @@ from torch import Tensor
 
 from collectives.annotations import override
 from collectives.errors import NonFiniteGradient, reword
-from mpicomp.torch.bucket_reducers import BucketReducer
-from mpicomp.torch.buckets import NamedParameter
-from mpicomp.torch.optimizer.bucket_averaging import SynchronizerParts
-from mpicomp.torch.optimizer.step_agreement import StepIntent
-from mpicomp.torch.optimizer.synchronizer import Closure, Phase, Synchronizer
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.parameters import require_own_gradients
 from mpicomp.torch.state.schema import State
+from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
+from mpicomp.torch.synchronizer.step_agreement import StepIntent
+from mpicomp.torch.synchronizer.synchronizer import Closure, Phase, Synchronizer
 
 
 class GradientAveraging(Synchronizer):

@@ -10,9 +10,9 @@ import torch
 
 from collectives.quoting import shown
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.optimizer.adam_moments import ParameterGroup
-from mpicomp.torch.optimizer.synchronizer import Phase, Synchronizer
-from mpicomp.torch.optimizer.synchronizing_optimizer import SynchronizingOptimizer
+from mpicomp.torch.parameters import ParameterGroup
+from mpicomp.torch.synchronizer.synchronizer import Phase, Synchronizer
+from mpicomp.torch.synchronizer.synchronizing_optimizer import SynchronizingOptimizer
 
 Batch = TypeVar("Batch")
 

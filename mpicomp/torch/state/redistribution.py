@@ -24,7 +24,7 @@ from torch import Tensor
 from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.quoting import one_line, shown
 from mpicomp.feedback.base import StateKind
-from mpicomp.feedback.redistribute import CURE, redistribute, require_same_keys
+from mpicomp.state.redistribute import CURE, redistribute, require_same_keys
 from mpicomp.torch.state.linear_states import COUNTER, LinearEntries, shape_of_parameter
 from mpicomp.torch.state.schema import OWN_MOMENTA, RANK, STATE_KEY, State, with_arrays, with_tensors, wrapped_part
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from collectives.json_file import fields
 from collectives.quoting import one_line, shown
-from mpicomp.torch.buckets import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import NamedParameter
 
 STATE_KEY = "mpicomp"
 """Entry of a state that holds residuals and counters, next to the wrapped optimizer's own."""

@@ -20,8 +20,8 @@ from mpicomp.torch import (
     average_buffers,
     broadcast_optimizer_state,
     broadcast_parameters,
-    bucket_reducers,
 )
+from mpicomp.torch.buckets import bucket_reducers
 from tests.fake_device import FakeStream, KernelEvent
 from tests.fake_streams import StreamsDevice
 from tests.fake_torch import GPU_IN_ITS_PLACE, NAME, FakeTorchDevice, gpu, reachable

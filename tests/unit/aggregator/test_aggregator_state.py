@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from collectives import Star
 from mpicomp import Communicator, run_local
 from mpicomp.algorithms import ALGORITHMS, DoubleSqueeze, Marsit, MemSGD
-from mpicomp.checkpoint.state import load_state, save_state
+from mpicomp.state.state_file import load_state, save_state
 from tests.methods import METHODS
 
 N, STEPS = 4096 + 77, 12

@@ -11,7 +11,7 @@ import pytest
 
 from collectives.json_file import read_json
 from collectives.regular_file import open_regular
-from mpicomp.checkpoint.state import load_state
+from mpicomp.state.state_file import load_state
 
 
 def make(kind: str, folder: Path) -> Path:

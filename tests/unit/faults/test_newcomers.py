@@ -152,7 +152,7 @@ OPTIMIZER = """
 import torch
 import mpicomp.torch
 from mpi4py import MPI
-from mpicomp.torch.optimizer import synchronizer
+from mpicomp.torch.synchronizer import synchronizer
 synchronizer.COMPARE_EVERY = 4  # a newcomer compares the models in the same steps as the members
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())

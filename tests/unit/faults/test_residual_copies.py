@@ -12,7 +12,7 @@ import mpicomp
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, Limits, drive
 from mpicomp.aggregator.residual_copies import ResidualCopies, ResidualCopy, ages_of, buddies_of, with_copy
-from mpicomp.feedback.redistribute import among_survivors
+from mpicomp.state.redistribute import among_survivors
 from tests.unit.faults.jobs import JOB_S, Job, Jobs
 
 pytestmark = pytest.mark.timeout(2 * JOB_S)

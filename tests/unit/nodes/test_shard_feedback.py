@@ -9,7 +9,7 @@ import pytest
 
 import mpicomp
 from mpicomp import Communicator, PerNode
-from mpicomp.feedback.redistribute import among_survivors
+from mpicomp.state.redistribute import among_survivors
 from tests.methods import METHODS
 
 TENSORS = (4, 256, 64, 1340)  # of two shards the first is empty if they begin where tensors do

@@ -17,9 +17,9 @@ from collectives.threads.run_local import run_local
 from mpicomp.torch import DistributedLion, SignMuon, redistribute_states
 from mpicomp.torch.contrib import sign_muon
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.optimizer.branches import Branches, add, values, ways
-from tests.mpi.torch.optimizer.branches import train as train_branches
-from tests.mpi.torch.optimizer.test_one_bit_adam import random_vector
+from tests.mpi.torch.branches import Branches, add, values, ways
+from tests.mpi.torch.branches import train as train_branches
+from tests.mpi.torch.one_bit_adam.test_one_bit_adam import random_vector
 from tests.mpi.torch.training import N_CLASSES, N_INPUTS, parameters_of, same_on_all_ranks, train
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon is PyTorch 2.9's")

@@ -203,7 +203,7 @@ def test_without_threads_in_mpi_hooks_wait_and_the_log_says_so_once(
 ) -> None:
     models = [hooked(make_model(), Marsit(3), Communicator(comm.mpi_comm, "ring"), **SMALL_BUCKETS)[0]]
     monkeypatch.setattr("collectives.group.calls.is_supported", lambda comm: False)
-    monkeypatch.setattr("mpicomp.torch.bucket_queue._warned", False)
+    monkeypatch.setattr("mpicomp.torch.buckets.bucket_queue._warned", False)
     with caplog.at_level(logging.WARNING, "mpicomp"):
         models += [hooked(make_model(), Marsit(3), comm, **SMALL_BUCKETS)[0] for _ in range(2)]
     for model in models:

@@ -18,7 +18,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Auto, Dense, DoubleSqueeze, Marsit, ScaleCom
 from mpicomp.torch import DistributedOptimizer
-from mpicomp.torch.bucket_queue import BucketQueue
+from mpicomp.torch.buckets.bucket_queue import BucketQueue
 from tests.mpi.lanes import up_to_two_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 

@@ -1,1 +1,0 @@
-"""States on disk, and for another number of ranks."""

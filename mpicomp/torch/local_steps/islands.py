@@ -1,0 +1,107 @@
+"""Islands: ranks that average their gradients at every step, and hold equal models between synchronizations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from collectives import Communicator
+from collectives.recovery.newcomers import newcomers_of
+from mpicomp.algorithms import Algorithm, PerNode
+from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
+from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter, group_parameters, make_bucket
+
+Mean = Callable[[Tensor], Tensor]
+
+
+def require_islands(
+    islands: object, comm: Communicator, optimizer: torch.optim.Optimizer, algorithms: Mapping[str, Algorithm]
+) -> None:
+    """Raise TypeError or ValueError unless the argument is a communicator, and the optimizer can be equal within it."""
+    if not isinstance(islands, Communicator):
+        raise TypeError(
+            f"islands is of type {type(islands).__name__}: pass the communicator of the ranks of this rank's island, "
+            "comm.nodes.local or comm.split(color)"
+        )
+    if not islands.calls.is_open:
+        raise ValueError(f"islands cannot be used, {islands.calls.reason}: pass a communicator that is open")
+    if newcomers_of(comm) is not None:
+        raise ValueError("islands take no newcomers: leave out islands, or make the communicator without spares")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("islands cannot be combined with LBFGS, which decides by each rank's own loss")
+    nested = next((one for one in algorithms.values() if isinstance(one, PerNode)), None)
+    if nested is not None:
+        raise ValueError(f"islands cannot be combined with {nested}: pass {nested.method}, which runs between islands")
+
+
+def between_islands(algorithms: Mapping[str, Algorithm], islands: Islands | None) -> Mapping[str, Algorithm]:
+    """Return the algorithms of parameters, each between the islands; None: as they are."""
+    return algorithms if islands is None else {k: PerIsland(one, islands=islands) for k, one in algorithms.items()}
+
+
+class IslandGradients:
+    """Means of gradients over the ranks of an island, in full precision.
+
+    Ranks of an island wait for each other alone. Where `comm` regroups after a death they wait for all its ranks, since
+    a mean ends on all survivors or is made again.
+    """
+
+    def __init__(self, comm: Communicator, islands: Islands, bucket_mb: float) -> None:
+        self._comm, self._islands, self._bucket_mb = comm, islands, bucket_mb
+        self._members: tuple[NamedParameter, ...] = ()
+        self._buckets: list[tuple[Bucket, Tensor, Mean]] = []
+
+    @torch.no_grad()
+    def average(self, members: Sequence[NamedParameter]) -> None:
+        """Replace each gradient by its mean. A missing one counts as zeros, and is there afterwards."""
+        layout = self._islands.layout
+        if (max(layout.sizes) if self._comm.recovery is not None else layout.sizes[layout.node]) == 1:
+            return
+        self._lay_out(tuple(members))
+        for bucket, flat, mean in self._buckets:
+            gradients, views = [self._gradient(member) for member in bucket.members], bucket.views(flat)
+            torch._foreach_copy_(views, gradients)
+            torch._foreach_copy_(gradients, bucket.views(mean(flat)))
+
+    def _lay_out(self, members: tuple[NamedParameter, ...]) -> None:
+        """Let buckets of one type and device take turns with one vector."""
+        if [id(one.parameter) for one in members] == [id(one.parameter) for one in self._members]:
+            return
+        groups = group_parameters(members, self._bucket_mb)
+        buckets = [make_bucket(index, group) for index, group in enumerate(groups)]
+        vectors: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        for one in sorted(buckets, key=lambda bucket: -bucket.n):
+            kind = one.dtype, one.device
+            if kind not in vectors:
+                vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
+        self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
+        self._members = members  # behind all that may fail
+
+    def _mean_of(self, flat: Tensor) -> Mean:
+        """Return a function that averages vectors of this type and length, perhaps in place; collective."""
+        if self._comm.recovery is None:
+            return partial(self._comm.nodes_of(self._islands.layout).local.allreduce, op="mean", out=flat)
+        dtype = str(flat.dtype).removeprefix("torch.")
+        return IslandMean(self._islands).start(self._comm, flat.numel(), dtype=dtype).aggregate
+
+    def _gradient(self, member: NamedParameter) -> Tensor:
+        parameter = member.parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.layout != torch.strided:
+            error = ValueError(
+                f"{self._comm.here}: the gradient of {member.name!r} is sparse, which islands do not average; build "
+                "its layer with sparse=False"
+            )
+            self.reject(error)
+        return parameter.grad
+
+    def reject(self, error: Exception) -> NoReturn:
+        """Raise the error here, and CollectiveMismatch on the ranks that wait for this one's gradients."""
+        whole = self._comm.recovery is not None
+        group = self._comm if whole else self._comm.nodes_of(self._islands.layout).local
+        group.reject(error, "averaging gradients within an island")

@@ -1,0 +1,1 @@
+"""What all optimizers share: the phases of a step, the ranks' agreement on it, and the averages of its buckets."""

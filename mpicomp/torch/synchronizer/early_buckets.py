@@ -1,0 +1,56 @@
+"""Buckets that start while backward runs, and the gradients that are sent with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from collectives.execution.handle import keep_uncompiled
+from mpicomp.torch.buckets.bucket_queue import BucketQueue
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
+from mpicomp.torch.devices import call_after_backward, current_stream
+from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts, SentGradients
+
+
+class EarlyBuckets:
+    """Starts each bucket of the `queue` once its gradients are complete, and watches these until the step.
+
+    Attributes
+    ----------
+    queue : BucketQueue
+        Queue of the `reducers`.
+    sent : SentGradients
+        Gradients of this step that are sent, or wait for the step in a bucket that is sent last.
+    notes, starts : bool
+        Gradients of this step are noted, and complete buckets start.
+    notes_rest : bool
+        Autograd notes the gradients of incomplete buckets at the end of this backward.
+    """
+
+    def __init__(self, queue: BucketQueue, reducers: BucketReducers, counts: GradientCounts) -> None:
+        self.queue, self.sent = queue, SentGradients()
+        self.notes = self.starts = self.notes_rest = False
+        self._reducers, self._counts = reducers, counts
+
+    def push(self, position: int) -> None:
+        """Take a complete gradient, by its position, and start the buckets that are due."""
+        reducers, queue, sent = self._reducers, self.queue, self.sent
+        index, parameter = reducers.bucket_of[position], reducers.members[position].parameter
+        # as often as hooks are called, a call counts
+        if queue.count(index, stream=current_stream(parameter) if parameter.is_cuda else None):
+            sent.note_new(reducers[index].bucket.members)
+            before = queue.n_started
+            queue.start_complete()
+            for reducer in reducers[before : queue.n_started]:
+                sent.add(reducer.bucket.members, reducer.mean)
+        elif not self.notes_rest:
+            self.notes_rest = call_after_backward(self._note_rest)
+
+    @keep_uncompiled
+    def _note_rest(self) -> None:
+        """Note the gradients of incomplete buckets at the end of a backward: the others are noted together."""
+        self.notes_rest = False
+        with self._counts.lock:
+            incomplete = {*self.queue.incomplete}
+            pairs: Iterable[tuple[int, int]] = self._reducers.bucket_of.items() if incomplete else ()
+            members, is_complete = self._reducers.members, self._counts.is_complete
+            self.sent.note_new([members[at] for at, bucket in pairs if bucket in incomplete and is_complete(at)])

@@ -1,0 +1,166 @@
+"""Second views of the model in an optimizer's state: found in any optimizer, which the search leaves as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpicomp.torch.local_steps.second_views import second_views
+
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Averaging(torch.optim.SGD):
+    """SGD with a running mean of the weights, made in the first step."""
+
+    def __init__(self, params: Any, start: Callable[[Tensor], Tensor] = torch.clone) -> None:
+        super().__init__(params, lr=0.0, momentum=0.9, weight_decay=0.1)
+        self.start, self.steps = start, [0]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.steps[0] += 1
+        for one in self.param_groups[0]["params"]:
+            self.state[one].setdefault("ema", self.start(one)).lerp_(one, 0.1)
+
+
+class AveragingFromTheStart(torch.optim.SGD):
+    """The same, made in the constructor."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["ema"] = one.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["ema"].lerp_(one, 0.1)
+
+
+class Coded(torch.optim.SGD):
+    """SGD with momentum in codes with a scale, which is 0 without gradients, so that the codes are NaN."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            state = self.state[one]
+            momentum = (0.9 * state["codes"] * state["scale"] if state else 0) + one.grad
+            state["scale"] = momentum.abs().max() / 100
+            state["codes"] = momentum / state["scale"]
+            one.sub_(momentum, alpha=0.01)
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Schedule-free SGD: z is moved by gradients, and the parameter by both."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            for y in group["params"]:
+                z = self.state[y].setdefault("z", y.clone())
+                y.lerp_(z, 1 / group["k"]).sub_(y.grad, alpha=0.1 * group["lr"])
+                z.sub_(y.grad, alpha=group["lr"])
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Lookahead around another optimizer, with which it shares groups and state."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, base.defaults)
+        self.base, self.state, self.param_groups, self.steps = base, base.state, base.param_groups, 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+        self.steps += 1
+        for one in self.param_groups[0]["params"]:
+            slow = self.state[one].setdefault("slow", one.clone())
+            if self.steps % 6 == 0:
+                one.copy_(slow.lerp_(one, 0.5))
+
+
+class DistanceToStart(torch.optim.Optimizer):
+    """Optimizer with a copy of the first weights and sums of gradients, as Prodigy, and with noise."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            state = self.state[one]
+            state.setdefault("p0", one.clone())
+            state.setdefault("s", torch.zeros_like(one)).add_(one.grad).add_(torch.randn_like(one))
+            one.sub_(state["s"], alpha=0.1)
+
+
+WITH: dict[str, tuple[Make, str]] = {
+    "averaging": (Averaging, "ema"),
+    "averaging from zeros": (lambda found: Averaging(found, start=torch.zeros_like), "ema"),
+    "from constructor": (AveragingFromTheStart, "ema"),
+    "asgd": (torch.optim.ASGD, "ax"),
+    "schedule-free": (ScheduleFree, "z"),
+    "lookahead": (lambda found: Lookahead(torch.optim.Adam(found)), "slow"),
+}
+WITHOUT: dict[str, Make] = {
+    "sgd": lambda found: torch.optim.SGD(found, lr=0.1, momentum=0.9, weight_decay=1.0, nesterov=True),
+    "adam": lambda found: torch.optim.Adam(found, amsgrad=True, weight_decay=0.1),
+    "tensor lr": lambda found: torch.optim.AdamW(found, lr=torch.tensor(0.1), foreach=False),
+    "rmsprop": lambda found: torch.optim.RMSprop(found, momentum=0.9, centered=True),
+    "distance to start": DistanceToStart,
+    "codes": lambda found: Coded(found, lr=0.1),
+    **{
+        name: getattr(torch.optim, name)
+        for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "LBFGS", "NAdam", "RAdam", "Rprop")
+    },
+}
+
+
+def stepped(make: Make) -> torch.optim.Optimizer:
+    """Return an optimizer of two parameters that has made a step, if it can without a closure."""
+    torch.manual_seed(0)
+    optimizer = make([nn.Parameter(torch.randn(7, 3)), nn.Parameter(torch.zeros(5))])
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        for one in optimizer.param_groups[0]["params"]:
+            one.grad = torch.randn_like(one)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("make", "key"), WITH.values(), ids=WITH)
+def test_a_second_view_of_the_model_is_found(make: Make, key: str) -> None:
+    assert second_views(stepped(make)) == [repr(key)]
+
+
+@pytest.mark.parametrize("make", WITHOUT.values(), ids=WITHOUT)
+def test_momentum_and_copies_of_the_first_weights_are_no_second_views(make: Make) -> None:
+    assert second_views(stepped(make)) == []
+
+
+@pytest.mark.parametrize("make", [*(make for make, _ in WITH.values()), *WITHOUT.values()], ids=[*WITH, *WITHOUT])
+def test_the_search_leaves_optimizer_hooks_schedulers_and_random_numbers_as_they_were(make: Make) -> None:
+    optimizer, calls = stepped(make), []
+    optimizer.register_step_pre_hook(lambda *arguments: calls.append(arguments))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before, random = copy.deepcopy(optimizer.state_dict()), torch.get_rng_state()
+    parameters = [one.detach().clone() for one in optimizer.param_groups[0]["params"]]
+    attributes = {key: repr(value) for key, value in vars(optimizer).items() if not key.startswith("_")}
+    second_views(optimizer)
+    torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
+    assert all(map(torch.equal, optimizer.param_groups[0]["params"], parameters))
+    assert {key: repr(value) for key, value in vars(optimizer).items() if not key.startswith("_")} == attributes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not calls
+    assert scheduler.last_epoch == 0
