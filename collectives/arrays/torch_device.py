@@ -106,9 +106,11 @@ class TorchDevice(Device):
         with self._launching:
             nvtx.range_push(name_of(work))
             try:
-                self._launch(work)
+                self._with(self._stream, work)
             finally:
                 nvtx.range_pop()
+                with self._marking:
+                    self._launched = self._marked = None
 
     def _behind_kernels(self) -> Any:
         """Return an event behind all kernels and short copies so far, and no long copy since the last of them."""
@@ -119,8 +121,11 @@ class TorchDevice(Device):
 
     @override
     def copy(self, source: Array, target: Array) -> Testable:
-        from_, to = self._bytes(source), self._bytes(target)
-        to_host = isinstance(target, np.ndarray)
+        torch, to_host = self._torch, isinstance(target, np.ndarray)
+        if to_host:
+            from_, to = source.view(torch.uint8), torch.from_numpy(target.view(np.uint8))
+        else:
+            from_, to = torch.from_numpy(source.view(np.uint8)), target.view(torch.uint8)
         if (target if to_host else source).nbytes <= SHORT_BYTES and not (to_host and self._copies_apart()):
             self._with(self._stream, to.copy_, from_, non_blocking=True)
             with self._marking:
@@ -132,9 +137,9 @@ class TorchDevice(Device):
         copies = self._to_host if to_host else self._to_device
         event = self._with(copies, self._copy_apart, copies, from_, to)
         if to_host:
-            self._apart = self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
+            self._apart = self._kept(Event(partial(self._with, None, event.query), (from_, to)), self._copying[to_host])
             return self._apart
-        self._hold(event, self._stream)
+        self._with(None, self._stream.wait_event, event)
         with self._marking:
             self._marked = None
         return self._kept(QueuedEvent(self, event, (from_, to)), self._copying[to_host])
@@ -157,12 +162,6 @@ class TorchDevice(Device):
             earlier.append(event)
         return event
 
-    def _query(self, event: Any) -> bool:
-        return bool(self._with(None, event.query))
-
-    def _hold(self, event: Any, stream: DeviceStream) -> None:
-        self._with(None, stream.wait_event, event)
-
     @override
     def use(self) -> None:
         self._torch.cuda.set_device(self._index)
@@ -180,11 +179,6 @@ class TorchDevice(Device):
                 if ends:
                     self._kept(marked, self._copying[False])
         return marked
-
-    def _bytes(self, vector: Array) -> Tensor:
-        if isinstance(vector, np.ndarray):
-            return self._torch.from_numpy(vector.view(np.uint8))
-        return vector.view(self._torch.uint8)
 
 
 def with_current(torch: ModuleType, index: int) -> Callable[..., Any]:
@@ -263,16 +257,16 @@ class Event(Testable):
 class QueuedEvent(Event, Queued):
     """Kernels, or copies to a device, up to an event."""
 
-    __slots__ = ("_hold", "device")
+    __slots__ = ("_event", "device")
 
     def __init__(self, device: TorchDevice, event: Any, ends: object = None) -> None:
         # not by `super()`: as often as events are recorded, a call counts
-        self._done, self._ends = partial(device._query, event), ends
-        self.device, self._hold = device, partial(device._hold, event)
+        self._done, self._ends = partial(device._with, None, event.query), ends
+        self.device, self._event = device, event
 
     @override
     def block(self, stream: DeviceStream) -> None:
-        self._hold(stream)
+        self.device._with(None, stream.wait_event, self._event)
 
 
 class CopyInTurn(Queued):

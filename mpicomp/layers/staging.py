@@ -34,7 +34,7 @@ class StagedCall:
         self._last, self._source, self._target = last, source, target
         self._device = None if source.place is None else source.place.device
         # of a method that reads the vector and writes the result on their common device, without a copy
-        self._array_steps = array_steps if are_on_one_device(source, target) else None
+        self._array_steps = array_steps if array_steps and are_on_one_device(source, target) else None
 
     def arrive(self, call: Any) -> Steps:
         """Prepare the vector before the ranks compare the call."""

@@ -162,7 +162,7 @@ class BucketReducer:
         if handle is None:
             return False
         try:
-            handle.wait(self.stream)
+            handle.wait(current_stream(self.mean))
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
         finally:
