@@ -98,8 +98,8 @@ class BucketQueue:
 
     def start_complete(self) -> None:
         """Start the buckets in order that are due."""
-        last, missing = len(self._reducers) - 1, self._missing
-        while self.n_started < last and missing.get(self.n_started) == 0 and self._is_well:
+        last, missing, errors = len(self._reducers) - 1, self._missing, self._errors
+        while self.n_started < last and missing.get(self.n_started) == 0 and self.fill_error is None and not errors:
             self._start(self.n_started, True, False)
 
     def start_rest(self, silent: bool, before_last: Callable[[BucketReducer], None]) -> None:
@@ -154,10 +154,6 @@ class BucketQueue:
     def incomplete(self) -> list[int]:
         """Buckets of which some slices have been counted."""
         return [index for index, left in self._missing.items() if left]
-
-    @property
-    def _is_well(self) -> bool:
-        return self.fill_error is None and not self._errors
 
     def _start(
         self,

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bits_of, clearing, finite_flag, is_set, launch, number, read, write
+from mpicomp.kernels.gpu.common import APART, bits_of, call_with_flag, finite_flag, is_set, launch, number, read, write
 
-__all__ = ["clearing", "compensate", "convert", "divide", "empty", "keep", "view", "xp"]
+__all__ = ["call_with_flag", "compensate", "convert", "divide", "empty", "keep", "view", "xp"]
 
 WIDTH = 1024  # elements of a program
 

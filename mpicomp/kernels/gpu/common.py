@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -58,12 +57,11 @@ def launch(kernel: Any, programs: int | tuple[int, int], *arguments: Any, **opti
         _launched[form] = compiled[(*grid, 1, 1)[:3]]
 
 
-@contextmanager
-def clearing(flag: Tensor) -> Iterator[None]:
-    """Have kernels that this thread launches clear a flag, uint8[1], instead of new ones, which take a launch each."""
+def call_with_flag(flag: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function whose kernels clear a flag, uint8[1], instead of new ones, which take a launch each."""
     before, _given.flag = getattr(_given, "flag", None), flag
     try:
-        yield
+        return function(*arguments)
     finally:
         _given.flag = before
 

@@ -34,7 +34,7 @@ class EarlyBuckets:
     def start(self, index: int) -> None:
         """Note the gradients of a bucket that is complete now, and start the buckets that are due."""
         reducers, queue, sent = self._reducers, self.queue, self.sent
-        sent.note_new(reducers[index].bucket.members)
+        sent.note(reducers[index].bucket.members, only_new=True)
         before = queue.n_started
         queue.start_complete()
         for reducer in reducers[before : queue.n_started]:
@@ -52,4 +52,5 @@ class EarlyBuckets:
             incomplete = {*self.queue.incomplete}
             pairs: Iterable[tuple[int, int]] = self._reducers.bucket_of.items() if incomplete else ()
             members, is_complete = self._reducers.members, self._counts.is_complete
-            self.sent.note_new([members[at] for at, bucket in pairs if bucket in incomplete and is_complete(at)])
+            rest = [members[at] for at, bucket in pairs if bucket in incomplete and is_complete(at)]
+            self.sent.note(rest, only_new=True)
