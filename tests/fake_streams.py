@@ -26,7 +26,9 @@ class Stream:
 
     def __init__(self, torch: FakeTorch, index: int) -> None:
         self.work: list[Callable[[], object]] = []
-        self.index, self._torch = index, torch
+        self.device_index, self._torch = index, torch
+        self.stream_id, self.device_type = id(self), 1
+        torch.streams[self.stream_id] = self
         self._done = 0
 
     def record_event(self) -> Event:
@@ -97,15 +99,27 @@ class FakeTorch:
         Whether the current streams capture a graph.
     ranges : list of str
         Ranges that profiles would show.
+    depth : int
+        Ranges that have not ended.
+    streams : dict of int to Stream
+        By their numbers.
+
+    Parameters
+    ----------
+    has_private : bool
+        The functions that PyTorch's contexts call are there.
     """
 
     uint8, version = np.uint8, SimpleNamespace(hip=None)
 
-    def __init__(self) -> None:
+    def __init__(self, has_private: bool = True) -> None:
         self.cuda = self.nvtx = self
+        self._C = self if has_private else None
+        self.streams: dict[int, Stream] = {}
         self.contexts = set[int]()
         self.is_capturing = False
         self.ranges: list[str] = []
+        self.depth = 0
         self._thread = threading.local()
         self._defaults = {index: Stream(self, index) for index in range(INDEX + 1)}
 
@@ -125,9 +139,11 @@ class FakeTorch:
 
     @contextmanager
     def device(self, index: int) -> Iterator[None]:
-        before, self._thread.index = self.current_device(), index
-        yield
-        self._thread.index = before
+        before = self._cuda_exchangeDevice(index)
+        try:
+            yield
+        finally:
+            self._cuda_maybeExchangeDevice(before)
 
     def _streams(self) -> dict[int, Stream]:
         if not hasattr(self._thread, "streams"):
@@ -139,17 +155,32 @@ class FakeTorch:
         return self._streams()[index]
 
     def _set_stream(self, stream: Stream) -> None:
-        self._streams()[stream.index] = stream
-        if stream.index != self.current_device():
-            self.set_device(stream.index)
+        self._streams()[stream.device_index] = stream
+        if stream.device_index != self.current_device():
+            self.set_device(stream.device_index)
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, there = self.current_stream(self.current_device()), self.current_stream(stream.index)
+        before, there = self.current_stream(self.current_device()), self.current_stream(stream.device_index)
         self._set_stream(stream)
-        yield
-        self._set_stream(there)
-        self._set_stream(before)
+        try:
+            yield
+        finally:
+            self._set_stream(there)
+            self._set_stream(before)
+
+    def _cuda_exchangeDevice(self, index: int) -> int:  # noqa: N802 - PyTorch's name
+        before, self._thread.index = self.current_device(), index
+        return before
+
+    _cuda_maybeExchangeDevice = _cuda_exchangeDevice  # noqa: N815 - PyTorch's name
+
+    def _cuda_getCurrentStream(self, index: int) -> tuple[int, int, int]:  # noqa: N802 - PyTorch's name
+        stream = self.current_stream(index)
+        return stream.stream_id, stream.device_index, stream.device_type
+
+    def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: N802 - PyTorch's name
+        self._set_stream(self.streams[stream_id])
 
     def launch(self, work: Callable[[], object]) -> None:
         """Have the current stream do something."""
@@ -160,10 +191,12 @@ class FakeTorch:
         self.touch()
         return self.is_capturing
 
-    @contextmanager
-    def range(self, name: str) -> Iterator[None]:
+    def range_push(self, name: str) -> None:
         self.ranges.append(name)
-        yield
+        self.depth += 1
+
+    def range_pop(self) -> None:
+        self.depth -= 1
 
     def empty(self, nbytes: int, dtype: Any, device: str, pin_memory: bool) -> Vector:
         assert device == "cpu"
@@ -182,8 +215,8 @@ class FakeTorch:
 class StreamsDevice(TorchDevice):
     """A `TorchDevice` on such streams."""
 
-    def __init__(self) -> None:
-        self.torch = FakeTorch()
+    def __init__(self, has_private: bool = True) -> None:
+        self.torch = FakeTorch(has_private)
         super().__init__(self.torch, INDEX)
 
     def zeros(self, n: int, dtype: str) -> Any:

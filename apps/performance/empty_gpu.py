@@ -27,7 +27,7 @@ class Stream:
     """Stand in for `torch.cuda.Stream`; records events."""
 
     counts: ClassVar[Counter[str]] = Counter()
-    device_index = cuda_stream = 0
+    device_index = cuda_stream = stream_id = device_type = 0
 
     def __init__(self, device: int = 0) -> None:
         self.device = torch.device(NAME)
@@ -55,19 +55,6 @@ class Event:
     def query(self) -> bool:
         """Return True."""
         return True
-
-
-class Context:
-    """Stand in for `torch.cuda.device`, `torch.cuda.stream` and `torch.cuda.nvtx.range`."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 class Launcher:
@@ -150,13 +137,19 @@ def empty_gpu() -> Iterator[Counter[str]]:
 
     with ExitStack() as stack:
         for name, stand_in in {
-            "Stream": Stream, "Event": lambda **_: Event(), "device": Context, "stream": Context,
+            "Stream": Stream, "Event": lambda **_: Event(),
             "current_stream": lambda device=None: default, "is_current_stream_capturing": lambda: False,
-            "set_device": lambda index: None, "current_device": lambda: 0, "nvtx.range": Context,
+            "set_device": lambda index: None, "current_device": lambda: 0, "nvtx.range_push": lambda name: 0,
+            "nvtx.range_pop": lambda: 0,
         }.items():  # fmt: skip
             stack.enter_context(patch(f"torch.cuda.{name}", stand_in))
-        # PyTorch's builds for CPUs lack it
-        stack.enter_context(patch("torch._C._cuda_getCurrentRawStream", lambda index: 0, create=True))
+        # PyTorch's builds for CPUs lack them
+        for name, function in {
+            "getCurrentRawStream": lambda index: 0, "getCurrentStream": lambda index: (0, 0, 0),
+            "setStream": lambda *numbers: None, "exchangeDevice": lambda index: 0,
+            "maybeExchangeDevice": lambda index: 0,
+        }.items():  # fmt: skip
+            stack.enter_context(patch(f"torch._C._cuda_{name}", function, create=True))
         for name, stand_in in {
             "_foreach_copy_": fill, "empty": pin, "from_dlpack": take, "Tensor.copy_": copy,
             "Tensor.index_fill_": launch, "Tensor.cpu": on_host, "Tensor.is_cuda": True, "Tensor.is_meta": False,

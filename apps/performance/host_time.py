@@ -143,7 +143,7 @@ def _step(buckets: int, method: Any, comm: Communicator | None, device: str = "m
         optimizer.zero_grad()
         torch.autograd.backward(model())
         optimizer.step()
-        assert comm is None or len(optimizer.buckets) == buckets  # type: ignore[attr-defined]
+        assert comm is None or len(optimizer.reducers) == buckets  # type: ignore[attr-defined]
 
     return step
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class TorchDevice(Device):
 
     def __init__(self, torch: ModuleType, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
-        self._index, self._current = index, partial(torch.cuda.device, index)
+        self._index, self._with = index, with_current(torch, index)
         self._stream, self._to_host, self._to_device = (torch.cuda.Stream(index) for _ in range(3))
         self._launched: Any = None  # an event behind all kernels; None: there may be newer ones than the last event
         self._marked: QueuedEvent | None = None  # behind all that the stream of kernels has been given; None: not yet
@@ -53,24 +53,19 @@ class TorchDevice(Device):
         self._unmarked: list[tuple[Tensor, Tensor]] = []  # ends of copies among the kernels, up to the next event
         self._thread = threading.local()
 
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def _launch(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function on the stream of kernels."""
         try:
-            with self._current(), self._torch.cuda.stream(self._stream):
-                yield
+            return self._with(self._stream, function, *arguments, **options)
         finally:
-            self._changed()
-
-    def _changed(self) -> None:
-        """Note that the stream of kernels has more to do than the last events are behind."""
-        with self._marking:
-            self._launched = self._marked = None
+            with self._marking:
+                self._launched = self._marked = None
 
     @override
     def pinned(self, nbytes: int) -> Bytes:
         # PyTorch keeps memory that is freed, and hands it out again
-        with self._current():
-            memory: Bytes = self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True).numpy()
+        torch = self._torch
+        memory: Bytes = self._with(None, torch.empty, nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
         return memory
 
     @override
@@ -80,8 +75,7 @@ class TorchDevice(Device):
         self.follow()
         # CuPy and JAX let the current stream, here the device's own, wait for theirs. PyTorch lets it wait for the
         # current one, which would be itself: hence `follow`.
-        with self._on_stream():
-            tensor = self._torch.from_dlpack(array)
+        tensor = self._launch(self._torch.from_dlpack, array)
         contiguous = tensor.is_contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         return Taken(
@@ -90,28 +84,33 @@ class TorchDevice(Device):
 
     @override
     def follow(self) -> None:
-        with self._current():
-            if self._torch.cuda.is_current_stream_capturing():
-                raise ValueError(
-                    f"a CUDA graph is being captured on {self.name}, and messages of MPI cannot be part of it: make "
-                    "the call outside of the capture"
-                )
-            self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
-        self._changed()  # copies on streams of their own wait for the memory's writers, too
+        self._with(None, self._follow)
+        with self._marking:  # copies on streams of their own wait for the memory's writers, too
+            self._launched = self._marked = None
+
+    def _follow(self) -> None:
+        if self._torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                f"a CUDA graph is being captured on {self.name}, and messages of MPI cannot be part of it: make the "
+                "call outside of the capture"
+            )
+        self._stream.wait_stream(self._torch.cuda.current_stream(self._index))
 
     @override
     def zeros(self, n: int, dtype: str) -> Tensor:
-        with self._on_stream():
-            return self._torch.zeros(n, dtype=getattr(self._torch, dtype), device=self.name)
+        return self._launch(self._torch.zeros, n, dtype=getattr(self._torch, dtype), device=self.name)
 
     @override
     def run(self, work: Callable[[], object]) -> None:
-        cuda = self._torch.cuda
-        try:
-            with self._launching, self._current(), cuda.stream(self._stream), cuda.nvtx.range(name_of(work)):
-                work()
-        finally:
-            self._changed()
+        nvtx = self._torch.cuda.nvtx
+        with self._launching:
+            nvtx.range_push(name_of(work))
+            try:
+                self._with(self._stream, work)
+            finally:
+                nvtx.range_pop()
+                with self._marking:
+                    self._launched = self._marked = None
 
     def _behind_kernels(self) -> Any:
         """Return an event behind all kernels and short copies so far, and no long copy since the last of them."""
@@ -122,30 +121,33 @@ class TorchDevice(Device):
 
     @override
     def copy(self, source: Array, target: Array) -> Testable:
-        from_, to = self._bytes(source), self._bytes(target)
-        to_host = isinstance(target, np.ndarray)
+        torch, to_host = self._torch, isinstance(target, np.ndarray)
+        if to_host:
+            from_, to = source.view(torch.uint8), torch.from_numpy(target.view(np.uint8))
+        else:
+            from_, to = torch.from_numpy(source.view(np.uint8)), target.view(torch.uint8)
         if (target if to_host else source).nbytes <= SHORT_BYTES and not (to_host and self._copies_apart()):
-            with self._current(), self._torch.cuda.stream(self._stream):
-                to.copy_(from_, non_blocking=True)
+            self._with(self._stream, to.copy_, from_, non_blocking=True)
             with self._marking:
                 self._unmarked.append((from_, to))
-            self._changed()
+                self._launched = self._marked = None
             if to_host:
                 return Event(self.done().Test)
             return self.done() if len(self._unmarked) > MOST_UNMARKED else CopyInTurn(self)
         copies = self._to_host if to_host else self._to_device
-        with self._current():
-            copies.wait_event(self._behind_kernels())
-            with self._torch.cuda.stream(copies):
-                to.copy_(from_, non_blocking=True)
-            event = copies.record_event()
-            if to_host:
-                self._apart = self._kept(Event(partial(self._query, event), (from_, to)), self._copying[to_host])
-                return self._apart
-            self._stream.wait_event(event)
-            with self._marking:
-                self._marked = None
-            return self._kept(QueuedEvent(self, event, (from_, to)), self._copying[to_host])
+        event = self._with(copies, self._copy_apart, copies, from_, to)
+        if to_host:
+            self._apart = self._kept(Event(partial(self._with, None, event.query), (from_, to)), self._copying[to_host])
+            return self._apart
+        self._with(None, self._stream.wait_event, event)
+        with self._marking:
+            self._marked = None
+        return self._kept(QueuedEvent(self, event, (from_, to)), self._copying[to_host])
+
+    def _copy_apart(self, copies: Any, from_: Tensor, to: Tensor) -> Any:
+        copies.wait_event(self._behind_kernels())
+        to.copy_(from_, non_blocking=True)
+        return copies.record_event()
 
     def _copies_apart(self) -> bool:
         """Return True if a copy to the host is under way on its own stream, which later ones must follow."""
@@ -160,14 +162,6 @@ class TorchDevice(Device):
             earlier.append(event)
         return event
 
-    def _query(self, event: Any) -> bool:
-        with self._current():
-            return bool(event.query())
-
-    def _hold(self, event: Any, stream: DeviceStream) -> None:
-        with self._current():
-            stream.wait_event(event)
-
     @override
     def use(self) -> None:
         self._torch.cuda.set_device(self._index)
@@ -181,16 +175,44 @@ class TorchDevice(Device):
             marked = self._marked
             if marked is None:
                 ends, self._unmarked = self._unmarked, []  # first: the event must be behind all of them
-                with self._current():
-                    marked = self._marked = QueuedEvent(self, self._stream.record_event(), ends)
+                marked = self._marked = QueuedEvent(self, self._with(None, self._stream.record_event), ends)
                 if ends:
                     self._kept(marked, self._copying[False])
         return marked
 
-    def _bytes(self, vector: Array) -> Tensor:
-        if isinstance(vector, np.ndarray):
-            return self._torch.from_numpy(vector.view(np.uint8))
-        return vector.view(self._torch.uint8)
+
+def with_current(torch: ModuleType, index: int) -> Callable[..., Any]:
+    """Return a function that calls another one while a GPU, and a stream of it or None, are current in the thread.
+
+    PyTorch's contexts run 20 functions in Python for that, which takes longer than a launch. They serve releases that
+    lack the functions of C that they call.
+    """
+    names = "_cuda_exchangeDevice", "_cuda_maybeExchangeDevice", "_cuda_getCurrentStream", "_cuda_setStream"
+    calls = [getattr(torch._C, name, None) for name in names]
+    if None in calls:
+
+        def call_in_contexts(stream: Any, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            with torch.cuda.device(index), nullcontext() if stream is None else torch.cuda.stream(stream):
+                return function(*arguments, **options)
+
+        return call_in_contexts
+    exchange, restore, current, choose = cast(list[Callable[..., Any]], calls)
+
+    def call(stream: Any, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        gpu = exchange(index)  # first: to choose a stream of another GPU than the current one would leave that current
+        try:
+            if stream is None:
+                return function(*arguments, **options)
+            before = current(index)
+            choose(stream.stream_id, stream.device_index, stream.device_type)
+            try:
+                return function(*arguments, **options)
+            finally:
+                choose(*before)
+        finally:
+            restore(gpu)
+
+    return call
 
 
 def name_of(work: Callable[[], object]) -> str:
@@ -235,15 +257,16 @@ class Event(Testable):
 class QueuedEvent(Event, Queued):
     """Kernels, or copies to a device, up to an event."""
 
-    __slots__ = ("_hold", "device")
+    __slots__ = ("_event", "device")
 
     def __init__(self, device: TorchDevice, event: Any, ends: object = None) -> None:
-        super().__init__(partial(device._query, event), ends)
-        self.device, self._hold = device, partial(device._hold, event)
+        # not by `super()`: as often as events are recorded, a call counts
+        self._done, self._ends = partial(device._with, None, event.query), ends
+        self.device, self._event = device, event
 
     @override
     def block(self, stream: DeviceStream) -> None:
-        self._hold(stream)
+        self.device._with(None, stream.wait_event, self._event)
 
 
 class CopyInTurn(Queued):
@@ -288,9 +311,13 @@ def require_stream(stream: object) -> DeviceStream:
     taken: Any = stream
     cuda = _torch().cuda
     if isinstance(taken, cuda.Stream):
-        with nullcontext() if _is_current(taken) else cuda.stream(taken):
-            if cuda.is_current_stream_capturing():
-                raise ValueError("stream captures a CUDA graph: wait for the call before or after the capture")
+        if _is_current(taken):
+            captures = cuda.is_current_stream_capturing()
+        else:
+            with cuda.stream(taken):
+                captures = cuda.is_current_stream_capturing()
+        if captures:
+            raise ValueError("stream captures a CUDA graph: wait for the call before or after the capture")
     checked: DeviceStream = taken
     return checked
 

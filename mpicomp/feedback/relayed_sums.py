@@ -181,7 +181,10 @@ class RelayedSums(Feedback):
             return self._codec.spread(self._buckets[piece], self.held.there[piece], self._size, cut.start, out)
         part = slice(cut.start, cut.stop)
         old, new = self._residuals(part)
-        out[:] = self._values[part] + (0 if old is None else old)
+        if old is None:
+            out[:] = self._values[part] + 0  # as a sum, which has no negative zero
+        else:
+            self.kernels.arrays.compensate(self._values[part], old, None, out)
         new[:] = 0
         return self.kernels.sign.all_finite(out)
 

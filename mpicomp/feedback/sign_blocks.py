@@ -143,7 +143,7 @@ class SignBlocks:
             self._scales, here = self._packed.tail, self._packed.tail_here
             self._deliver_scales = self._packed.deliver_tail
         self._rows = here.reshape(-1, N_SCALES)
-        self._ahead: AnyArray | None = None  # columns for encoding that have crossed ahead of their step
+        self._ahead: bytes | None = None  # columns for encoding that have crossed ahead of their step
         self._least = -size.limits
         columns = size.steps, size.limits, self._least, self._pending, size.positive, size.negative
         self._columns = [values.view(f"i{values.itemsize}") for values in columns]  # of the scales, as they change
@@ -159,7 +159,7 @@ class SignBlocks:
         Earlier copies must have ended, or have had the same numbers.
         """
         self._write(self._rows, N_SCALES)
-        if self._ahead is None or not np.array_equal(self._rows[:, :N_OF_ENCODING], self._ahead):
+        if self._rows[:, :N_OF_ENCODING].tobytes() != self._ahead:
             self._deliver_scales()
         self._ahead = None
 
@@ -167,7 +167,7 @@ class SignBlocks:
         """Let the scales of the next step, which `fix` makes unless they overflow, cross with the signs of this one."""
         if fix():
             self._write(self._rows, N_OF_ENCODING)  # those of decoding are this step's
-            self._ahead = self._rows[:, :N_OF_ENCODING].copy()
+            self._ahead = self._rows[:, :N_OF_ENCODING].tobytes()
 
     def _write(self, rows: AnyArray, n_columns: int) -> None:
         np.negative(self._size.limits, out=self._least)

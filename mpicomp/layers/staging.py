@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from collectives.annotations import Testable
+from collectives.arrays import Staging
 from collectives.arrays.vectors import Flat
 from collectives.dense.device_sum import are_on_one_device, settled_before
 from collectives.execution.handle import Steps
@@ -34,7 +35,7 @@ class StagedCall:
         self._last, self._source, self._target = last, source, target
         self._device = None if source.place is None else source.place.device
         # of a method that reads the vector and writes the result on their common device, without a copy
-        self._array_steps = array_steps if are_on_one_device(source, target) else None
+        self._array_steps = array_steps if array_steps and are_on_one_device(source, target) else None
 
     def arrive(self, call: Any) -> Steps:
         """Prepare the vector before the ranks compare the call."""
@@ -47,8 +48,8 @@ class StagedCall:
                 yield from run_before_arrival(call, await_operation(call, lambda: queued, problem))
         if self._array_steps is not None:
             yield from settled_before(call, self._source, call.group.size)
-        elif self._source.staging is not None:
-            yield from fetch(call, self._source.staging)
+        elif isinstance(self._source.place, Staging):
+            yield from fetch(call, self._source.place)
 
     def around(self, call: Any, steps: Callable[[Any], Steps]) -> Steps:
         """Return the steps of the call, after which the result is copied to its device."""
@@ -57,8 +58,8 @@ class StagedCall:
                 yield from self._array_steps(call, self._source, self._target)
                 return
             yield from steps(call)
-            if self._target.staging is not None:
-                yield from deliver(call, self._target.staging)
+            if isinstance(self._target.place, Staging):
+                yield from deliver(call, self._target.place)
         finally:
             if self._device is not None:
                 self._last.queued = call.queued

@@ -96,8 +96,7 @@ class DeviceFlag(FiniteFlag):
 
     @override
     def check(self, kernel: Callable[..., Any], *arguments: Any) -> Any:
-        with kernels.of("cuda").arrays.clearing(self._there):
-            return super().check(kernel, *arguments)
+        return kernels.of("cuda").arrays.call_with_flag(self._there, super().check, kernel, *arguments)
 
     @override
     def fetch(self) -> Testable | None:

@@ -134,24 +134,23 @@ class DevicePacked(Packed):
         self.heads_here = [here[at : at + size] for at, size in places]
 
     def _place(self, piece: int, some: slice) -> slice:
-        if some is ALL:
-            return self._places[piece]
         first, stop, _ = some.indices(self._host[piece].size)
         return slice(self.starts[piece] + first, self.starts[piece] + stop)
 
     @override
     def fetch(self, piece: int, some: slice = ALL) -> Testable | None:
-        place = self._place(piece, some)
+        place = self._places[piece] if some is ALL else self._place(piece, some)
         if place.start == self.starts[piece]:
             place = slice(place.start - self._fronts[piece], place.stop)
         return Landed(self._mirror.fetch(place), partial(self._land, piece, some))
 
     def _land(self, piece: int, some: slice) -> None:
-        self._host[piece][some] = self._mirror.here[self._place(piece, some)].view(np.uint64)
+        place = self._places[piece] if some is ALL else self._place(piece, some)
+        self._host[piece][some] = self._mirror.here[place].view(np.uint64)
 
     @override
     def deliver(self, piece: int, some: slice = ALL) -> None:
-        place = self._place(piece, some)
+        place = self._places[piece] if some is ALL else self._place(piece, some)
         self._mirror.here[place] = self._host[piece][some].view(np.int64)
         is_last = self._has_tail and piece == len(self._host) - 1
         self._mirror.deliver(slice(place.start, self._tail.stop) if is_last else place)

@@ -77,11 +77,12 @@ def current_stream(tensor: Tensor) -> torch.cuda.Stream | None:
     if not tensor.is_cuda:
         return None
     index = tensor.get_device()
-    return _current_stream(index, torch._C._cuda_getCurrentRawStream(index))
+    return stream_at(index, torch._C._cuda_getCurrentRawStream(index))
 
 
 @lru_cache
-def _current_stream(index: int, address: int) -> torch.cuda.Stream:
+def stream_at(index: int, address: int) -> torch.cuda.Stream:
+    """Return a GPU's current stream, which has this address."""
     # streams by their address, since hooks of gradients need one each, and PyTorch makes an object for each question
     return torch.cuda.current_stream(index)
 

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, bits_of, clearing, finite_flag, is_set, number, read, write
+from mpicomp.kernels.gpu.common import APART, bits_of, call_with_flag, finite_flag, is_set, launch, number, read, write
 
-__all__ = ["clearing", "compensate", "convert", "divide", "empty", "keep", "view", "xp"]
+__all__ = ["call_with_flag", "compensate", "convert", "divide", "empty", "keep", "view", "xp"]
 
 WIDTH = 1024  # elements of a program
 
@@ -66,7 +66,8 @@ def _compensate_kernel(values, residual, n, alpha, out, SCALED: tl.constexpr, WI
 def compensate(values: Tensor, residual: Tensor, alpha: Any, out: Tensor) -> None:
     if n := out.numel():
         scale = 0 if alpha is None else bits_of(alpha, out.dtype)
-        _compensate_kernel[(triton.cdiv(n, WIDTH),)](values, residual, n, scale, out, alpha is not None, WIDTH, **APART)
+        programs, is_scaled = triton.cdiv(n, WIDTH), alpha is not None
+        launch(_compensate_kernel, programs, values, residual, n, scale, out, is_scaled, WIDTH, **APART)
 
 
 @triton.jit(do_not_specialize=["beta"])

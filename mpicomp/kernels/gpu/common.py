@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -27,39 +26,42 @@ _FLOATS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 
 _given = threading.local()
 MOST_FORMS = 4096  # of launches that are known: lengths are numbers, too
-_launched: dict[tuple[Any, ...], Any] = {}  # compiled kernels, by the forms of the arguments of their launches
+_launched: dict[tuple[Any, ...], Callable[..., None]] = {}  # launch compiled kernels, by the forms of their arguments
 
 
-def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+def launch(kernel: Any, programs: int | tuple[int, int], *arguments: Any, **options: Any) -> None:
     """Launch a kernel whose arguments have the same forms in each step of a vector.
 
     Triton examines arguments in Python to find the compiled kernel, which takes longer than the launch. Here each has a
     form: the value of a number, or of a tensor its type, whether its memory begins at a multiple of 16 bytes, and
     whether it ends within 2 GiB, as offsets of 32 bits need on AMD's GPUs.
     """
-    forms = [_form(one) if isinstance(one, Tensor) else one for one in arguments]
-    form = id(kernel), arguments[0].get_device(), *forms, *options.items()
-    compiled = _launched.get(form)
-    if compiled is None:
-        if len(_launched) >= MOST_FORMS:
-            _launched.clear()
-        compiled = kernel[(programs,)](*arguments, **options)  # None under the interpreter
-        if compiled is not None:
-            _launched[form] = compiled
-    else:
-        compiled[programs, 1, 1](*arguments)
+    index = arguments[0].get_device()
+    forms = [id(kernel), programs, index, *options.items()]
+    for one in arguments:  # in one loop: a function called for each takes as long as the rest
+        if isinstance(one, Tensor):
+            forms += one.dtype, not one.data_ptr() & 15, one.untyped_storage().nbytes() < 1 << 31
+        else:
+            forms.append(one)
+    form = tuple(forms)
+    run = _launched.get(form)
+    if run is not None:
+        # Triton would look up the device and its stream by four functions
+        run(*arguments, stream=torch._C._cuda_getCurrentRawStream(index))
+        return
+    if len(_launched) >= MOST_FORMS:
+        _launched.clear()
+    grid = programs if isinstance(programs, tuple) else (programs,)
+    compiled = kernel[grid](*arguments, **options)  # None under the interpreter
+    if compiled is not None:
+        _launched[form] = compiled[(*grid, 1, 1)[:3]]
 
 
-def _form(tensor: Tensor) -> tuple[torch.dtype, bool, bool]:
-    return tensor.dtype, not tensor.data_ptr() & 15, tensor.untyped_storage().nbytes() < 1 << 31
-
-
-@contextmanager
-def clearing(flag: Tensor) -> Iterator[None]:
-    """Have kernels that this thread launches clear a flag, uint8[1], instead of new ones, which take a launch each."""
+def call_with_flag(flag: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function whose kernels clear a flag, uint8[1], instead of new ones, which take a launch each."""
     before, _given.flag = getattr(_given, "flag", None), flag
     try:
-        yield
+        return function(*arguments)
     finally:
         _given.flag = before
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, LANES, finite_flag, fold, is_set, mean_of, places_on
+from mpicomp.kernels.gpu.common import APART, LANES, finite_flag, fold, is_set, launch, mean_of, places_on
 from mpicomp.kernels.gpu.sixteen_bits import to_float32
 
 ROW = tl.constexpr(32)  # elements
@@ -399,10 +399,11 @@ def relay(
     if buckets := len(starts):
         layout = (places_on(left.device, table) for table in (starts, lengths, places))
         of_program, rows = _program(bucket)
-        _relay_kernel[(triton.cdiv(buckets, of_program),)](
-            u, residual, _words(incoming), scales_in, base, *layout, buckets, _numbers(tables, left.device), left,
-            _words(codes), scales, finite, *_constants(levels), of_program, rows, bucket > WIDTH,
-            triton.next_power_of_2(triton.cdiv(32 * rows, 5)), num_warps=left.itemsize, **APART,
+        launch(
+            _relay_kernel, triton.cdiv(buckets, of_program), u, residual, _words(incoming), scales_in, base, *layout,
+            buckets, _numbers(tables, left.device), left, _words(codes), scales, finite, *_constants(levels),
+            of_program, rows, bucket > WIDTH, triton.next_power_of_2(triton.cdiv(32 * rows, 5)),
+            num_warps=left.itemsize, **APART,
         )  # fmt: skip
     return is_set(finite)
 
@@ -420,9 +421,10 @@ def spread(
     if buckets := len(starts):
         layout = (places_on(out.device, table) for table in (starts, lengths, places))
         (of_program, rows), words, step = _program(bucket), _words(codes), row_bytes or 0
-        _spread_kernel[(triton.cdiv(buckets, of_program), triton.cdiv(bucket, 32 * rows))](
-            words, scales, step // words.itemsize, step // scales.itemsize, ranks, base, *layout, buckets,
-            _numbers(tables, out.device), out, out.numel(), finite, row_bytes is not None, *_constants(levels)[:2],
-            of_program, rows, num_warps=4 if row_bytes is None else 8, **APART,
+        programs = triton.cdiv(buckets, of_program), triton.cdiv(bucket, 32 * rows)
+        launch(
+            _spread_kernel, programs, words, scales, step // words.itemsize, step // scales.itemsize, ranks, base,
+            *layout, buckets, _numbers(tables, out.device), out, out.numel(), finite, row_bytes is not None,
+            *_constants(levels)[:2], of_program, rows, num_warps=4 if row_bytes is None else 8, **APART,
         )  # fmt: skip
     return is_set(finite)

@@ -10,11 +10,12 @@ from functools import reduce
 from weakref import WeakMethod
 
 import torch
+from torch import Tensor
 
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.devices import wait_for
+from mpicomp.torch.devices import stream_at, wait_for
 
 Fill = Callable[[BucketReducer, bool], bool]
 """Write a reducer's vector and return True, or take the values as their own mean and return False.
@@ -86,18 +87,19 @@ class BucketQueue:
         if self.count(index, n_slices):
             self._start(index, True, False, on_end)
 
-    def count(self, index: int, n_slices: int = 1, stream: torch.cuda.Stream | None = None) -> bool:
-        """Count slices of a bucket, which `stream` makes; return True if the bucket is complete."""
+    def count(self, index: int, n_slices: int = 1, made: Tensor | None = None) -> bool:
+        """Count slices of a bucket, `made` on its GPU's current stream; return True if the bucket is complete."""
         left = self._missing.get(index)
         self._missing[index] = left = (len(self._reducers[index].bucket.members) if left is None else left) - n_slices
-        if stream is not None:
-            self._streams[index].add(stream)
+        if made is not None and made.is_cuda:
+            gpu = made.get_device()
+            self._streams[index].add(stream_at(gpu, torch._C._cuda_getCurrentRawStream(gpu)))
         return not left
 
     def start_complete(self) -> None:
         """Start the buckets in order that are due."""
-        last, missing = len(self._reducers) - 1, self._missing
-        while self.n_started < last and missing.get(self.n_started) == 0 and self._is_well:
+        last, missing, errors = len(self._reducers) - 1, self._missing, self._errors
+        while self.n_started < last and missing.get(self.n_started) == 0 and self.fill_error is None and not errors:
             self._start(self.n_started, True, False)
 
     def start_rest(self, silent: bool, before_last: Callable[[BucketReducer], None]) -> None:
@@ -152,10 +154,6 @@ class BucketQueue:
     def incomplete(self) -> list[int]:
         """Buckets of which some slices have been counted."""
         return [index for index, left in self._missing.items() if left]
-
-    @property
-    def _is_well(self) -> bool:
-        return self.fill_error is None and not self._errors
 
     def _start(
         self,

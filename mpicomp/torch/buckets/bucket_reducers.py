@@ -141,7 +141,8 @@ class BucketReducer:
 
     def begin(self) -> Handle:
         """Begin to average ``vector`` over the ranks. Its padding is zeroed first, where it may hold other values."""
-        self._clear_padding()
+        if not self.padding_is_zero:
+            self._clear_padding()
         self._end_event = begin_event(self._event_name)
         self._handle = self.aggregator.begin(self._moves or self._vector_array, out=self._mean_array)
         self._handle.detach()  # a user who drops the optimizer after backward did not start this call
@@ -169,16 +170,18 @@ class BucketReducer:
         if handle is None:
             return False
         try:
-            handle.wait(self.stream)
+            handle.wait(current_stream(self.mean))
         except NonFiniteGradient as error:
             raise self._naming_tensors(error) from None
         finally:
-            self._finish_event()
+            if self._end_event is not None:
+                self._finish_event()
         return True
 
     def aggregate(self) -> None:
         """Write the ranks' mean of ``vector`` into ``mean``; raises the errors of `wait`."""
-        self._clear_padding()
+        if not self.padding_is_zero:
+            self._clear_padding()
         self._end_event = begin_event(self._event_name)
         try:
             self.aggregator.aggregate(self._moves or self._vector_array, self._mean_array, self.stream)
@@ -188,8 +191,7 @@ class BucketReducer:
             self._finish_event()
 
     def _clear_padding(self) -> None:
-        if not self.padding_is_zero:  # on a device this is a launch
-            self.vector.index_fill_(0, self._padding, 0)
+        self.vector.index_fill_(0, self._padding, 0)  # on a device this is a launch
 
     def take_alone(self, values: Sequence[Tensor], behind: bool = False) -> bool:
         """Take the values as their mean, uncopied, and return True, on a single rank and where nothing is rounded.

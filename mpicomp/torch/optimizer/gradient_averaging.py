@@ -149,8 +149,13 @@ class GradientAveraging(Synchronizer):
         self.gradient_counts.dropped = False
 
     @override
-    @torch.no_grad()
     def _fill(self, reducer: BucketReducer, early: bool) -> bool:
+        if not torch.is_grad_enabled():  # as in most hooks: the context takes ten functions in Python
+            return self._copy_gradients(reducer)
+        with torch.no_grad():
+            return self._copy_gradients(reducer)
+
+    def _copy_gradients(self, reducer: BucketReducer) -> bool:
         gradients: list[Tensor] = []
         dtype = reducer.bucket.dtype
         try:

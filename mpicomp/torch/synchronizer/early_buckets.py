@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
 from mpicomp.torch.buckets.bucket_reducers import BucketReducers
-from mpicomp.torch.devices import call_after_backward, current_stream
+from mpicomp.torch.devices import call_after_backward
 from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts, SentGradients
 
 
@@ -31,19 +31,18 @@ class EarlyBuckets:
         self.notes = self.starts = self.notes_rest = False
         self._reducers, self._counts = reducers, counts
 
-    def push(self, position: int) -> None:
-        """Take a complete gradient, by its position, and start the buckets that are due."""
+    def start(self, index: int) -> None:
+        """Note the gradients of a bucket that is complete now, and start the buckets that are due."""
         reducers, queue, sent = self._reducers, self.queue, self.sent
-        index, parameter = reducers.bucket_of[position], reducers.members[position].parameter
-        # as often as hooks are called, a call counts
-        if queue.count(index, stream=current_stream(parameter) if parameter.is_cuda else None):
-            sent.note_new(reducers[index].bucket.members)
-            before = queue.n_started
-            queue.start_complete()
-            for reducer in reducers[before : queue.n_started]:
-                sent.add(reducer.bucket.members, reducer.mean)
-        elif not self.notes_rest:
-            self.notes_rest = call_after_backward(self._note_rest)
+        sent.note(reducers[index].bucket.members, only_new=True)
+        before = queue.n_started
+        queue.start_complete()
+        for reducer in reducers[before : queue.n_started]:
+            sent.add(reducer.bucket.members, reducer.mean)
+
+    def note_rest_later(self) -> None:
+        """Have autograd note the gradients of incomplete buckets at the end of this backward."""
+        self.notes_rest = call_after_backward(self._note_rest)
 
     @keep_uncompiled
     def _note_rest(self) -> None:
@@ -53,4 +52,5 @@ class EarlyBuckets:
             incomplete = {*self.queue.incomplete}
             pairs: Iterable[tuple[int, int]] = self._reducers.bucket_of.items() if incomplete else ()
             members, is_complete = self._reducers.members, self._counts.is_complete
-            self.sent.note_new([members[at] for at, bucket in pairs if bucket in incomplete and is_complete(at)])
+            rest = [members[at] for at, bucket in pairs if bucket in incomplete and is_complete(at)]
+            self.sent.note(rest, only_new=True)

@@ -193,17 +193,15 @@ class SentGradients:
         self._step, self._watches_all = 1, True  # in steps 1, 2, 4, 8, ...
         self._n_buckets, self._buckets_before = 0, 1
 
-    def note_new(self, members: Sequence[NamedParameter]) -> None:
-        """Note the gradients that have not been noted: changes of the others must not be lost."""
-        noted = self._noted
-        self.note([member for member in members if member.name not in noted] if noted else members)
+    def note(self, members: Sequence[NamedParameter], only_new: bool = False) -> None:
+        """Note gradients that are complete: the loop must leave them alone until the step.
 
-    def note(self, members: Sequence[NamedParameter]) -> None:
-        """Note gradients that are complete: the loop must leave them alone until the step."""
+        only_new : changes of gradients that have been noted must not be lost.
+        """
         noted, watches_all = self._noted, self._watches_all
         for member in members:
             gradient = member.parameter.grad
-            if gradient is not None:
+            if gradient is not None and not (only_new and member.name in noted):
                 noted[member.name] = member, gradient, gradient._version, 0
                 if watches_all and (address := _address_of(gradient)):
                     noted[member.name] = member, gradient, gradient._version, address
@@ -215,12 +213,13 @@ class SentGradients:
         Their `mean` is going to be written where gradients may lie that a loop has kept.
         """
         first, end = mean.data_ptr(), mean.data_ptr() + mean.nbytes
-        noted = [self._noted.pop(member.name) for member in members if member.name in self._noted]
-        there = [
-            # not by `_address_of`: as often as hooks are called, a call counts
-            (member, gradient, version, (gradient._values() if gradient.is_sparse else gradient).data_ptr())
-            for member, gradient, version, _ in noted
-        ]
+        there = list[_Noted]()
+        for one in members:
+            if one.name in self._noted:
+                member, gradient, version, _ = self._noted.pop(one.name)
+                # not by `_address_of`: as often as hooks are called, a call counts
+                address = (gradient._values() if gradient.is_sparse else gradient).data_ptr()
+                there.append((member, gradient, version, address))
         self._sent += there
         is_due = not self._watches_all and self._n_buckets == self._step % self._buckets_before
         self._n_buckets += 1

@@ -211,7 +211,12 @@ class Synchronizer(BucketAveraging):
             raise counts.late(position)
         if complete and early:
             self.phase = Phase.SENT
-            self._early.push(position)
+            # as often as hooks are called, a call counts: the others are for complete buckets
+            index = self.reducers.bucket_of[position]
+            if self._early.queue.count(index, made=self.reducers.members[position].parameter):
+                self._early.start(index)
+            elif not self._early.notes_rest:
+                self._early.note_rest_later()
             if self.comm.calls.driver is None:
                 self.comm.calls.advance()
             return

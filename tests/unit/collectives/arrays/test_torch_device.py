@@ -40,9 +40,10 @@ def in_thread(work: Callable[[], object]) -> None:
 PROJECT = Path(__file__).resolve().parents[4]
 
 
-@pytest.fixture
-def device() -> StreamsDevice:
-    return StreamsDevice()
+@pytest.fixture(params=["private", "contexts"])
+def device(request: pytest.FixtureRequest) -> StreamsDevice:
+    """Return a device where PyTorch has the functions of C that its contexts call, or lacks them."""
+    return StreamsDevice(has_private=request.param == "private")
 
 
 CALLS: dict[str, Callable[[StreamsDevice], object]] = {
@@ -134,6 +135,25 @@ def test_profiles_show_the_work_by_its_name(device: StreamsDevice) -> None:
 
     TorchDevice.run(device, _encode)
     assert device.torch.ranges == ["mpicomp encode"]
+    assert device.torch.depth == 0
+
+
+def test_gpu_stream_and_range_are_left_where_work_fails(device: StreamsDevice) -> None:
+    def fail() -> None:
+        assert device.torch.current_device() == INDEX
+        assert device.torch.current_stream(INDEX) is device._stream
+        device._with(device._to_host, inner)
+        assert device.torch.current_stream(INDEX) is device._stream
+        raise ZeroDivisionError
+
+    def inner() -> None:
+        assert device.torch.current_stream(INDEX) is device._to_host
+
+    before = device.torch.current_stream(INDEX)
+    with pytest.raises(ZeroDivisionError):
+        TorchDevice.run(device, fail)
+    assert (device.torch.current_device(), device.torch.depth) == (0, 0)
+    assert device.torch.current_stream(INDEX) is before
 
 
 def test_work_on_devices_has_names() -> None:

@@ -34,7 +34,13 @@ class Compiled:
         self._kernel = kernel
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *arguments: self._kernel.launched.append((grid, arguments))
+        return lambda *arguments, stream: self._kernel.launched.append((grid, arguments, stream))
+
+
+@pytest.fixture(autouse=True)
+def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each device have a current stream, as in PyTorch's builds for GPUs; vectors on the CPU are on device -1."""
+    monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 10 + index, raising=False)
 
 
 def test_arguments_of_one_form_are_examined_once_and_passed_each_time() -> None:
@@ -44,8 +50,8 @@ def test_arguments_of_one_form_are_examined_once_and_passed_each_time() -> None:
     [(grid, found, options)] = kernel.examined
     assert (grid, found[1:], options) == ((5,), (None, 3, True), {"num_warps": 1})
     assert found[0].data_ptr() == vectors[0].data_ptr()
-    assert [grid for grid, _ in kernel.launched] == [(5, 1, 1)] * 3
-    assert [found[0].data_ptr() for _, found in kernel.launched] == [one.data_ptr() for one in vectors[1:]]
+    assert [(grid, stream) for grid, _, stream in kernel.launched] == [((5, 1, 1), 9)] * 3
+    assert [found[0].data_ptr() for _, found, _ in kernel.launched] == [one.data_ptr() for one in vectors[1:]]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,14 @@ def test_another_form_is_examined_again(other: tuple[Any, ...]) -> None:
     for arguments in ((first, 3), other, (first, 3), other):
         launch(kernel, 1, first, *arguments)
     assert len(kernel.examined) == len(kernel.launched) == 2
+
+
+def test_another_number_of_programs_has_a_grid_of_its_own() -> None:
+    kernel, vector = Kernel(), torch.zeros(8)
+    for programs in (2, (2, 3), 2, (2, 3)):
+        launch(kernel, programs, vector)
+    assert [grid for grid, _, _ in kernel.examined] == [(2,), (2, 3)]
+    assert [grid for grid, _, _ in kernel.launched] == [(2, 1, 1), (2, 3, 1)]
 
 
 def test_kernels_that_are_interpreted_are_launched_as_they_are() -> None:
