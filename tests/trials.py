@@ -134,7 +134,7 @@ def shared(*methods: ScaleCom | RandomK | TrueTopK, every_topology: bool = False
         found += over(
             [DoubleTree()],
             Trial(first, n, steps),
-            *(Trial(one, n, 4, dtype) for one in methods[:2] for dtype in FLOATS),
+            *(Trial(one, n, 4, dtype) for one in methods[:2] for dtype in (*FLOATS, "bfloat16")),
         )
         return found + over(topologies(size) if every_topology else [], Trial(first, n, 4))
 

@@ -1,7 +1,8 @@
 """Regrouping: after the death of a rank the survivors make a new group, and end or repeat the calls in flight.
 
 **The commit rule.** A call ends on all survivors or on none. When its work is complete on a rank, the rank does not end
-it yet: the ranks first pass a barrier of empty messages (`settled`), and residuals change after it alone. If any
+it yet: the ranks first pass a barrier of empty messages (`settled`), and residuals change after it. (Where copies of
+residuals are due, they change before, and change back unless all ranks pass: `JointEnd` of aggregators.) If any
 survivor has passed that barrier, all ranks had completed the work, so all survivors end the call. Otherwise all
 survivors roll the call back, and make it again among themselves from the same input.
 

@@ -17,7 +17,7 @@ from mpicomp.feedback.rounds import Round
 
 
 class StepDriver(Driver):
-    """Steps of one vector: announce, encode, reduce, agree, decode; then commit or roll back.
+    """Steps of one vector: announce, encode, reduce, agree, decode; then `commit` or `roll_back` of the feedback.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class StepDriver(Driver):
             self._pass_on("prepare", reducer.prepare_step)
         self._pass_on("commit", feedback.commit)
         self._pass_on("roll_back", feedback.roll_back)
-        self._pass_on("settle", feedback.settle)
+        self._pass_on("end_decoding", feedback.end_decoding)
         self.channel = reducer.side_channel or SideChannel(comm, feedback.n_reports)
         nbytes = feedback.announced_bytes
         # the first exchange of a step that announces or sends payloads at once: it can travel with the comparison
@@ -121,12 +121,12 @@ class StepDriver(Driver):
                 encoded = _nothing
             if feedback.reports_when is not None:
                 yield from self.collect(call)
-        if (written := self.settle(call)) is not None:
+        if (written := self.end_decoding(call)) is not None:
             yield from until_queued(call, written)
 
-    def settle(self, call: VectorCall) -> Testable | None:
+    def end_decoding(self, call: VectorCall) -> Testable | None:
         """All pieces are decoded on this rank. Hook of methods; returns a handle if there is something to wait for."""
-        return self.feedback.settle(call)
+        return self.feedback.end_decoding(call)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 

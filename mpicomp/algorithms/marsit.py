@@ -235,8 +235,8 @@ class MarsitDriver(StepDriver):
             yield from super().steps(call)
 
     @override
-    def settle(self, call: VectorCall) -> None:
-        self.feedback.settle(call)
+    def end_decoding(self, call: VectorCall) -> None:
+        self.feedback.end_decoding(call)
         if call.step >= WARN_AFTER - 1 and not self._warned and self.feedback.residual is not None:
             self._warn(call.step)
 

@@ -27,7 +27,7 @@ from mpicomp.reducers.families import SharedIndices
 @method("random-k", Learned(Grade.COMPARED, "sends elements without looking at them"), forms=({"rate": 10},))
 @dataclass(frozen=True)
 class RandomK(SharedIndices):
-    """Options of random-k: all ranks draw the same elements, and send only their values.
+    """Options of random-k with error feedback: all ranks draw the same elements, and send only their values.
 
     Parameters
     ----------

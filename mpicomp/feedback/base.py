@@ -160,7 +160,7 @@ class Feedback(ABC):
 
     The driver of a step (`mpicomp.aggregator.step`) calls, in this order: `begin`; if `reports_first`, `measure`,
     `announce` and `adopt_announced`; `fix_scales`; `encode` of every piece; if `reports_when` is set, `report` and
-    `adopt`; `decode` of every piece; `settle`; and `commit` or `roll_back`. Several threads may encode and decode
+    `adopt`; `decode` of every piece; `end_decoding`; and `commit` or `roll_back`. Several threads may encode and decode
     different pieces at once.
 
     Parameters
@@ -281,7 +281,7 @@ class Feedback(ABC):
     def decode(self, piece: int) -> Testable | None:
         """Write a piece of the result from its complete payload; returns as `encode` does."""
 
-    def settle(self, call: StepInput) -> Testable | None:
+    def end_decoding(self, call: StepInput) -> Testable | None:
         """All pieces are decoded on this rank. Returns a handle if the result is complete only once that is."""
         return None
 

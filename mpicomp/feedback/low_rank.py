@@ -3,7 +3,7 @@
     M = G + E;  p = q M^T                        encode
     p <- orthonormal(mean of p);  q = p M        encode_back
     result = p^T (mean of q);  E <- M - result   decode
-    q <- orthonormal(mean of q)                  settle
+    q <- orthonormal(mean of q)                  end_decoding
 
 The rows of p and q are the columns of the paper's P and Q. A row of q that depends on the rows before it, as all do for
 a matrix of zeros, could never recover, so it is drawn again.
@@ -207,7 +207,7 @@ class LowRank(Feedback):
         return Problem(bad_ranks(np.isnan(reports[:, 0])))
 
     @override
-    def settle(self, call: StepInput) -> None:
+    def end_decoding(self, call: StepInput) -> None:
         self._orthonormalize_right(call.step + 1)
 
     def _orthonormalize_right(self, step: int) -> None:

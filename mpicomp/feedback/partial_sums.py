@@ -140,7 +140,7 @@ class PartialSums(Feedback):
     # The result ------------------------------------------------------------------------------------------------------
 
     @override
-    def settle(self, call: StepInput) -> None:
+    def end_decoding(self, call: StepInput) -> None:
         """Divide the sums, give them the mean of the ranks' norms if that is wanted, and write the result."""
         sums, out, dtype = self._sums, self._out, self._dtype
         self.kernels.arrays.divide(sums, self._size)

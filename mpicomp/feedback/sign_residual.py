@@ -208,7 +208,7 @@ class SignResidual(Feedback):
         self._has_scales = False
 
     @override
-    def settle(self, call: StepInput) -> None:
+    def end_decoding(self, call: StepInput) -> None:
         if self._has_scales:
             self._end_scales()
         if self._difference is not None and self.packed:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from tests.reference.one_process.allreduce import dense
+from tests.reference.one_process.allreduce import dense, rounded
 from tests.reference.one_process.base import Simulation, Vectors
 from tests.reference.sparse import Places, strata, top
 
@@ -35,9 +35,10 @@ class OneProcess(Simulation):
         self.momenta = self.momenta * self.compute(momentum) + g if momentum else g
         compensated = self.momenta + m
         self.places = self.choose(compensated)
-        result = np.zeros(self.n, self.dtype)
         # what is summed has the vectors' precision or more, what comes back the vectors'
-        result[self.places] = dense(self.topology, compensated[:, self.places], "mean").astype(self.dtype)
+        means = rounded(dense(self.topology, compensated[:, self.places], "mean"), self.dtype)
+        result = np.zeros(self.n, means.dtype)
+        result[self.places] = means
         past = self.compute(1 - beta)
         self.residuals = compensated if beta == 1 else past * m + self.compute(beta) * compensated
         self.residuals[:, self.places] = 0 if beta == 1 else (past * m)[:, self.places]

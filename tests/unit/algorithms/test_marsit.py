@@ -113,13 +113,13 @@ def test_a_long_vector_is_written_past_the_caches_with_the_same_values(
 def swings_of_steps(comm: Communicator, transactional: bool) -> list[float]:
     aggregator = Marsit(None, residual="paper", transactional=transactional).start(comm, 300)
     feedback, found = aggregator.feedback, list[float]()
-    settle = feedback.settle
+    end = feedback.end_decoding
 
-    def settle_and_look(call: Any) -> None:
-        settle(call)
+    def end_and_look(call: Any) -> None:
+        end(call)
         found.append(feedback.swing())
 
-    feedback.settle = settle_and_look
+    feedback.end_decoding = end_and_look
     for u in updates(300, seed=comm.rank):
         aggregator.aggregate(u)
     return found

@@ -12,9 +12,9 @@ import pytest
 
 import mpicomp
 from collectives.threads.run_local import run_local
+from mpicomp.reducers.families import SharedIndices
 
 ROOMS = ("aggregator", "codecs", "feedback", "reducers")
-CHOOSE_BY_MEMORY = {"scalecom", "random-k", "true-top-k"}  # the chooser of places works on the residual
 
 
 def reaches(start: object, wanted: object) -> bool:
@@ -41,7 +41,8 @@ def parts_of(name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", sorted(mpicomp.ALGORITHMS))
 def test_a_reducer_holds_no_feedback(name: str) -> None:
     feedback, reducer = parts_of(name)
-    assert reaches(reducer, feedback) is (name in CHOOSE_BY_MEMORY)
+    chooses_by_residual = issubclass(mpicomp.ALGORITHMS[name], SharedIndices)
+    assert reaches(reducer, feedback) is chooses_by_residual
 
 
 @pytest.mark.parametrize("name", sorted(mpicomp.ALGORITHMS))
