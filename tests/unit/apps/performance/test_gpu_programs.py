@@ -21,7 +21,7 @@ from collectives.threads.run_local import run_local
 from tests.fake_device import FakeArray, FakeDevice
 
 BOTH = pytest.mark.parametrize("program", [gpu_allreduce, gpu_training])
-MOST_CALLS = 350  # in Python of a bucket of 9 tensors: 570 before they were counted
+MOST_CALLS = 300  # in Python of a bucket of 9 tensors: 570 before they were counted; polls make up to 5 more or less
 SOFTWARE = {"device": "a GPU", "driver": "1.2", "torch": "3", "triton": "4"}
 STAGED = [
     Activity("_encode_kernel", 20, 0, 2),
