@@ -1,1 +1,1 @@
-"""What all optimizers share: the phases of a step, the ranks' agreement on it, and the averages of its buckets."""
+"""Parts of all optimizers: the phases of a step, the agreement of the ranks on it, and the averages of its buckets."""
