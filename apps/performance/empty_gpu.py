@@ -135,6 +135,7 @@ def empty_gpu() -> Iterator[Counter[str]]:
     def numbers(array: torch.Tensor) -> Any:
         return (KIND, 0) if array.device.type == NAME else kinds(array)
 
+    stand_in: Any
     with ExitStack() as stack:
         for name, stand_in in {
             "Stream": Stream, "Event": lambda **_: Event(),
@@ -144,12 +145,12 @@ def empty_gpu() -> Iterator[Counter[str]]:
         }.items():  # fmt: skip
             stack.enter_context(patch(f"torch.cuda.{name}", stand_in))
         # PyTorch's builds for CPUs lack them
-        for name, function in {
+        for name, stand_in in {
             "getCurrentRawStream": lambda index: 0, "getCurrentStream": lambda index: (0, 0, 0),
             "setStream": lambda *numbers: None, "exchangeDevice": lambda index: 0,
             "maybeExchangeDevice": lambda index: 0,
         }.items():  # fmt: skip
-            stack.enter_context(patch(f"torch._C._cuda_{name}", function, create=True))
+            stack.enter_context(patch(f"torch._C._cuda_{name}", stand_in, create=True))
         for name, stand_in in {
             "_foreach_copy_": fill, "empty": pin, "from_dlpack": take, "Tensor.copy_": copy,
             "Tensor.index_fill_": launch, "Tensor.cpu": on_host, "Tensor.is_cuda": True, "Tensor.is_meta": False,

@@ -2,8 +2,8 @@
 
 ``optimizer`` has :class:`DistributedOptimizer`, which wraps any ``torch.optim`` optimizer and synchronizes in ``step``,
 and ``local_steps`` its mode in which ranks average the moves of several steps. ``one_bit_adam`` has :class:`OneBitAdam`
-and its relatives, whose ranks exchange momenta, and ``contrib`` young ones. ``synchronizer`` has their common parts: the
-phases of a step, the ranks' agreement on it, and the averages of its buckets. ``ddp`` has :func:`ddp_hook`, which
+and its relatives, whose ranks exchange momenta, and ``contrib`` young ones. ``synchronizer`` has their common parts:
+the phases of a step, the ranks' agreement on it, and the averages of its buckets. ``ddp`` has :func:`ddp_hook`, which
 averages for DistributedDataParallel, and ``fsdp`` :func:`fsdp_hook`, for FSDP2. All of these average flat vectors of
 parameters, which ``buckets`` lays out, and starts during backward. ``process_group`` is a backend of
 ``torch.distributed``. ``state`` saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes
