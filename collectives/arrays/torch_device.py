@@ -257,16 +257,16 @@ class Event(Testable):
 class QueuedEvent(Event, Queued):
     """Kernels, or copies to a device, up to an event."""
 
-    __slots__ = ("_event", "device")
+    __slots__ = ("_event", "_with", "device")
 
     def __init__(self, device: TorchDevice, event: Any, ends: object = None) -> None:
         # not by `super()`: as often as events are recorded, a call counts
         self._done, self._ends = partial(device._with, None, event.query), ends
-        self.device, self._event = device, event
+        self.device, self._with, self._event = device, device._with, event
 
     @override
     def block(self, stream: DeviceStream) -> None:
-        self.device._with(None, stream.wait_event, self._event)
+        self._with(None, stream.wait_event, self._event)
 
 
 class CopyInTurn(Queued):
