@@ -104,7 +104,6 @@ class Driver:
 @contextmanager
 def empty_gpu() -> Iterator[Counter[str]]:
     """Let `torch.device("meta")` be a GPU in this block; yields the counts of launches, copies and events."""
-    stand_in: object
     counts = Stream.counts
     counts.clear()
     device, default = TorchDevice.__new__(TorchDevice), Stream()
