@@ -45,7 +45,6 @@ ROLES = {
     "mpicomp.aggregator": "Algorithm, Aggregator",
     "mpicomp.algorithms": "Marsit, QSGD, ...",
     "mpicomp.auto": "dense or compressed?",
-    "mpicomp.state": "checks, files, other ranks",
     "mpicomp.cli": "bench, doctor, advise",
     "mpicomp.codecs": "values to bytes",
     "mpicomp.contrib": "EF21, SSDM, ...",
@@ -57,6 +56,7 @@ ROLES = {
     "mpicomp.pipeline": "stages, stores",
     "mpicomp.reducers": "routes of payloads",
     "mpicomp.spaces": "memory, host and GPU",
+    "mpicomp.state": "checks, files, other ranks",
     "mpicomp.torch": "optimizers, DDP",
 }
 COLORS = {"collectives": "#dbeafe", "mpicomp": "#ffedd5"}  # libraries are grey

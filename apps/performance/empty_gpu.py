@@ -147,7 +147,7 @@ def empty_gpu() -> Iterator[Counter[str]]:
         # PyTorch's builds for CPUs lack them
         for name, stand_in in {
             "getCurrentRawStream": lambda index: 0, "getCurrentStream": lambda index: (0, 0, 0),
-            "setStream": lambda *numbers: None, "exchangeDevice": lambda index: 0,
+            "setStream": lambda *numbers, **named: None, "exchangeDevice": lambda index: 0,
             "maybeExchangeDevice": lambda index: 0,
         }.items():  # fmt: skip
             stack.enter_context(patch(f"torch._C._cuda_{name}", stand_in, create=True))

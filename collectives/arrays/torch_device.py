@@ -108,9 +108,9 @@ class TorchDevice(Device):
             try:
                 self._with(self._stream, work)
             finally:
-                nvtx.range_pop()
                 with self._marking:
                     self._launched = self._marked = None
+                nvtx.range_pop()
 
     def _behind_kernels(self) -> Any:
         """Return an event behind all kernels and short copies so far, and no long copy since the last of them."""
@@ -204,7 +204,7 @@ def with_current(torch: ModuleType, index: int) -> Callable[..., Any]:
             if stream is None:
                 return function(*arguments, **options)
             before = current(index)
-            choose(stream.stream_id, stream.device_index, stream.device_type)
+            choose(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
             try:
                 return function(*arguments, **options)
             finally:

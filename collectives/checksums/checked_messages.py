@@ -9,7 +9,7 @@ end, finds the damage after sums and residuals have used it, and needs one more 
 
 The messages that compare calls have room for a checksum of their own, see `collectives.consistency.call_check`, and so
 have the arguments by which ranks make a communicator (`collectives.nodes.layout`). Ranks that regroup or admit
-others exchange all they do through a `CheckedComm`: see `Options.checked`. mpicomp help fuzzing lists the messages
+others exchange all they do through a `CheckedComm`: see `GroupOptions.checked`. mpicomp help fuzzing lists the messages
 that are not checked.
 """
 

@@ -18,7 +18,7 @@ from collectives.cost.link import LinkModel
 from collectives.emulation.slow_link import link_of, linked_node, slow_down, validate_link
 from collectives.errors import LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
-from collectives.group.opening import Options, refuse
+from collectives.group.opening import GroupOptions, refuse
 from collectives.losses import Losses
 from collectives.nodes.layout import validate_ranks_per_node
 from collectives.process_end import install_unless_attended
@@ -52,7 +52,7 @@ def validate_arguments(
     copy_residuals_every: object = None,
     verify: bool = True,
     network: LinkModel | str | Path | None = None,
-) -> Options:
+) -> GroupOptions:
     """Return the arguments of `Communicator`, ready for use.
 
     Raises
@@ -82,7 +82,7 @@ def validate_arguments(
         if per_node is None:
             per_node = linked_node(parent, own_link)
         limits = timeouts(timeout, arrival_timeout)
-        return Options(
+        return GroupOptions(
             parent, _topology(topology, parent), *limits, Workers(n_threads) if n_threads > 1 else None,
             own_link or link_of(parent), per_node, checks, every, verify, piece_bytes, network,
             None if trace is None else partial(open_trace, trace), open_history, Losses(regroups, n_spares),

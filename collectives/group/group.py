@@ -21,7 +21,7 @@ from collectives.execution.traffic import Traffic
 from collectives.group import opening
 from collectives.group.calls import Calls, await_request
 from collectives.group.ending import Ending, close
-from collectives.group.opening import Duplicate, Options
+from collectives.group.opening import Duplicate, GroupOptions
 from collectives.group.routes import Routes
 from collectives.group.users import Users
 from collectives.listed_names import Listed
@@ -40,7 +40,7 @@ class Group(metaclass=Listed):
 
     Parameters
     ----------
-    options : Options
+    options : GroupOptions
         Checked arguments. Making a group is collective.
 
     Attributes
@@ -90,7 +90,7 @@ class Group(metaclass=Listed):
 
     listed: tuple[str, ...] = ()
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GroupOptions) -> None:
         self.options = options
         self.topology, self.workers, self.link = options.topology, options.workers, options.link
         self.timeout, self.arrival_timeout, self.verifies = options.timeout, options.arrival_timeout, options.verify

@@ -43,7 +43,7 @@ Observe = Callable[[MPI.Comm, float, str, Callable[[], None]], Observer]
 """Makes the observer of a group from its communicator, timeout and link in words; calls the function if that fails."""
 
 
-class Options(NamedTuple):
+class GroupOptions(NamedTuple):
     """Arguments of a communicator, with which a group can be made; `Communicator` documents them.
 
     `checked` returns a communicator of MPI with checksums, if messages have them. `slowed` returns one whose messages
@@ -87,7 +87,7 @@ class Duplicate(NamedTuple):
     damage: str
 
 
-def duplicate(options: Options) -> Duplicate:
+def duplicate(options: GroupOptions) -> Duplicate:
     """Return a duplicate of the parent in checked arguments, with the layouts of its nodes and hosts.
 
     Raises

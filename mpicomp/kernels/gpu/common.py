@@ -50,7 +50,7 @@ def launch(kernel: Any, programs: int | tuple[int, int], *arguments: Any, **opti
         run(*arguments, stream=torch._C._cuda_getCurrentRawStream(index))
         return
     if len(_launched) >= MOST_FORMS:
-        _launched.clear()
+        del _launched[next(iter(_launched))]  # the oldest one
     grid = programs if isinstance(programs, tuple) else (programs,)
     compiled = kernel[grid](*arguments, **options)  # None under the interpreter
     if compiled is not None:

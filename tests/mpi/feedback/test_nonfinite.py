@@ -21,7 +21,7 @@ EACH_TRAFFIC = (
     *("relay", "double-squeeze", "local top-k", "power-sgd", "scalecom", "sparse-loco", "auto"),
 )
 assert set(EACH_TRAFFIC) <= set(METHODS)
-# tests/unit/aggregator/test_nonfinite.py has the same promises on one rank, for more types and places.
+# tests/unit/feedback/test_nonfinite.py has the same promises on one rank, for more types and places.
 pytestmark = pytest.mark.mpi(min_size=2)
 
 

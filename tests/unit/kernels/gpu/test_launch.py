@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ class Compiled:
 @pytest.fixture(autouse=True)
 def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each device have a current stream, as in PyTorch's builds for GPUs; vectors on the CPU are on device -1."""
-    monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 10 + index, raising=False)
+    numbers = count(10)
+    monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: index + next(numbers), raising=False)
 
 
 def test_arguments_of_one_form_are_examined_once_and_passed_each_time() -> None:
@@ -50,7 +52,7 @@ def test_arguments_of_one_form_are_examined_once_and_passed_each_time() -> None:
     [(grid, found, options)] = kernel.examined
     assert (grid, found[1:], options) == ((5,), (None, 3, True), {"num_warps": 1})
     assert found[0].data_ptr() == vectors[0].data_ptr()
-    assert [(grid, stream) for grid, _, stream in kernel.launched] == [((5, 1, 1), 9)] * 3
+    assert [(grid, stream) for grid, _, stream in kernel.launched] == [((5, 1, 1), 9), ((5, 1, 1), 10), ((5, 1, 1), 11)]
     assert [found[0].data_ptr() for _, found, _ in kernel.launched] == [one.data_ptr() for one in vectors[1:]]
 
 
