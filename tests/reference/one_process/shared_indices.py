@@ -35,7 +35,7 @@ class OneProcess(Simulation):
         self.momenta = self.momenta * self.compute(momentum) + g if momentum else g
         compensated = self.momenta + m
         self.places = self.choose(compensated)
-        # what is summed has the vectors' precision or more, what comes back the vectors'
+        # sums have the vectors' precision or more, results that of the vectors
         means = rounded(dense(self.topology, compensated[:, self.places], "mean"), self.dtype)
         result = np.zeros(self.n, means.dtype)
         result[self.places] = means
