@@ -179,12 +179,16 @@ def empty_like(array: Array, shape: tuple[int, ...] | None = None) -> Array:
     ------
     TypeError
         The library of the array exports memory by DLPack, but makes no other arrays, or none that can be written.
+    MemoryError
     """
     shape = getattr(array, "shape", ()) if shape is None else shape
     if isinstance(array, np.ndarray):
         return np.empty(shape, array.dtype)
     if hasattr(array, "new_empty"):
-        return array.new_empty(shape)
+        try:
+            return array.new_empty(shape)
+        except RuntimeError as error:  # PyTorch's, where there is no memory
+            raise MemoryError(str(error)) from error
     if hasattr(array, "__array_namespace__"):
         made = array.__array_namespace__().empty(shape, dtype=array.dtype, device=array.device)
         if not is_read_only(flat(made, COPIED, crosses=False), made):

@@ -89,8 +89,6 @@ def allocate_like(comm: Group, x: Array, call: str, shape: tuple[int, ...] | Non
         return empty_like(x, shape)
     except (TypeError, MemoryError) as error:
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
-    except RuntimeError as error:  # PyTorch's, where there is no memory
-        _refuse(comm, call, error, MemoryError)
 
 
 def validate_operation(comm: Group, op: object) -> str:

@@ -15,6 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
+from collectives.communicator import exchanges
 from collectives.group.group import Group
 from tests.documents import PROJECT, inline_code, prose
 
@@ -106,3 +107,14 @@ def test_tags_of_users_that_are_not_made_are_taken_back() -> None:
         with comm.tags_unused(unless_made=True):
             second = comm.fixed_tag()
         assert [first, second, comm.fixed_tag()] == [1, 2, 3]
+
+
+def test_an_exception_of_a_signal_handler_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the call as it is: a refusal would end the other ranks' call by CollectiveMismatch."""
+
+    def interrupt(*_: object) -> None:
+        raise RuntimeError("of a handler")
+
+    monkeypatch.setattr(exchanges, "empty_like", interrupt)
+    with Communicator() as comm, pytest.raises(RuntimeError, match="^of a handler$"):
+        comm.allreduce(np.ones(3))
