@@ -116,5 +116,5 @@ def test_an_exception_of_a_signal_handler_is_not_taken_for_a_lack_of_memory(monk
         raise RuntimeError("of a handler")
 
     monkeypatch.setattr(exchanges, "empty_like", interrupt)
-    with Communicator() as comm, pytest.raises(RuntimeError, match="^of a handler$"):
+    with Communicator() as comm, pytest.raises(RuntimeError, match=r"^of a handler$"):
         comm.allreduce(np.ones(3))
