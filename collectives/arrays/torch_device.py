@@ -41,7 +41,7 @@ class TorchDevice(Device):
 
     def __init__(self, torch: ModuleType, index: int) -> None:
         self.name, self._torch = f"cuda:{index}", torch
-        self._index, self._with = index, with_current(torch, index)
+        self._index, self._call_on = index, with_current(torch, index)
         self._stream, self._to_host, self._to_device = (torch.cuda.Stream(index) for _ in range(3))
         self._launched: Any = None  # an event behind all kernels; None: there may be newer ones than the last event
         self._marked: QueuedEvent | None = None  # behind all that the stream of kernels has been given; None: not yet
@@ -56,7 +56,7 @@ class TorchDevice(Device):
     def _launch(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a function on the stream of kernels."""
         try:
-            return self._with(self._stream, function, *arguments, **options)
+            return self._call_on(self._stream, function, *arguments, **options)
         finally:
             with self._marking:
                 self._launched = self._marked = None
@@ -65,7 +65,9 @@ class TorchDevice(Device):
     def pinned(self, nbytes: int) -> Bytes:
         # PyTorch keeps memory that is freed, and hands it out again
         torch = self._torch
-        memory: Bytes = self._with(None, torch.empty, nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+        memory: Bytes = self._call_on(
+            None, torch.empty, nbytes, dtype=torch.uint8, device="cpu", pin_memory=True
+        ).numpy()
         return memory
 
     @override
@@ -84,7 +86,7 @@ class TorchDevice(Device):
 
     @override
     def follow(self) -> None:
-        self._with(None, self._follow)
+        self._call_on(None, self._follow)
         with self._marking:  # copies on streams of their own wait for the memory's writers, too
             self._launched = self._marked = None
 
@@ -106,7 +108,7 @@ class TorchDevice(Device):
         with self._launching:
             nvtx.range_push(name_of(work))
             try:
-                self._with(self._stream, work)
+                self._call_on(self._stream, work)
             finally:
                 with self._marking:
                     self._launched = self._marked = None
@@ -127,7 +129,7 @@ class TorchDevice(Device):
         else:
             from_, to = torch.from_numpy(source.view(np.uint8)), target.view(torch.uint8)
         if (target if to_host else source).nbytes <= SHORT_BYTES and not (to_host and self._copies_apart()):
-            self._with(self._stream, to.copy_, from_, non_blocking=True)
+            self._call_on(self._stream, to.copy_, from_, non_blocking=True)
             with self._marking:
                 self._unmarked.append((from_, to))
                 self._launched = self._marked = None
@@ -135,11 +137,13 @@ class TorchDevice(Device):
                 return Event(self.done().Test)
             return self.done() if len(self._unmarked) > MOST_UNMARKED else CopyInTurn(self)
         copies = self._to_host if to_host else self._to_device
-        event = self._with(copies, self._copy_apart, copies, from_, to)
+        event = self._call_on(copies, self._copy_apart, copies, from_, to)
         if to_host:
-            self._apart = self._kept(Event(partial(self._with, None, event.query), (from_, to)), self._copying[to_host])
+            self._apart = self._kept(
+                Event(partial(self._call_on, None, event.query), (from_, to)), self._copying[to_host]
+            )
             return self._apart
-        self._with(None, self._stream.wait_event, event)
+        self._call_on(None, self._stream.wait_event, event)
         with self._marking:
             self._marked = None
         return self._kept(QueuedEvent(self, event, (from_, to)), self._copying[to_host])
@@ -175,7 +179,7 @@ class TorchDevice(Device):
             marked = self._marked
             if marked is None:
                 ends, self._unmarked = self._unmarked, []  # first: the event must be behind all of them
-                marked = self._marked = QueuedEvent(self, self._with(None, self._stream.record_event), ends)
+                marked = self._marked = QueuedEvent(self, self._call_on(None, self._stream.record_event), ends)
                 if ends:
                     self._kept(marked, self._copying[False])
         return marked
@@ -257,16 +261,16 @@ class Event(Testable):
 class QueuedEvent(Event, Queued):
     """Kernels, or copies to a device, up to an event."""
 
-    __slots__ = ("_event", "_with", "device")
+    __slots__ = ("_call_on", "_event", "device")
 
     def __init__(self, device: TorchDevice, event: Any, ends: object = None) -> None:
         # not by `super()`: as often as events are recorded, a call counts
-        self._done, self._ends = partial(device._with, None, event.query), ends
-        self.device, self._with, self._event = device, device._with, event
+        self._done, self._ends = partial(device._call_on, None, event.query), ends
+        self.device, self._call_on, self._event = device, device._call_on, event
 
     @override
     def block(self, stream: DeviceStream) -> None:
-        self._with(None, stream.wait_event, self._event)
+        self._call_on(None, stream.wait_event, self._event)
 
 
 class CopyInTurn(Queued):

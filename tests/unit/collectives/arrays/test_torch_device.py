@@ -142,7 +142,7 @@ def test_gpu_stream_and_range_are_left_where_work_fails(device: StreamsDevice) -
     def fail() -> None:
         assert device.torch.current_device() == INDEX
         assert device.torch.current_stream(INDEX) is device._stream
-        device._with(device._to_host, inner)
+        device._call_on(device._to_host, inner)
         assert device.torch.current_stream(INDEX) is device._stream
         raise ZeroDivisionError
 
