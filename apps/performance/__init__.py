@@ -23,5 +23,6 @@ Each part is a module that can be run alone. ``--quick`` runs it in a small form
 - ``mpirun -n 2 python -m apps.performance.memory``: peak memory of an aggregate
 - ``python -m apps.performance.idle_memory``: speed of memory that was idle, and of memory that processors share
 - ``python -m apps.performance.compare_checkouts``: two checkouts, whose own programs are run in turn
+- ``python -m apps.performance.turn_by_turn``: two checkouts, call by call in turn
 - ``sudo python -m apps.performance.cluster``: all-reduces on an emulated cluster; needs root, so ``run_all`` omits it
 """
