@@ -13,7 +13,7 @@
 # make bench   the all-reduce against MPI's own on 2 ranks; BENCH="--count 1e6 ..." for others
 # make test-gpu   the tests of GPU kernels, and of arrays and models on devices, with PyTorch for your GPU installed; without a GPU
 #              by Triton's interpreter
-# make test-core   the serial tests of packages that can use extras, with none installed: no PyTorch, no rich
+# make test-core   the first case of each serial test of packages that can use extras, with none installed: no PyTorch, no rich
 # make test-mpich   the multi-rank tests of what rests on MPI directly once more, on the other MPI library, and deaths
 #              of ranks there
 # make test-system  tests on emulated hosts and under Slurm (test-cluster, test-slurm); as root, with the Debian packages
@@ -43,13 +43,15 @@ WHOLE_JOBS := apps cli/test_command_surroundings.py faults kernels/gpu/test_comp
     test_batch_templates.py test_packaging.py
 # What depends on the MPI library. Programs, commands and optimizers rest on it.
 NEAR_MPI := $(addprefix tests/mpi/,aggregator algorithms collectives pipeline reducers torch/process_group)
+# The MPI library sees their calls, whatever the options of a method.
+ABOVE_CALLS := $(addprefix tests/mpi/,aggregator algorithms pipeline reducers)
 INTEGRATIONS := $(patsubst %,tests/mpi/test_%.py,lightning accelerate transformers tracking)
 # Every test has a limit of its own. This one ends a run that hangs outside of tests, and must not end a slow one.
 WHOLE_RUN := timeout -k 10 7200
 # One more than there are processors: jobs of ranks wait for a part of their time. nproc would count one where
 # slurm/env.sh has set OMP_NUM_THREADS.
 WORKERS := $$(( $$(OMP_NUM_THREADS= nproc) < 3 ? $$(OMP_NUM_THREADS= nproc) + 1 : 4 ))
-# Tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
+# A missing package shows in the first case of a test. Left out are tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
 # one, which tests/unit/test_imports.py checks, and of programs.
 NOT_OF_CORE := apps torch kernels codecs feedback state collectives/schedules collectives/cost faults \
     test_batch_script.py test_batch_templates.py test_ci.py test_code_blocks.py \
@@ -135,12 +137,12 @@ test-all: $(READY)
 
 test-unit: warm
 	source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
-	    $(if $(SHORT),--smoke $(addprefix --ignore tests/unit/,$(WHOLE_JOBS))) \
+	    $(if $(SHORT),--first-cases tests/unit/kernels/gpu $(addprefix --ignore tests/unit/,$(WHOLE_JOBS))) \
 	    --numprocesses $(WORKERS) --dist worksteal
 
 test-core: $(READY_CORE)
 	export MPICOMP_VENV="$$PWD/.venv-core" && source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
-	    $(addprefix --ignore tests/unit/,$(NOT_OF_CORE)) \
+	    --first-cases tests/unit $(addprefix --ignore tests/unit/,$(NOT_OF_CORE)) \
 	    --numprocesses $(WORKERS) --dist worksteal
 
 test-mpi: $(READY)
@@ -159,7 +161,8 @@ test-gpu: $(READY)
 	    .venv/bin/python tests/run_lanes.py --ranks 1,2 --tests $(MODELS_ON_DEVICES); fi
 
 test-mpich: $(READY_MPICH)
-	.venv-mpich/bin/python tests/run_lanes.py --ranks 3 --tests $(NEAR_MPI)
+	.venv-mpich/bin/python tests/run_lanes.py --ranks 3 --tests $(NEAR_MPI) \
+	    $(addprefix --first-cases=,$(ABOVE_CALLS))
 	.venv-mpich/bin/python -m pytest tests/unit/faults/test_mpich_deaths.py
 
 test-integrations: $(READY_EXAMPLES)

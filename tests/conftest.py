@@ -35,7 +35,6 @@ PROCESSES_A_PROCESSOR = 5
 # A machine of CI may become busy after it has been looked at: there a test may take so many times longer.
 CI_FACTOR = 3
 
-GPU_KERNELS = Path(__file__).parent / "unit" / "kernels" / "gpu"
 WORTH_RECORDING_S = 100.0  # of tests: shorter runs are of a few files, and leave the record as it is
 EXTRAS = ("matplotlib", "rich", "safetensors", "scipy", "sklearn", "torch", "triton")
 MISSING = frozenset(name for name in EXTRAS if find_spec(name) is None)
@@ -43,18 +42,21 @@ MISSING = frozenset(name for name in EXTRAS if find_spec(name) is None)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--smoke",
-        action="store_true",
-        help="run the first case alone of each test of GPU kernels",
+        "--first-cases",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="run the first case alone of each test in this folder",
     )
 
 
-def first_cases(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Leave out all but the first case of each test of GPU kernels."""
+def first_cases(items: list[pytest.Item], folders: list[Path]) -> list[pytest.Item]:
+    """Leave out all but the first case of each test in some folders."""
     seen, kept = set[tuple[Path, str]](), list[pytest.Item]()
     for item in items:
         function = (item.path, getattr(item, "originalname", item.name))
-        if not item.path.is_relative_to(GPU_KERNELS) or function not in seen:
+        if function not in seen or not any(item.path.is_relative_to(folder) for folder in folders):
             kept.append(item)
         seen.add(function)
     return kept
@@ -62,8 +64,8 @@ def first_cases(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose, and lengthen the limits of tests on a busier machine, where the same work takes longer."""
-    if config.getoption("--smoke"):
-        kept = first_cases(items)
+    if folders := config.getoption("--first-cases"):
+        kept = first_cases(items, [config.invocation_params.dir / folder for folder in folders])
         config.hook.pytest_deselected(items=[*({*items} - {*kept})])
         items[:] = kept
     factor = os.getloadavg()[0] / (PROCESSES_A_PROCESSOR * len(os.sched_getaffinity(0)))

@@ -238,7 +238,7 @@ def test_a_python_without_mpirun_is_named_in_one_line(
     assert f"there is no mpirun for {sys.executable}" in capsys.readouterr().err
 
 
-def test_a_smoke_run_has_the_first_case_of_each_test_of_gpu_kernels(request: pytest.FixtureRequest) -> None:
+def test_first_cases_are_those_of_each_test_of_a_folder(request: pytest.FixtureRequest) -> None:
     def items(folder: str) -> list[pytest.Item]:
         module = pytest.Module.from_parent(request.session, path=PROJECT / "tests" / "unit" / folder / "test_it.py")
         made = [("one", "one[a]"), ("one", "one[b]"), ("two", "two")]
@@ -248,7 +248,8 @@ def test_a_smoke_run_has_the_first_case_of_each_test_of_gpu_kernels(request: pyt
         ]
 
     kernels, codecs = items("kernels/gpu"), items("codecs")
-    assert first_cases([*kernels, *codecs]) == [kernels[0], kernels[2], *codecs]
+    folder = PROJECT / "tests" / "unit" / "kernels" / "gpu"
+    assert first_cases([*kernels, *codecs], [folder]) == [kernels[0], kernels[2], *codecs]
 
 
 def test_durations_of_a_long_run_are_added_up_by_file(tmp_path: Path) -> None:

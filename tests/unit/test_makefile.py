@@ -97,7 +97,7 @@ def test_all_parts_of_the_tests_run_and_the_worst_status_counts(failing: str, ta
     assert "ran tests/run_lanes.py" in done.stdout, done.stderr
     assert (done.returncode == 0) == (failing == "neither")
     is_short = target == "test"
-    assert (" --smoke --ignore tests/unit/apps " in done.stdout) == is_short
+    assert (" --first-cases tests/unit/kernels/gpu --ignore tests/unit/apps " in done.stdout) == is_short
     assert (" --ranks 3,8,2\n" in done.stdout) == is_short
 
 
