@@ -137,7 +137,8 @@ test-all: $(READY)
 
 test-unit: warm
 	source slurm/env.sh && $(WHOLE_RUN) python -m pytest tests/unit \
-	    $(if $(SHORT),--first-cases tests/unit/kernels/gpu $(addprefix --ignore tests/unit/,$(WHOLE_JOBS))) \
+	    $(if $(SHORT),--first-cases tests/unit/kernels/gpu $(addprefix --ignore tests/unit/,$(WHOLE_JOBS)), \
+	        --durations 60 --durations-min 5) \
 	    --numprocesses $(WORKERS) --dist worksteal
 
 test-core: $(READY_CORE)
