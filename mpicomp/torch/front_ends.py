@@ -25,9 +25,8 @@ from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense, PerNode
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.parameters import NARROW, require_own_gradients
+from mpicomp.torch.parameters import NARROW, NamedParameter, require_own_gradients
 from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]

@@ -214,7 +214,7 @@ def require_same_values(
     named: Mapping[str, Tensor], comm: Communicator, cure: str = "broadcast_parameters(model, comm) makes them equal"
 ) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits; names, shapes and dtypes are equal."""
-    sums = [zlib.crc32(bytes_of(tensor).numpy().data) for tensor in named.values()]
+    sums = [zlib.crc32(tensor_bytes(tensor).cpu().numpy().data) for tensor in named.values()]
     of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
     if len(set(np.ravel(of_ranks).tolist())) == 1:
         return
@@ -248,18 +248,12 @@ def _broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: in
 
 
 def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> None:
-    flat = torch.cat([bytes_of(tensor) for tensor in batch])
+    flat = torch.cat([tensor_bytes(tensor).cpu() for tensor in batch])
     received = torch.from_numpy(np.asarray(comm.broadcast(flat.numpy(), root=root)))
     parts = torch.split(received, [tensor.nbytes for tensor in batch])
     for tensor, part in zip(batch, parts, strict=True):
         # clone: a part may start at any byte, and a view of wider elements needs an aligned start
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory, or a copy in the host's."""
-    found: Tensor = tensor_bytes(tensor).cpu()
-    return found
 
 
 # States of optimizers -------------------------------------------------------------------------------------------------

@@ -30,14 +30,13 @@ from mpicomp.feedback import nonfinite
 from mpicomp.torch.buckets.bucket_layout import (
     ALIGNMENT,
     Bucket,
-    NamedParameter,
     group_parameters,
     make_bucket,
+    members_by_name,
     total_mb,
 )
 from mpicomp.torch.devices import all_finite, begin_event, current_stream, encoding_device
-from mpicomp.torch.parameters import NARROW
-from mpicomp.torch.state.schema import members_by_name
+from mpicomp.torch.parameters import NARROW, NamedParameter
 
 _DENSE = Dense()
 _ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})

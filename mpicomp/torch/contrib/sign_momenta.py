@@ -18,12 +18,11 @@ from torch import Tensor
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm, EFSignSGD, MajorityVote, Marsit
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups, Stretch
 from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod
-from mpicomp.torch.parameters import ParameterGroup
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM, OWN_MOMENTA
 
 Merge: TypeAlias = Literal["vote", "mean", "marsit"]

@@ -35,7 +35,7 @@ from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.buckets.bucket_layout import members_by_name
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
@@ -43,9 +43,9 @@ from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
 from mpicomp.torch.devices import call_after_backward
 from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
-from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
+from mpicomp.torch.parameters import NamedParameter, require_dense_floats, require_own_gradients
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
-from mpicomp.torch.state.schema import DDP_HOOK, State, members_by_name
+from mpicomp.torch.state.schema import DDP_HOOK, State
 
 MOST_DENSE = 2  # iterations after which DDP has regrouped its buckets if it ever does
 FREEZE = "freeze it before wrapping the model"

@@ -25,8 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
+from mpicomp.torch.parameters import NamedParameter, require_dense_floats, require_own_gradients
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # of activation checkpoints, and of torch.compile
 _CHANGED = "its parameters were frozen, unfrozen or converted since: call hook.remove(), then fsdp_hook again"

@@ -31,7 +31,7 @@ from mpicomp.torch.local_steps.islands import IslandGradients
 from mpicomp.torch.local_steps.local_moves import LocalMoves
 from mpicomp.torch.local_steps.outer_step import OuterStep, only
 from mpicomp.torch.local_steps.second_views import warn_of_second_views
-from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.step_agreement import StepIntent
 from mpicomp.torch.synchronizer.synchronizer import Closure, Phase

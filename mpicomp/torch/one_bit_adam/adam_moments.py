@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_layout import Bucket
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.parameters import ParameterGroup
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup
 from mpicomp.torch.state.schema import FREEZE_RULE, State
 
 Groups: TypeAlias = Sequence[ParameterGroup]

@@ -21,10 +21,11 @@ from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback.base import BY_ELEMENT
-from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_layout import Bucket
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
-from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import JOINED, MOMENTUM, NamedTensors, State
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts

@@ -17,9 +17,10 @@ from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
+from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.one_bit_adam.adam_moments import VarianceFreeze, check_group
 from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
-from mpicomp.torch.parameters import MasterWeights, ParameterGroup, Parameters
+from mpicomp.torch.parameters import ParameterGroup, Parameters
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
 from mpicomp.torch.synchronizer.step_agreement import open_agreement

@@ -13,11 +13,11 @@ import torch
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups
 from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTUM, State
 from mpicomp.torch.synchronizer.step_agreement import StepIntent

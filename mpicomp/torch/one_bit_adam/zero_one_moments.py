@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
+from mpicomp.torch.buckets.bucket_layout import Bucket
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups
+from mpicomp.torch.parameters import NamedParameter
 
 RATE_SUM = "rate_sum"
 """Option of the parameter groups: sum of the learning rates since the last synchronization once v is frozen."""

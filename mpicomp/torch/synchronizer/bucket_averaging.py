@@ -16,10 +16,9 @@ from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.parameters import ParameterGroup, Parameters
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup, Parameters
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, WRAPPER, State, cannot_load

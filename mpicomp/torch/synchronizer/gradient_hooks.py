@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from collectives.execution.handle import keep_uncompiled
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.parameters import NamedParameter
 
 WINDOW_ELEMENTS = 4096
 SILENT_STEPS = 10
