@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.torch import DDPHookState, ddp_hook
-from mpicomp.torch.ddp.hook import with_seed
-from mpicomp.torch.front_ends import AlgorithmChoice
+from mpicomp.torch.front_ends import AlgorithmChoice, with_seed
 from mpicomp.torch.process_group.joining import join_process_group
 from mpicomp.torch.process_group.survivors import (
     OnFailure,

@@ -13,10 +13,8 @@ which `BufferBroadcast` copies in its place.
 """
 # Annotations are not postponed: DDP compares those of the hook.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +40,8 @@ from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.ddp.buffer_broadcast import BufferBroadcast
 from mpicomp.torch.ddp.gradient_vectors import GradientVectors
 from mpicomp.torch.devices import call_after_backward
-from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
+from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name, require_algorithm
+from mpicomp.torch.non_copyable import NonCopyable
 from mpicomp.torch.parameters import NamedParameter, require_dense_floats, require_own_gradients
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import DDP_HOOK, State
@@ -413,30 +412,6 @@ def average_bucket(state: DDPHookState, bucket: GradBucket) -> Future[Tensor]:
             'torch._dynamo.config.optimize_ddp is "python_reducer": leave it at True, or compile without DDP\'s hook'
         )
     return state.average(bucket)
-
-
-def with_seed(choice: AlgorithmChoice, place: int) -> AlgorithmChoice:
-    """Return the choice with seeds that are larger by `place`: models of one communicator draw other numbers."""
-    if place == 0:
-        return choice
-    if isinstance(choice, Mapping):
-        return {pattern: _seeded(algorithm, place) for pattern, algorithm in choice.items()}
-    if isinstance(choice, Algorithm):
-        return _seeded(choice, place)
-    return lambda name, parameter: _seeded(choice(name, parameter), place)
-
-
-def _seeded(algorithm: Algorithm, place: int) -> Algorithm:
-    if not is_dataclass(algorithm):
-        return algorithm
-    changed: dict[str, Any] = {}
-    for field in fields(algorithm):
-        value = getattr(algorithm, field.name)
-        if field.name == "seed":
-            changed["seed"] = value + place
-        elif isinstance(value, Algorithm):  # that `Auto` switches to
-            changed[field.name] = _seeded(value, place)
-    return replace(algorithm, **changed)
 
 
 def _group_of(model: DistributedDataParallel | None, comm: Communicator) -> dist.ProcessGroup:

@@ -30,11 +30,12 @@ from mpicomp.torch.buckets.bucket_queue import overlap_by_thread, worse
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.devices import call_after_backward
-from mpicomp.torch.front_ends import AlgorithmChoice, NonCopyable, algorithms_by_name, require_algorithm
+from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name, require_algorithm
 from mpicomp.torch.fsdp import job_agreement
 from mpicomp.torch.fsdp.group_reduction import GroupReduction
 from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups, require_whole_model
 from mpicomp.torch.fsdp.shard_states import ShardStates
+from mpicomp.torch.non_copyable import NonCopyable
 from mpicomp.torch.replication import require_same_values
 
 _CALL = "fsdp_hook(algorithm, comm, model)"

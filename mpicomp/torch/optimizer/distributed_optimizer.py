@@ -24,7 +24,6 @@ from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
-    Options,
     algorithms_by_name,
     explain_missing_algorithm,
     given_communicator,
@@ -38,6 +37,7 @@ from mpicomp.torch.local_steps.islands import require_islands
 from mpicomp.torch.local_steps.outer_step import Outer, outer_optimizer, outer_text
 from mpicomp.torch.optimizer.loop_methods import LoopMethods
 from mpicomp.torch.optimizer.opening import open_synchronizer
+from mpicomp.torch.optimizer.options import Options
 from mpicomp.torch.parameters import ParameterGroup, Parameters
 from mpicomp.torch.synchronizer.inner_steps import InnerSteps
 from mpicomp.torch.synchronizer.synchronizing_optimizer import refuse_distributed_checkpoint

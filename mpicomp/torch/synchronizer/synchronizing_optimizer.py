@@ -15,7 +15,7 @@ from collectives.recovery.newcomers import StateTransfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets.bucket_reducers import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.front_ends import NonCopyable
+from mpicomp.torch.non_copyable import NonCopyable
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
 from mpicomp.torch.synchronizer.synchronizer import Phase, Synchronizer
