@@ -9,7 +9,7 @@ from typing import NoReturn
 from collectives import Communicator
 from collectives.execution.traffic import TrafficLog
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
 
 _INTERNAL = {"counted", "reducers"}

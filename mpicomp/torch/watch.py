@@ -23,7 +23,7 @@ from collectives import Communicator
 from collectives.annotations import AnyArray, Doubles
 from collectives.caller_warning import warn_caller
 from collectives.quoting import shown
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 
 RUNS, RUN = 32, 128
 """Runs of neighbouring elements in a sample, evenly spaced, and their length: a strided sample costs a cache line for

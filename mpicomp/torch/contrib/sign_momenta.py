@@ -18,7 +18,7 @@ from torch import Tensor
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm, EFSignSGD, MajorityVote, Marsit
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups, Stretch
 from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod

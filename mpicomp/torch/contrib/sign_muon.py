@@ -18,7 +18,7 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.contrib.sign_momenta import Merge, SignAveraging, SignMomenta, merging
 from mpicomp.torch.one_bit_adam.adam_moments import Stretch

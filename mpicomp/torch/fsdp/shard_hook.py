@@ -27,7 +27,7 @@ from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread, worse
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.devices import call_after_backward
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name, require_algorithm

@@ -14,7 +14,7 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.errors import CollectiveMismatch
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.local_steps.common_model import CommonModel
 from mpicomp.torch.local_steps.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.local_steps.outer_step import OuterStep, only

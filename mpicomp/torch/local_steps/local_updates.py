@@ -24,7 +24,7 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.local_steps.finite_gradients import FiniteGradients
 from mpicomp.torch.local_steps.fragments import Fragments
 from mpicomp.torch.local_steps.islands import IslandGradients

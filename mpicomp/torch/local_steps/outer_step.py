@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from collectives.quoting import one_line, shown
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.parameters import LISTS, NamedParameter
 from mpicomp.torch.state.schema import OUTER, State, cannot_load
 

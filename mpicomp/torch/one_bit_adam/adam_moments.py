@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from mpicomp.torch.buckets.bucket_layout import Bucket
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.parameters import NamedParameter, ParameterGroup
 from mpicomp.torch.state.schema import FREEZE_RULE, State
 

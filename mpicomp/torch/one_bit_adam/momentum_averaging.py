@@ -22,7 +22,8 @@ from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense
 from mpicomp.feedback.base import BY_ELEMENT
 from mpicomp.torch.buckets.bucket_layout import Bucket
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
 from mpicomp.torch.parameters import NamedParameter

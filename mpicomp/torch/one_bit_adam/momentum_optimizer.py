@@ -14,7 +14,8 @@ from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
 from mpicomp.torch.master_weights import MasterWeights

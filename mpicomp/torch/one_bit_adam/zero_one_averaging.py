@@ -13,7 +13,7 @@ import torch
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups
 from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
 from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments

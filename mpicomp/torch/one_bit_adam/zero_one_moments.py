@@ -19,7 +19,7 @@ from torch import Tensor
 
 from collectives.annotations import override
 from mpicomp.torch.buckets.bucket_layout import Bucket
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups
 from mpicomp.torch.parameters import NamedParameter
 

@@ -17,7 +17,8 @@ from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.parameters import NamedParameter, ParameterGroup, Parameters
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators

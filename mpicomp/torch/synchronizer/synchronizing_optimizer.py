@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.recovery.newcomers import StateTransfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.non_copyable import NonCopyable
 from mpicomp.torch.state.redistribution import redistribute_states
