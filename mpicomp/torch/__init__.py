@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "contrib.lion": "DistributedLion",
     "contrib.sign_muon": "SignMuon",
-    "ddp.hook": "DDPHookState ddp_hook",
+    "ddp": "DDPHookState ddp_hook",
     "fsdp": "FSDPHook fsdp_hook fsdp_wire",
     "one_bit_adam.one_bit_adam": "OneBitAdam",
     "one_bit_adam.one_bit_lamb": "OneBitLamb",

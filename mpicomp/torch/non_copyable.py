@@ -29,9 +29,9 @@ class NonCopyable(metaclass=_WithoutInternals):
     _watch: TrainingWatch | None = None
 
     @property
-    @abstractmethod
     def aggregators(self) -> tuple[Aggregator, ...]:
         """One aggregator per vector."""
+        return tuple(reducer.aggregator for reducer in self.reducers)
 
     @property
     @abstractmethod

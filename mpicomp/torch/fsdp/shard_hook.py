@@ -24,7 +24,6 @@ from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread, worse
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
@@ -60,6 +59,8 @@ class FSDPHook(NonCopyable):
     ----------
     comm : Communicator
         The communicator.
+    aggregators : tuple of Aggregator
+        One for each vector that has elements on this rank.
 
     Examples
     --------
@@ -100,11 +101,6 @@ class FSDPHook(NonCopyable):
             group.set_hook(keep_uncompiled(partial(self._average, reduction)))
             # without it the ranks' vectors would lack parameters that had no gradient, maybe others on each node
             group.module.set_reduce_scatter_unused_params(True, recurse=False)
-
-    @property
-    def aggregators(self) -> tuple[Aggregator, ...]:
-        """One aggregator for each vector that has elements on this rank."""
-        return tuple(reducer.aggregator for reducer in self.reducers)
 
     @property
     @override
