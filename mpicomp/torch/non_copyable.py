@@ -93,7 +93,7 @@ class NonCopyable(metaclass=_WithoutInternals):
         with self.comm.refusing("diagnostics", ValueError, where=self.comm.here):
             watch = given_watch(self._watch, every, audit_every)
         self._watch = watch
-        return watch.look(self)
+        return watch.look(self.reducers, self.comm)
 
     @property
     def traffic(self) -> TrafficLog:
