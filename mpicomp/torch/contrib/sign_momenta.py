@@ -20,7 +20,8 @@ from collectives.annotations import override
 from mpicomp.algorithms import Algorithm, EFSignSGD, MajorityVote, Marsit
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups, Stretch
-from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_buckets import Entries
 from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod
 from mpicomp.torch.parameters import NamedParameter, ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM, OWN_MOMENTA

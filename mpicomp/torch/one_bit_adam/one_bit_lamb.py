@@ -30,7 +30,8 @@ from mpicomp.torch.buckets.bucket_layout import Bucket
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze
-from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_buckets import Entries
 from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
 from mpicomp.torch.parameters import ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM

@@ -15,7 +15,8 @@ from collectives.annotations import override
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups
-from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_buckets import Entries
 from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
 from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.replication import require_same_values
