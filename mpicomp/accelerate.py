@@ -110,12 +110,9 @@ class SurvivingAccelerator(Accelerator):
     def gather(self, tensor: Any) -> Any:
         if not self._regroups:
             return super().gather(tensor)
-        gathered = recursively_apply(self._gather_one, tensor)
+        gathered = recursively_apply(lambda one: gather_rows(self.comm, torch.atleast_1d(one)).flatten(0, 1), tensor)
         self.adopt_numbers()
         return gathered
-
-    def _gather_one(self, tensor: torch.Tensor) -> torch.Tensor:
-        return gather_rows(self.comm, tensor.reshape(1) if tensor.ndim == 0 else tensor).flatten(0, 1)
 
     @override
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

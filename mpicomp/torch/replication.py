@@ -132,18 +132,14 @@ def average_buffers(module: torch.nn.Module, comm: Communicator, *, exclude: Exc
         return
     wide = {torch.float64, torch.complex128}
     dtype = torch.float64 if any(buffer.dtype in wide for buffer in buffers) else torch.float32
-    numbers = [_as_real(buffer) for buffer in buffers]
+    # of complex numbers pairs of real ones, in one more dimension
+    numbers = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in buffers]
     flat = torch.cat([one.reshape(-1).to(buffers[0].device, dtype) for one in numbers])
     parts = torch.split(comm.allreduce(flat, op="mean"), [one.numel() for one in numbers])
     for buffer, one, part in zip(buffers, numbers, parts, strict=True):
         mean = part.view(one.shape)
         # clone: a part may start at an odd number, and complex numbers begin at even ones
         buffer.copy_(torch.view_as_complex(mean.clone()) if buffer.is_complex() else mean)
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return real numbers: of complex ones pairs, in one more dimension."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str = "") -> None:

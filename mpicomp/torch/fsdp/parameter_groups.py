@@ -81,14 +81,8 @@ class ParameterGroup:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Global ranks that hold the shards, in the order of shards."""
-        return tuple(dist.get_process_group_ranks(self.process_group))
-
-    @property
-    def process_group(self) -> dist.ProcessGroup:
-        """Process group of the ranks that hold the shards."""
         mesh: Any = self._group.mesh_info
-        group: dist.ProcessGroup = mesh.shard_process_group
-        return group
+        return tuple(dist.get_process_group_ranks(mesh.shard_process_group))
 
     @property
     def device(self) -> torch.device:

@@ -225,12 +225,8 @@ class FSDPHook(NonCopyable):
             # all groups at once: the other nodes' next call may be of another one than was unfrozen here
             for group in groups:
                 group.require_members()
-        if not self._compared:
-            self._compare_shards()
-
-    def _compare_shards(self) -> None:
-        """Compare the shards of all nodes, in the first backward: the model may be loaded after the hook is made."""
-        self._compared = True
-        shards = {member.name: member.shard for one in self._reductions for member in one.group.members}
-        cure = "build the model from the same seed on all ranks, or load the same checkpoint"
-        require_same_values(shards, self.comm, cure)
+        if not self._compared:  # in the first backward, as the model may be loaded after the hook is made
+            self._compared = True
+            shards = {member.name: member.shard for group in groups for member in group.members}
+            cure = "build the model from the same seed on all ranks, or load the same checkpoint"
+            require_same_values(shards, self.comm, cure)

@@ -63,13 +63,8 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], firs
             earlier = getattr(hook, _LISTENER, latest)()
             if earlier is not None and earlier is not listener:
                 earlier.gradient_counts.overtaken = True
-    handles = [register(position, parameter) for position, parameter in enumerate(parameters, first)]
-    weakref.finalize(listener, _remove, handles)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+    for position, parameter in enumerate(parameters, first):
+        weakref.finalize(listener, register(position, parameter).remove)
 
 
 class GradientCounts:
