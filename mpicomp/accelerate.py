@@ -18,13 +18,7 @@ from collectives.annotations import override
 from mpicomp.torch import DDPHookState, ddp_hook
 from mpicomp.torch.front_ends import AlgorithmChoice, with_seed
 from mpicomp.torch.process_group.joining import join_process_group
-from mpicomp.torch.process_group.survivors import (
-    OnFailure,
-    broadcast_from,
-    gather_rows,
-    open_communicator,
-    reduce_rows,
-)
+from mpicomp.torch.process_group.survivors import OnFailure, broadcast_from, gather_rows, open_communicator, reduce_rows
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 
 try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import KeyPath, keystr, tree_map, tree_map_with_path
 
 from collectives import Communicator
 from collectives.consistency.descriptions import fingerprint
@@ -93,22 +92,23 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
     before = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
 
-    def take(name: str, leaf: object) -> object:
+    def take(path: KeyPath, leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
+        name = f"state{keystr(path)}"
         tensors[name] = leaf
         return _TensorPlace(name, leaf.shape, leaf.dtype)
 
-    state = comm.broadcast_object(_mapped(before, take) if comm.rank == root else None, root)
+    state = comm.broadcast_object(tree_map_with_path(take, before) if comm.rank == root else None, root)
 
-    def fill(name: str, leaf: object) -> object:
+    def fill(leaf: object) -> object:
         if not isinstance(leaf, _TensorPlace):
             return leaf
         if comm.rank != root:
-            tensors[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
-        return tensors[name]
+            tensors[leaf.name] = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+        return tensors[leaf.name]
 
-    state = _mapped(state, fill)
+    state = tree_map(fill, state)
     usage = "broadcast_optimizer_state(optimizer, comm, root=0)"
     broadcast_tensors(checked_tensors(tensors, comm, _BROADCAST_STATE, usage), comm, root)
     try:
@@ -138,12 +138,3 @@ class _TensorPlace:
     name: str
     shape: torch.Size
     dtype: torch.dtype
-
-
-def _mapped(value: Any, change: Callable[[str, object], object], name: str = "state") -> Any:
-    """Return the same dicts, lists and tuples with other leaves; each has a name of its own, for messages."""
-    if type(value) is dict:
-        return {key: _mapped(one, change, f"{name}[{key!r}]") for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(one, change, f"{name}[{i}]") for i, one in enumerate(value))
-    return change(name, value)

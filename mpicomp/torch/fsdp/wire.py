@@ -8,7 +8,7 @@ precision, so rounding errors do not add up. Gradients are rounded once, and add
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from collectives.annotations import override
 from collectives.quoting import list_ranks, shown
@@ -31,14 +32,6 @@ from mpicomp.torch.process_group.transfers import Reduction
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STATUS_BYTES = 8  # in front of a payload, so that it stays aligned: 0, or 1 for weights without a code
 _NO_TIMEOUT = timedelta(0)
-
-
-class _Allocating:
-    """Allocation of a collective's memory, as without a custom collective."""
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized tensor."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _DecodedWork(dist.Work):
@@ -55,7 +48,7 @@ class _DecodedWork(dist.Work):
         return True
 
 
-class CompressedAllGather(_Allocating, AllGather):
+class CompressedAllGather(DefaultAllocMixin, AllGather):
     """All-gather of FSDP's weights whose messages are encoded, and decoded on all ranks, the sender's own too."""
 
     def __call__(
@@ -137,7 +130,7 @@ class QuantizedAllGather(CompressedAllGather):
             row.copy_(torch.from_numpy(decoded))
 
 
-class RoundedReduceScatter(_Allocating, ReduceScatter):
+class RoundedReduceScatter(DefaultAllocMixin, ReduceScatter):
     """Reduce-scatter of FSDP's gradients, rounded to 16 bits and added in float32; see :func:`mpicomp.torch.fsdp_wire`.
 
     Parameters
