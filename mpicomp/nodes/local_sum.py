@@ -10,11 +10,11 @@ from collections.abc import Generator, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
 from collectives.arrays.elements import aligned_empty, narrow
 from collectives.communicator.nodes import Nodes
+from collectives.communicator.point_to_point import message
 from collectives.execution.handle import Steps
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
@@ -226,8 +226,8 @@ class AgreeingSum(LocalSum):
         comm, tag = self.local.mpi_comm, self._tag
         sent, received = leaving.view(np.uint8), landing.view(np.uint8)
         requests = [
-            *(comm.Irecv(_message(one), source, tag) for one in _messages(received)),
-            *(comm.Isend(_message(one), to, tag) for one in _messages(sent)),
+            *(comm.Irecv(message(one), source, tag) for one in _messages(received)),
+            *(comm.Isend(message(one), to, tag) for one in _messages(sent)),
         ]
         call.owners = (*call.owners, *requests)
         sender, receiver = self._members[source], self._members[to]
@@ -269,7 +269,3 @@ class MessageSum(AgreeingSum):
 
 def _messages(memory: Bytes) -> list[Bytes]:
     return [memory[at : at + LONGEST_MESSAGE_BYTES] for at in range(0, memory.nbytes, LONGEST_MESSAGE_BYTES)]
-
-
-def _message(memory: Bytes) -> list[object]:
-    return [memory, memory.nbytes, MPI.BYTE]

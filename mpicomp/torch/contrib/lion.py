@@ -7,6 +7,7 @@ x <- x - lr (merge of s_m + wd x)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -110,4 +111,4 @@ class DistributedLion(MomentumOptimizer[SignAveraging]):
         seed: int = 0,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        self._open(params, defaults, merging(_LionMomenta, merge, seed), comm, named_parameters, bucket_mb)
+        self._open(params, defaults, partial(merging, _LionMomenta, merge, seed), comm, named_parameters, bucket_mb)

@@ -9,6 +9,7 @@ NS5 is the Newton-Schulz iteration by which Muon makes a matrix nearly orthogona
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class SignMuon(MomentumOptimizer[SignAveraging]):
         seed: int = 0,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "orthogonalize": orthogonalize}
-        self._open(params, defaults, merging(_MuonMomenta, merge, seed), comm, named_parameters, bucket_mb)
+        self._open(params, defaults, partial(merging, _MuonMomenta, merge, seed), comm, named_parameters, bucket_mb)
 
     @override
     def _check_group(self, group: ParameterGroup) -> None:

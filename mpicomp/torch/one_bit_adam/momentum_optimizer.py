@@ -33,12 +33,12 @@ _Averaging = TypeVar("_Averaging", bound=MomentumAveraging[Any])
 
 @dataclass(frozen=True)
 class MomentumMethod(Generic[_Averaging]):
-    """Makes the parts of an optimizer; `algorithm` and `rule` raise ValueError for options that are out of range."""
+    """Parts of an optimizer."""
 
     averaging: Callable[..., _Averaging]
-    algorithm: Callable[[], Algorithm]
-    rule: Callable[[], VarianceFreeze] = lambda: VarianceFreeze(1)
-    options: Callable[[], Mapping[str, object]] = dict
+    rule: VarianceFreeze
+    algorithm: Algorithm
+    options: Mapping[str, object]
     """Further options, which the ranks compare as text."""
 
 
@@ -52,24 +52,27 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         self,
         params: ParamsT,
         defaults: ParameterGroup,
-        method: MomentumMethod[_Averaging],
+        make_method: Callable[[], MomentumMethod[_Averaging]],
         comm: Communicator | None,
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         bucket_mb: float,
     ) -> None:
-        """Check the arguments, on all ranks, and make buckets and synchronizer."""
+        """Check the arguments, on all ranks, and make buckets and synchronizer.
+
+        `make_method` raises ValueError for options that are out of range.
+        """
         name = type(self).__name__
         self.comm = given_communicator(comm, name)
         with self.comm.refusing(f"making {name}", ValueError, TypeError, where=self.comm.here):
-            freeze_rule = method.rule()
-            self.algorithm = method.algorithm()
+            method = make_method()
+            self.algorithm = method.algorithm
             require_bucket_size(bucket_mb)
             self._names = names_by_parameter(named_parameters)
             super().__init__(params, defaults)
             for group in self.param_groups:
                 self._check_group(group)
             parameters = Parameters(self, self._names)
-        listed = "".join(f", {key}={value}" for key, value in method.options().items())
+        listed = "".join(f", {key}={value}" for key, value in method.options.items())
         text = f"{name}(algorithm={self.algorithm}{listed}, bucket_mb={bucket_mb:g})"
         agreement = open_agreement(self, self.comm, parameters.trained, text, all_options=True)
         masters = MasterWeights(self)
@@ -84,7 +87,7 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         for reducers in (dense, squeezed):
             reducers.lay_out(range(len(members)))
         parts = SynchronizerParts(self, dense, self.comm, agreement, parameters, changes)
-        self._synchronizer = method.averaging(parts, squeezed, masters, freeze_rule, options=text)
+        self._synchronizer = method.averaging(parts, squeezed, masters, method.rule, options=text)
 
     @property
     @in_own_mode
