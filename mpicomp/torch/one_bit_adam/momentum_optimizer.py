@@ -24,8 +24,9 @@ from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
 from mpicomp.torch.parameters import ParameterGroup, Parameters
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
+from mpicomp.torch.synchronizer.property_readers import refuse_distributed_checkpoint
 from mpicomp.torch.synchronizer.step_agreement import open_agreement
-from mpicomp.torch.synchronizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
+from mpicomp.torch.synchronizer.synchronizing_optimizer import SynchronizingOptimizer
 
 _MOST_BUCKET = 4096
 _Averaging = TypeVar("_Averaging", bound=MomentumAveraging[Any])
