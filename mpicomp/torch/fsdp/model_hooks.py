@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import distributed as dist
 from torch import nn
 
@@ -81,11 +83,9 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
     >>> torch.distributed.destroy_process_group()
     """
     job_agreement.require_process_group("fsdp_hook")
-    groups: list[ParameterGroup] = []
-    problem: Exception | None = None
-    arguments = ""
-    try:
-        # an instance alone: errors of communicators notify its ranks, which `agree` does here
+
+    def check() -> list[ParameterGroup]:
+        # an instance alone: errors of communicators notify its ranks, which `agreed` does here
         if not isinstance(comm, Communicator):
             require_communicator(comm, "fsdp_hook", "fsdp_hook(algorithm, comm, model)")
         require_algorithm(algorithm)
@@ -97,10 +97,10 @@ def fsdp_hook(algorithm: AlgorithmChoice, comm: Communicator, model: nn.Module) 
         groups = parameter_groups(model)
         _require_hookable(groups)
         require_whole_model(groups)
-        arguments = _described(algorithm, groups)
-    except (ValueError, TypeError, RuntimeError) as error:
-        problem = error
-    job_agreement.agree(problem, "fsdp_hook", arguments)
+        return groups
+
+    kinds = ValueError, TypeError, RuntimeError
+    groups = job_agreement.agreed("fsdp_hook", check, partial(_described, algorithm), kinds)
     layout = _agree_on_layout(groups[0], comm)
     return FSDPHook(algorithm, comm, groups, layout)
 

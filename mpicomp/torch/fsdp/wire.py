@@ -26,12 +26,12 @@ from mpicomp.codecs import Clipping, Codec, Draw, Quantizer, Ternary
 from mpicomp.codecs.base import varies
 from mpicomp.kernels.streams import Stream
 from mpicomp.torch.fsdp import job_agreement
-from mpicomp.torch.fsdp.parameter_groups import parameter_groups
+from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups
 from mpicomp.torch.process_group.transfers import Reduction
+from mpicomp.torch.process_group.work import NO_TIMEOUT
 
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STATUS_BYTES = 8  # in front of a payload, so that it stays aligned: 0, or 1 for weights without a code
-_NO_TIMEOUT = timedelta(0)
 
 
 class _DecodedWork(dist.Work):
@@ -42,7 +42,7 @@ class _DecodedWork(dist.Work):
         self._work, self._decode = work, decode
 
     @override
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._work.wait()
         self._decode()
         return True
@@ -224,15 +224,16 @@ def fsdp_wire(
     >>> torch.distributed.destroy_process_group()
     """
     job_agreement.require_process_group("fsdp_wire")
-    problem: Exception | None = None
-    try:
+
+    def check() -> list[ParameterGroup]:
         groups = parameter_groups(model)
-        _require_weights(weights, groups[0].members[0].fsdp_param.device)
+        _require_weights(weights, groups[0].device)
         if gradients is not None and gradients not in _TYPES:
             raise ValueError(f'gradients is {gradients!r}; choose "bfloat16", "float16" or None')
-    except (ValueError, TypeError) as error:
-        problem, groups = error, []
-    job_agreement.agree(problem, "fsdp_wire", f"weights={weights}, gradients={gradients}, seed={seed}")
+        return groups
+
+    text = f"weights={weights}, gradients={gradients}, seed={seed}"
+    groups = job_agreement.agreed("fsdp_wire", check, lambda _: text, (ValueError, TypeError))
     for number, group in enumerate(groups):
         group.set_collectives(
             _all_gather(weights, Stream(seed, number, "fsdp weights")),
