@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from collectives.annotations import Array, FloatArray, override
-from collectives.execution.handle import Steps
+from collectives.annotations import Array, FloatArray
 from mpicomp.aggregator.call import CallText, VectorCall
 
 
@@ -47,6 +46,9 @@ class ShardCall(VectorCall):
     waited_s = _of_outer("waited_s")
     background = _of_outer("background")
     note = _of_outer("note")
+    moved = _of_outer("moved")
+    turn = _of_outer("turn")
+    is_alone = _of_outer("is_alone")
 
     def __init__(
         self,
@@ -76,19 +78,6 @@ class ShardCall(VectorCall):
     def describe(self, describe: Callable[[], str]) -> None:
         is_placed = isinstance(describe, partial) and describe.func is _placed
         self.outer.describe = describe if is_placed else partial(_placed, self.group.here, describe)
-
-    @override
-    def moved(self) -> None:
-        self.outer.moved()
-
-    @override
-    def turn(self) -> Steps:
-        return self.outer.turn()
-
-    @property
-    @override
-    def is_alone(self) -> bool:
-        return self.outer.is_alone
 
 
 def _placed(here: str, describe: Callable[[], str]) -> str:

@@ -8,7 +8,7 @@ are, with their residuals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -61,7 +61,7 @@ class BucketReducers(list[BucketReducer]):
         """Names of the members of each bucket."""
         return [reducer.bucket.names for reducer in self]
 
-    def lay_out(self, arrived: Sequence[int]) -> None:
+    def lay_out(self, arrived: Collection[int]) -> None:
         """Make the buckets, unless there are some. Collective; rank 0's order counts.
 
         `arrived` has positions in `members`, in the order in which their gradients came.

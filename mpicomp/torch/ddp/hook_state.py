@@ -160,12 +160,8 @@ class DDPHookState(NonCopyable, StateOwner):
         return {"iterations": self.iterations, "buckets": self.buckets}
 
     @override
-    def _checked(self, state: object) -> State:
-        self._require_names()
-        return super()._checked(state)
-
-    @override
     def check_own(self, own: State) -> None:
+        self._require_names()
         with self.comm.tags_unused():
             require_aggregators(own, [one.aggregator for one in self._vectors_like(own["buckets"]).reducers])
 

@@ -55,8 +55,10 @@ class ParameterGroup:
 
     Attributes
     ----------
-    name : str
-        The module's name; empty for the model itself.
+    name, title : str
+        The module's name; empty for the model itself. In messages its title stands for it.
+    n : int
+        Elements of the reduce-scatter's output on this rank.
     members : list of ShardedParameter
         In the order of the reduce-scatter's output. None if the module is frozen.
     dtype : torch.dtype
@@ -65,18 +67,15 @@ class ParameterGroup:
 
     def __init__(self, name: str, module: FSDPModule, group: FSDPParamGroup, prefixes: dict[nn.Module, str]) -> None:
         self.name, self.module, self._group = name, module, group
+        self.title = f"module {name!r}" if name else "the model itself"
         self._trained = _trained(group)
         self.members = [_member(one, prefixes) for one in self._trained]
         for member in self.members:
             require_dense_floats(member.name, member.shard, "leave its module out of fully_shard")
             require_own_gradients(member.name, member.fsdp_param.sharded_param, "")
+        self.n = sum(member.slot for member in self.members)
         policy, first = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
         self.dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or first
-
-    @property
-    def title(self) -> str:
-        """Name of the module, for messages."""
-        return f"module {self.name!r}" if self.name else "the model itself"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -88,11 +87,6 @@ class ParameterGroup:
     def device(self) -> torch.device:
         """Device of the shards."""
         return self.members[0].fsdp_param.device
-
-    @property
-    def n(self) -> int:
-        """Elements of the reduce-scatter's output on this rank."""
-        return sum(member.slot for member in self.members)
 
     @property
     def averages_replicas(self) -> bool:

@@ -73,17 +73,12 @@ class MomentumBuckets(Synchronizer, Generic[Moments]):
         self._name = type(parts.optimizer).__name__
         self._cohorts = [Cohort(freeze_rule)]
         self.moments = self._moments_of(squeezed, self._cohorts[0])  # of each bucket
-        self._active: list[BucketReducer] = [*parts.reducers]
-
-    @property
-    @override
-    def active(self) -> Sequence[BucketReducer]:
-        return self._active
+        self.active = [*parts.reducers]
 
     @property
     @override
     def saved_aggregators(self) -> Sequence[Aggregator]:
-        return [one.aggregator for one in (self._squeezed if self.saves_squeezed else self._active)]
+        return [one.aggregator for one in (self._squeezed if self.saves_squeezed else self.active)]
 
     @property
     @override
@@ -111,12 +106,12 @@ class MomentumBuckets(Synchronizer, Generic[Moments]):
     def _open_buckets(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
         dense, squeezed = self.reducers.add(members, _dense(algorithms)), self._squeezed.add(members, algorithms)
         self._cohorts.append(Cohort(self._cohorts[0].rule.renewed(), self.steps))
-        self._active += dense
+        self.active += dense
         self.moments += self._moments_of(squeezed, self._cohorts[-1])
 
     def _follow_freezes(self) -> None:
         """Use the reducers of momenta where v is frozen, and those of gradients elsewhere."""
-        self._active[:] = _chosen([one.cohort.frozen for one in self.moments], self.reducers, self._squeezed)
+        self.active[:] = _chosen([one.cohort.frozen for one in self.moments], self.reducers, self._squeezed)
 
     def _clear_errors(self, moments: Moments, **entries: int) -> None:
         """Clear the residuals of a bucket's momenta, and set other entries of their state."""

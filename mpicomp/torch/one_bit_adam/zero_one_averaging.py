@@ -140,7 +140,7 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
     def synchronize(self) -> None:
         self._average(StepIntent(), self._due)
         self.phase = Phase.AVERAGED
-        self._active[:] = self._due
+        self.active[:] = self._due
         self.synchronizations += 1
 
     @torch.no_grad()

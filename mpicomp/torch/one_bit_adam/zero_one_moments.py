@@ -146,10 +146,6 @@ class ZeroOneMoments(AdamMoments):
         """Return the common model by parameters; no copies."""
         return dict(zip(self._parameters, self._common_views, strict=True))
 
-    @property
-    def _parameters(self) -> list[Tensor]:
-        return [member.parameter for member in self.bucket.members]
-
     def move_alone(self, reducer: BucketReducer, groups: Groups) -> None:
         """Make a step by this rank's gradients.
 

@@ -49,6 +49,8 @@ class BucketAveraging(StateOwner):
 
     Attributes
     ----------
+    active
+        The reducers of the last step, one per bucket.
     synchronizations
         Number of averages taken.
     models_compared
@@ -64,6 +66,7 @@ class BucketAveraging(StateOwner):
 
     def __init__(self, parts: SynchronizerParts) -> None:
         self.reducers, self.comm, self.agreement = parts.reducers, parts.comm, parts.agreement
+        self.active: list[BucketReducer] = parts.reducers
         self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
         self._changes = self.agreement.changes = parts.changes
         self.synchronizations = 0
@@ -71,11 +74,6 @@ class BucketAveraging(StateOwner):
         self.gradient_counts = GradientCounts([member.name for member in parts.reducers.members], parts.passes)
         queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._early = EarlyBuckets(queue, parts.reducers, self.gradient_counts)
-
-    @property
-    def active(self) -> Sequence[BucketReducer]:
-        """The reducers of the last step, one per bucket."""
-        return self.reducers
 
     @property
     def every_reducer(self) -> Sequence[BucketReducer]:
