@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ except ImportError as error:
     raise ImportError(f"mpicomp.accelerate needs Accelerate ({error}): pip install accelerate") from error
 
 RANK_FILES = "mpicomp"
-"""Beginning of the names of the ranks' files in a folder of `save_state`."""
+"""Beginning of the names of the ranks' files in a folder of `save_state`, or of the Trainer's checkpoints."""
 
 
 def share_order(loader: Any, comm: Communicator) -> None:
@@ -104,7 +105,8 @@ class SurvivingAccelerator(Accelerator):
     def gather(self, tensor: Any) -> Any:
         if not self._regroups:
             return super().gather(tensor)
-        gathered = recursively_apply(lambda one: gather_rows(self.comm, torch.atleast_1d(one)).flatten(0, 1), tensor)
+        rows = partial(gather_rows, self.comm)
+        gathered = recursively_apply(lambda one: rows(one.reshape(one.shape or (1,))).flatten(0, 1), tensor)
         self.adopt_numbers()
         return gathered
 

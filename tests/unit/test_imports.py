@@ -65,7 +65,7 @@ LAYERS = {
     "mpicomp.aggregator": Layer(("mpicomp.state", "mpicomp.feedback", "mpicomp.layers", *BYTES), ARRAYS),
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
-    "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ARRAYS),
+    "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ("numpy",)),
     "mpicomp.contrib": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.algorithms": Layer(
         ("mpicomp.contrib", "mpicomp.nodes", "mpicomp.auto", "mpicomp.reducers", *STEPS), ARRAYS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -248,7 +249,11 @@ def _copied(
     use_in_background(call, tensors[0].device)
     problem = f"the copy {way} {tensors[0].device.name} does not end, or the device does not come to it"
     for copy in [begin(tensor) for tensor in tensors]:
-        yield from await_operation(call, lambda copy=copy: copy, problem)
+        yield from await_operation(call, partial(_itself, copy), problem)
+
+
+def _itself(copy: Testable | None) -> Testable | None:
+    return copy
 
 
 def _device_of(tensor: Tensor) -> Device | None:

@@ -28,6 +28,10 @@ def _callback_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "mpicomp callbacks")
 
 
+def _submit(callback: Callable[[], None]) -> None:
+    _callback_thread().submit(callback)
+
+
 class _Failure:
     """Value of a failed call's future, which raises the error where tensors are extracted from it."""
 
@@ -66,7 +70,7 @@ class CallbackFuture(torch.futures.Future[Any]):
             except Exception as error:  # noqa: BLE001 - raised by the child
                 child.set_exception(error)
 
-        self.add_done_callback(lambda _: _callback_thread().submit(run))
+        self.add_done_callback(lambda _: _submit(run))
         return child
 
     @override
