@@ -160,8 +160,12 @@ class DDPHookState(NonCopyable, StateOwner):
         return {"iterations": self.iterations, "buckets": self.buckets}
 
     @override
-    def check_own(self, own: State) -> None:
+    def _checked(self, state: object) -> State:
         self._require_names()
+        return super()._checked(state)
+
+    @override
+    def check_own(self, own: State) -> None:
         with self.comm.tags_unused():
             require_aggregators(own, [one.aggregator for one in self._vectors_like(own["buckets"]).reducers])
 
