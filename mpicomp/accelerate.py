@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.torch import DDPHookState, ddp_hook
-from mpicomp.torch.ddp.hook import with_seed
-from mpicomp.torch.front_ends import AlgorithmChoice
+from mpicomp.torch.front_ends import AlgorithmChoice, with_seed
 from mpicomp.torch.process_group.joining import join_process_group
-from mpicomp.torch.process_group.survivors import (
-    OnFailure,
-    broadcast_from,
-    gather_rows,
-    open_communicator,
-    reduce_rows,
-)
+from mpicomp.torch.process_group.survivors import OnFailure, broadcast_from, gather_rows, open_communicator, reduce_rows
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 
 try:
@@ -36,7 +30,7 @@ except ImportError as error:
     raise ImportError(f"mpicomp.accelerate needs Accelerate ({error}): pip install accelerate") from error
 
 RANK_FILES = "mpicomp"
-"""Beginning of the names of the ranks' files in a folder of `save_state`."""
+"""Beginning of the names of the ranks' files in a folder of `save_state`, or of the Trainer's checkpoints."""
 
 
 def share_order(loader: Any, comm: Communicator) -> None:
@@ -111,12 +105,10 @@ class SurvivingAccelerator(Accelerator):
     def gather(self, tensor: Any) -> Any:
         if not self._regroups:
             return super().gather(tensor)
-        gathered = recursively_apply(self._gather_one, tensor)
+        rows = partial(gather_rows, self.comm)
+        gathered = recursively_apply(lambda one: rows(one.reshape(one.shape or (1,))).flatten(0, 1), tensor)
         self.adopt_numbers()
         return gathered
-
-    def _gather_one(self, tensor: torch.Tensor) -> torch.Tensor:
-        return gather_rows(self.comm, tensor.reshape(1) if tensor.ndim == 0 else tensor).flatten(0, 1)
 
     @override
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -22,16 +22,9 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.torch import DistributedOptimizer, average_buffers, broadcast_parameters, ddp_hook, register_backend
-from mpicomp.torch.ddp.hook import with_seed
-from mpicomp.torch.front_ends import AlgorithmChoice
+from mpicomp.torch.front_ends import AlgorithmChoice, with_seed
 from mpicomp.torch.process_group.joining import join_process_group
-from mpicomp.torch.process_group.survivors import (
-    OnFailure,
-    broadcast_from,
-    gather_rows,
-    open_communicator,
-    reduce_rows,
-)
+from mpicomp.torch.process_group.survivors import OnFailure, broadcast_from, gather_rows, open_communicator, reduce_rows
 from mpicomp.torch.state.rank_files import load_beside, remove_beside, save_beside
 from mpicomp.torch.state.schema import wrapped_part
 

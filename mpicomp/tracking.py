@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from mpicomp.torch.front_ends import NonCopyable
+from mpicomp.torch.non_copyable import NonCopyable
 
 Write = Callable[[Mapping[str, float], int], object]
 """Function that takes values by name, and the step."""

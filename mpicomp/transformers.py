@@ -21,13 +21,11 @@ try:
     from accelerate import DistributedType
     from transformers import ProgressCallback, Trainer, TrainerCallback
 
-    from mpicomp.accelerate import SurvivingAccelerator, share_order
+    from mpicomp.accelerate import RANK_FILES, SurvivingAccelerator, share_order
 except ImportError as error:
     raise ImportError(f"mpicomp.transformers needs Transformers ({error}): pip install transformers[torch]") from error
 
 _log = logging.getLogger("mpicomp")
-RANK_FILES = "mpicomp"
-"""Beginning of the names of the ranks' files in a checkpoint's folder."""
 
 
 class MPICallback(TrainerCallback):

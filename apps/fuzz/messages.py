@@ -27,7 +27,7 @@ from mpicomp.codecs import RowQuantizer
 from mpicomp.pipeline.activations import Deltas
 from mpicomp.pipeline.agreement import PipelineError, read_fault
 from mpicomp.pipeline.tensors import MessageLayout, TensorField, unpack
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent
 
 _SEAL = struct.Struct("<QQ")

@@ -66,7 +66,7 @@ def compile_kernels(method: Any, comm: Communicator, spec: VectorSpec) -> None:
             n = min(MOST_ELEMENTS, spec.n * max(1, size - 1) // max(1, ranks - 1))
             short = VectorSpec(1 << (n.bit_length() - 1), spec.dtype)
             # only the optimizers of mpicomp.torch pass differences, which have kernels of their own
-            with_moves = "mpicomp.torch.buckets.bucket_reducers" in sys.modules
+            with_moves = "mpicomp.torch.buckets.bucket_reducer" in sys.modules
             for one in method.rehearsed:
                 rehearse(one, short, ranks, comm.topology, with_moves, loads)
 

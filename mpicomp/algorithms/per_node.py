@@ -28,7 +28,7 @@ from mpicomp.feedback.base import Feedback
 from mpicomp.nodes import torch_group
 from mpicomp.nodes.driver import PerNodeDriver
 from mpicomp.nodes.group_sum import DeviceGroupSum, HostGroupSum
-from mpicomp.nodes.local_sum import LocalSum, MessageSum
+from mpicomp.nodes.local_sum import LocalSum, MessageSum, SumTerms
 from mpicomp.nodes.shard_feedback import ShardFeedback
 from mpicomp.nodes.shards import cut, shard_spec
 from mpicomp.nodes.shared_memory_sum import SharedMemorySum
@@ -165,18 +165,18 @@ class PerNode(WrappingMethod):
 
     def _local_sum(self, comm: Communicator, nodes: Nodes, shards: Sequence[range], spec: VectorSpec) -> LocalSum:
         ranks = nodes.local.size if self.equal_within_nodes else 1
-        terms = nodes, shards, spec, comm.size / (len(nodes.sizes) * ranks)
+        terms = SumTerms(nodes, shards, spec, comm.size / (len(nodes.sizes) * ranks))
         if self.local == "gloo":
-            return HostGroupSum(*terms, torch_group.of(nodes, "gloo"))
+            return HostGroupSum(terms, torch_group.of(nodes, "gloo"))
         if spec.device != "cpu":
             group = torch_group.of(nodes, "nccl")
             if group.device is not named(spec.device):
                 problem = f"vectors are on {spec.device}, and the group of NCCL has {group.device.name}"
                 cure = "call torch.cuda.set_device before the first of them"
                 comm.reject(ValueError(f"{comm.here}, start: {problem}: {cure}"), "start")
-            return DeviceGroupSum(*terms, group)
+            return DeviceGroupSum(terms, group)
         # also for "nccl" on ranks whose device is full, which start again with the tags of the others
-        return (SharedMemorySum if self.local in ("auto", "shared") else MessageSum)(*terms)
+        return (SharedMemorySum if self.local in ("auto", "shared") else MessageSum)(terms)
 
 
 def method_of(algorithm: object) -> Any:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 
 import numpy as np
 
-from collectives import Traffic
+from collectives import Communicator, Traffic
 from collectives.annotations import AnyArray, override
 from collectives.arrays.elements import PAGE
 from collectives.arrays.shared_memory import SharedMemory
-from collectives.communicator.nodes import Nodes
 from collectives.execution.handle import Steps
 from collectives.quoting import list_ranks
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel
-from mpicomp.aggregator.spec import VectorSpec
-from mpicomp.nodes.local_sum import LocalSum
+from mpicomp.nodes.local_sum import LocalSum, SumTerms
 
 TEXT_BYTES = 1 << 12  # name of a file, or the reason why there is no file
 _SPACING = 16  # int64 words between two counters, which then lie in different lines of the cache
@@ -30,9 +28,9 @@ FREE = 4
 class CountedSum(LocalSum):
     """Sums of ranks that count their steps in the first page of each one's segment. Parameters as in `LocalSum`."""
 
-    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
-        super().__init__(nodes, shards, spec, divisor)
-        self._nodes, self._turn = nodes, 0
+    def __init__(self, terms: SumTerms) -> None:
+        super().__init__(terms)
+        self._members, self._turn = terms.nodes.layout.members, 0
         self._memory: SharedMemory | None = None
         self._counters: list[AnyArray] = []
 
@@ -62,9 +60,8 @@ class CountedSum(LocalSum):
         self._memory.fence()
 
     def _describe_behind(self, kind: int, count: int) -> str:
-        members, counters = self._nodes.layout.members, self._counters
-        behind = list_ranks([rank for rank, one in zip(members, counters, strict=True) if one[kind] < count])
-        return f"{self.local.here}: {behind} did not come to this step"
+        behind = [rank for rank, one in zip(self._members, self._counters, strict=True) if one[kind] < count]
+        return f"{self.local.here}: {list_ranks(behind)} did not come to this step"
 
     @override
     def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
@@ -89,8 +86,8 @@ class TextChannel:
     Its tag is taken when it is made: later some ranks may have started another method, and others not.
     """
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._channel = SideChannel(nodes.local, 0, TEXT_BYTES)
+    def __init__(self, local: Communicator) -> None:
+        self._channel = SideChannel(local, 0, TEXT_BYTES)
 
     def gather(self, call: VectorCall, text: str) -> Generator[bool, None, list[str]]:
         """Return the texts of the node's ranks."""

@@ -12,14 +12,12 @@ from collectives.annotations import AnyArray, FloatArray, override
 from collectives.arrays.elements import aligned_empty
 from collectives.arrays.peer_memory import PeerMemory
 from collectives.arrays.shared_memory import SharedMemory
-from collectives.communicator.nodes import Nodes
 from collectives.execution.handle import Steps
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.packed_signs import PackedSigns, SignUnpacker
 from mpicomp.nodes.counted_sum import DONE, FREE, SUMMED, CountedSum
-from mpicomp.nodes.local_sum import BAD, FINE, LONGEST_COPY_BYTES
+from mpicomp.nodes.local_sum import BAD, FINE, LONGEST_COPY_BYTES, SumTerms
 from mpicomp.nodes.shards import tensor_parts
 
 PIECE_BYTES = 1 << 18  # read from another rank before they are added: they stay in the cache of a core
@@ -37,8 +35,7 @@ class DirectSum(CountedSum):
 
     Parameters
     ----------
-    nodes, shards, spec, divisor
-        As in `LocalSum`.
+    terms : SumTerms
     memory : SharedMemory
         A page for each rank.
     peers : sequence of PeerMemory
@@ -47,20 +44,13 @@ class DirectSum(CountedSum):
 
     reads_pieces = True
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        shards: Sequence[range],
-        spec: VectorSpec,
-        divisor: float,
-        memory: SharedMemory,
-        peers: Sequence[PeerMemory],
-    ) -> None:
-        super().__init__(nodes, shards, spec, divisor)
+    def __init__(self, terms: SumTerms, memory: SharedMemory, peers: Sequence[PeerMemory]) -> None:
+        super().__init__(terms)
         self._map(memory)
-        self._peers, self._piece = peers, PIECE_BYTES // spec.compute.itemsize
-        self._landing = aligned_empty(nodes.local.size * self._piece, spec.compute).reshape(-1, self._piece)
-        self._summed = aligned_empty(0, spec.compute)  # of the longest piece that was read
+        compute = self.spec.compute
+        self._peers, self._piece = peers, PIECE_BYTES // compute.itemsize
+        self._landing = aligned_empty(self._size * self._piece, compute).reshape(-1, self._piece)
+        self._summed = aligned_empty(0, compute)  # of the longest piece that was read
         self._owned = self.sums
         self.end()
 
@@ -116,7 +106,7 @@ class DirectSum(CountedSum):
         try:
             self._peers[rank].read(address, target)
         except OSError as error:
-            other = self._nodes.layout.members[rank]
+            other = self._members[rank]
             raise PeerFailure(f"{self.local.here}: no memory of rank {other} can be read: {error.strerror}") from error
 
     @override

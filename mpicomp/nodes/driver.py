@@ -9,16 +9,14 @@ The mean over R nodes of s is the mean over M ranks. A single node has no method
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
-from collectives.annotations import Array, FloatArray, override
+from collectives.annotations import FloatArray, override
 from collectives.communicator.nodes import Nodes
 from collectives.consistency.descriptions import fingerprint
-from collectives.execution.handle import Steps
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.call import CallText, VectorCall
 from mpicomp.aggregator.parts import Driver, Parts
@@ -27,89 +25,10 @@ from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.auto.chosen import Pending
 from mpicomp.feedback.base import bad_ranks
 from mpicomp.nodes.local_sum import BAD, FINE, LocalSum
+from mpicomp.nodes.shard_call import ShardCall
 from mpicomp.spaces import space_at
 
 _EXACT = 1 << 52  # integers below it are exact as float64
-
-
-def _of_outer(name: str) -> Any:
-    """Return an attribute that a call within another one shares with it."""
-
-    def read(call: ShardCall) -> Any:
-        return getattr(call.outer, name)
-
-    def write(call: ShardCall, value: object) -> None:
-        setattr(call.outer, name, value)
-
-    return property(read, write)
-
-
-class ShardCall(VectorCall):
-    """Call of a method between nodes, which is a part of another call and advances with it.
-
-    Parameters
-    ----------
-    outer : VectorCall
-    text : CallText
-        Its `group` are the owners of the shard.
-    values : FloatArray or None
-        Sum of the node; None: `read` computes it.
-    out : array
-        Overwritten with the result.
-    read : callable or None
-        See `VectorCall`.
-    """
-
-    wait_name = _of_outer("wait_name")
-    owners = _of_outer("owners")
-    arrival = _of_outer("arrival")
-    rest_meanwhile = _of_outer("rest_meanwhile")
-    idle_turns = _of_outer("idle_turns")
-    waited_s = _of_outer("waited_s")
-    background = _of_outer("background")
-    note = _of_outer("note")
-
-    def __init__(
-        self,
-        outer: VectorCall,
-        text: CallText,
-        values: FloatArray | None,
-        out: Array,
-        read: Callable[[range], FloatArray] | None = None,
-    ) -> None:
-        self.outer = outer
-        describe = outer.describe
-        super().__init__(text, outer.step, outer.user, values, None, out, outer.traffic)
-        self.read = read
-        self.tag = text.tag
-        outer.describe = describe
-        self.thread = outer.thread
-        if text.spec.is_narrow:
-            self.wide = values
-        self.accepts_packed = read is not None
-
-    @property
-    def describe(self) -> Callable[[], str]:
-        """Description of the wait. Ranks have their numbers between nodes in it, so this rank's place comes first."""
-        return self.outer.describe
-
-    @describe.setter
-    def describe(self, describe: Callable[[], str]) -> None:
-        is_placed = isinstance(describe, partial) and describe.func is _placed
-        self.outer.describe = describe if is_placed else partial(_placed, self.group.here, describe)
-
-    @override
-    def moved(self) -> None:
-        self.outer.moved()
-
-    @override
-    def turn(self) -> Steps:
-        return self.outer.turn()
-
-    @property
-    @override
-    def is_alone(self) -> bool:
-        return self.outer.is_alone
 
 
 class PerNodeDriver(Driver):
@@ -296,11 +215,6 @@ class LocalMeanDriver(Driver):
     def steps(self, call: VectorCall) -> Iterator[bool]:
         inner = ShardCall(call, self._text, call.values, call.out)
         yield from self._mean.steps(inner, call.values, call.out)
-
-
-def _placed(here: str, describe: Callable[[], str]) -> str:
-    text = describe()
-    return text if text.startswith(here) else f"{here}: {text}"
 
 
 def _span(call: VectorCall, kind: str, name: str) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ order on all of its ranks, so calls of a communicator take their steps one after
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,13 @@ import numpy as np
 from collectives.annotations import AnyArray, Array, FloatArray, override
 from collectives.arrays.elements import aligned_empty
 from collectives.arrays.torch_device import combine, divide
-from collectives.communicator.nodes import Nodes
 from collectives.execution.handle import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.feedback.base import narrow_into
 from mpicomp.kernels import of
-from mpicomp.nodes.local_sum import BAD, FINE, AgreeingSum
+from mpicomp.nodes.local_sum import BAD, FINE, AgreeingSum, SumTerms
 from mpicomp.nodes.torch_group import TorchGroup
 from mpicomp.spaces import DeviceSpace
 from mpicomp.spaces.finite_flag import DeviceFlag
@@ -33,14 +31,12 @@ from mpicomp.spaces.finite_flag import DeviceFlag
 class HostGroupSum(AgreeingSum):
     """Sums by a group in the host's memory, such as one of Gloo. Parameters as in `LocalSum`, and the group."""
 
-    def __init__(
-        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, group: TorchGroup
-    ) -> None:
-        super().__init__(nodes, shards, spec, divisor)
+    def __init__(self, terms: SumTerms, group: TorchGroup) -> None:
+        super().__init__(terms)
         self._group = group
-        self._sent, self._taken = [len(shard) for shard in shards], [len(self.own)] * self._size
-        self.result = np.empty(len(self.own), spec.stored)
-        self._landing = aligned_empty(sum(self._taken), spec.compute)
+        self._sent, self._taken = [len(shard) for shard in self.shards], [len(self.own)] * self._size
+        self.result = np.empty(len(self.own), self.spec.stored)
+        self._landing = aligned_empty(sum(self._taken), self.spec.compute)
 
     @override
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
@@ -76,19 +72,17 @@ class DeviceGroupSum(AgreeingSum):
     sums: Any
     result: Any
 
-    def __init__(
-        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, group: TorchGroup
-    ) -> None:
-        super().__init__(nodes, shards, spec, divisor)
-        self._group, self._device, compute = group, group.device, str(spec.compute)
-        device, own = self._device, len(self.own)
-        self._sent, self._taken = [len(shard) for shard in shards], [own] * self._size
+    def __init__(self, terms: SumTerms, group: TorchGroup) -> None:
+        super().__init__(terms)
+        spec, device, own, compute = self.spec, group.device, len(self.own), str(self.spec.compute)
+        self._group, self._device = group, device
+        self._sent, self._taken = [len(shard) for shard in self.shards], [own] * self._size
         self.sums, self.result = device.zeros(own, compute), device.zeros(own, spec.dtype)
         if self.is_mean and not spec.is_narrow:
             self.sums = self.result
         self._landing = device.zeros(sum(self._taken), compute)
         self._ranks = device.zeros(1, compute)
-        device.run(partial(self._ranks.fill_, float(divisor)))
+        device.run(partial(self._ranks.fill_, float(terms.divisor)))
         self._finite = DeviceFlag(device)
 
     @override

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
 from collectives.arrays.elements import aligned_empty, narrow
 from collectives.communicator.nodes import Nodes
+from collectives.communicator.point_to_point import message
 from collectives.execution.handle import Steps
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall
@@ -31,8 +31,8 @@ FINE, BAD = 1, 2
 """Outcome of a rank's part of a step; BAD: not a finite number, or an error that all owners of the shard raise."""
 
 
-class LocalSum(ABC):
-    """Both local halves of a step of one vector.
+class SumTerms(NamedTuple):
+    """Terms of the sums of a vector.
 
     Parameters
     ----------
@@ -43,6 +43,20 @@ class LocalSum(ABC):
         Description of the whole vector.
     divisor : float
         Number that sums are divided by.
+    """
+
+    nodes: Nodes
+    shards: Sequence[range]
+    spec: VectorSpec
+    divisor: float
+
+
+class LocalSum(ABC):
+    """Both local halves of a step of one vector.
+
+    Parameters
+    ----------
+    terms : SumTerms
 
     Attributes
     ----------
@@ -60,7 +74,8 @@ class LocalSum(ABC):
     packed: PackedSigns | None = None
     """The result of the shard where it was left packed, which only sums with `reads_pieces` accept."""
 
-    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
+    def __init__(self, terms: SumTerms) -> None:
+        nodes, shards, spec, divisor = terms
         self.is_mean = len(nodes.sizes) == 1
         self._streams = spec.n >= STREAMING_ELEMENTS
         self.local, self.shards, self.spec = nodes.local, tuple(shards), spec
@@ -169,14 +184,11 @@ class LocalSum(ABC):
 class AgreeingSum(LocalSum):
     """Base of sums whose ranks agree by messages on the outcome of their parts."""
 
-    def __init__(
-        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, tag: int | None = None
-    ) -> None:
-        super().__init__(nodes, shards, spec, divisor)
-        self._tag, self._members = nodes.local.fixed_tag() if tag is None else tag, nodes.layout.members
-        self._peers = [
-            ((self._rank + turn) % self._size, (self._rank - turn) % self._size) for turn in range(1, self._size)
-        ]
+    def __init__(self, terms: SumTerms, tag: int | None = None) -> None:
+        super().__init__(terms)
+        self._tag = self.local.fixed_tag() if tag is None else tag
+        self._members, rank, size = terms.nodes.layout.members, self._rank, self._size
+        self._peers = [((rank + turn) % size, (rank - turn) % size) for turn in range(1, size)]
 
     @override
     def _begin(self, call: VectorCall, outcome: int) -> Generator[bool, None, int]:
@@ -214,8 +226,8 @@ class AgreeingSum(LocalSum):
         comm, tag = self.local.mpi_comm, self._tag
         sent, received = leaving.view(np.uint8), landing.view(np.uint8)
         requests = [
-            *(comm.Irecv(_message(one), source, tag) for one in _messages(received)),
-            *(comm.Isend(_message(one), to, tag) for one in _messages(sent)),
+            *(comm.Irecv(message(one), source, tag) for one in _messages(received)),
+            *(comm.Isend(message(one), to, tag) for one in _messages(sent)),
         ]
         call.owners = (*call.owners, *requests)
         sender, receiver = self._members[source], self._members[to]
@@ -232,12 +244,11 @@ class MessageSum(AgreeingSum):
     Every rank sends (L - 1)/L of the vector each way, as in a ring all-reduce of L ranks.
     """
 
-    def __init__(
-        self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float, tag: int | None = None
-    ) -> None:
-        super().__init__(nodes, shards, spec, divisor, tag)
-        self.result = np.empty(len(self.own), spec.stored)
-        self._landing = [np.empty(len(self.own) * (rank != self._rank), spec.compute) for rank in range(self._size)]
+    def __init__(self, terms: SumTerms, tag: int | None = None) -> None:
+        super().__init__(terms, tag)
+        own, compute = len(self.own), self.spec.compute
+        self.result = np.empty(own, self.spec.stored)
+        self._landing = [np.empty(own * (rank != self._rank), compute) for rank in range(self._size)]
 
     @override
     def reduce(self, call: VectorCall, values: FloatArray) -> Generator[bool, None, bool]:
@@ -258,7 +269,3 @@ class MessageSum(AgreeingSum):
 
 def _messages(memory: Bytes) -> list[Bytes]:
     return [memory[at : at + LONGEST_MESSAGE_BYTES] for at in range(0, memory.nbytes, LONGEST_MESSAGE_BYTES)]
-
-
-def _message(memory: Bytes) -> list[object]:
-    return [memory, memory.nbytes, MPI.BYTE]

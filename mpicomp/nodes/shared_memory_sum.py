@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 
 from collectives.annotations import AnyArray, FloatArray, override
 from collectives.arrays.elements import PAGE
 from collectives.arrays.peer_memory import read_peers
 from collectives.arrays.shared_memory import Gather, share_memory
-from collectives.communicator.nodes import Nodes
 from collectives.execution.handle import Steps
 from mpicomp.aggregator.call import VectorCall
-from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.kernels import of
 from mpicomp.nodes.counted_sum import DONE, FREE, SUMMED, CountedSum, TextChannel
 from mpicomp.nodes.direct_sum import DirectSum
-from mpicomp.nodes.local_sum import BAD, FINE, LONGEST_COPY_BYTES, LocalSum, MessageSum
+from mpicomp.nodes.local_sum import BAD, FINE, LONGEST_COPY_BYTES, LocalSum, MessageSum, SumTerms
 
 PIECE_BYTES = 1 << 18  # copied, or summed, between two looks at other ranks and calls
 SLOTS = 2  # pieces of each shard that a rank shares at a time: few, so that they stay in the caches
@@ -35,10 +33,10 @@ class SharedMemorySum(CountedSum):
     messages.
     """
 
-    def __init__(self, nodes: Nodes, shards: Sequence[range], spec: VectorSpec, divisor: float) -> None:
-        super().__init__(nodes, shards, spec, divisor)
-        self._tag, self._texts = nodes.local.fixed_tag(), TextChannel(nodes)
-        self._piece = PIECE_BYTES // spec.compute.itemsize
+    def __init__(self, terms: SumTerms) -> None:
+        super().__init__(terms)
+        self._terms, self._tag, self._texts = terms, self.local.fixed_tag(), TextChannel(self.local)
+        self._piece = PIECE_BYTES // self.spec.compute.itemsize
         self._rounds = -(-max(map(len, self.shards)) // self._piece)
         self._shared: list[AnyArray] = []  # of each rank: pieces [SLOTS, shards, piece]
         self._results: list[AnyArray] = []
@@ -49,7 +47,7 @@ class SharedMemorySum(CountedSum):
         try:
             if self._streams and (peers := (yield from read_peers(gather))) is not None:
                 memory = yield from share_memory(PAGE, gather)
-                return DirectSum(self._nodes, self.shards, self.spec, float(self._divisor), memory, peers)
+                return DirectSum(self._terms, memory, peers)
             yield from self._allocate(gather)
         except MemoryError as error:
             _log.warning(
@@ -57,7 +55,7 @@ class SharedMemorySum(CountedSum):
                 "room in /dev/shm, which containers often limit, or pass local='ring'",
                 self.local.here, self.spec.n, error,
             )  # fmt: skip
-            return MessageSum(self._nodes, self.shards, self.spec, float(self._divisor), self._tag)
+            return MessageSum(self._terms, self._tag)
         finally:
             del self._texts
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,11 +163,13 @@ def connect(comm: Communicator, nodes: Nodes, kind: str) -> None:
     _require_none(comm, kind, problem)
     if gpu is not None:
         _require_own_gpus(comm, nodes, gpu)
+    local = nodes.local
     group: TorchGroup | None = None
     folder: tempfile.TemporaryDirectory[str] | None = None
     try:
-        folder, path = _shared_folder(nodes.local)
-        group = _made(comm, nodes, kind, HOST_DEVICE if gpu is None else named(gpu.name), folder, path)
+        folder, path = _shared_folder(local)
+        device = HOST_DEVICE if gpu is None else named(gpu.name)
+        group = TorchGroup(_join_backend(kind, path, local, comm.timeout), device, local.here, folder)
         here, members = list(nodes.layout.members), _members_of(group, comm, nodes)
         if members != here:
             problem = f"the group joins {list_ranks(members)}, and the node has {list_ranks(here)}"
@@ -178,7 +181,7 @@ def connect(comm: Communicator, nodes: Nodes, kind: str) -> None:
         # not before: a rank that has yet to open the store would wait minutes for a folder that is gone
         if group is not None:
             group.close()
-        nodes.local.barrier()
+        local.barrier()
         if folder is not None:
             folder.cleanup()
         raise
@@ -263,20 +266,14 @@ def _shared_folder(local: Communicator) -> tuple[tempfile.TemporaryDirectory[str
     return folder, path
 
 
-def _made(
-    comm: Communicator,
-    nodes: Nodes,
-    kind: str,
-    device: Device,
-    folder: tempfile.TemporaryDirectory[str] | None,
-    path: str,
-) -> TorchGroup:
+def _join_backend(kind: str, folder: str, local: Communicator, timeout_s: float) -> Any:
+    """Return the group that the ranks of a node make from a file in their folder."""
     from torch._C._distributed_c10d import FileStore
 
-    local = nodes.local
-    store = FileStore(f"{path}/{kind}", local.size)
-    store.set_timeout(timedelta(seconds=comm.timeout))
-    return TorchGroup(make_backend(kind, store, local.rank, local.size, comm.timeout), device, local.here, folder)
+    # not a variable of `connect`, where the store would outlive the group and its folder
+    store = FileStore(f"{folder}/{kind}", local.size)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return make_backend(kind, store, local.rank, local.size, timeout_s)
 
 
 def _members_of(group: TorchGroup, comm: Communicator, nodes: Nodes) -> list[int]:
@@ -292,11 +289,7 @@ def _members_of(group: TorchGroup, comm: Communicator, nodes: Nodes) -> list[int
         sent, landed = device.pinned(8 * size).view(np.int64), device.pinned(8 * size).view(np.int64)
         sent[:] = mine
         device.copy(sent, there)
-
-        def exchange() -> None:
-            group.queue_exchange(there, landing, *sizes)
-
-        device.run(exchange)
+        device.run(partial(group.queue_exchange, there, landing, *sizes))
         wait(device.copy(landing, landed))
         everyones[:] = landed
     return [int(rank) for rank in everyones]

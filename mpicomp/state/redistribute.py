@@ -82,10 +82,7 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
 
 
 def among_survivors(
-    states: Sequence[State],
-    kinds: Mapping[str, StateKind],
-    stand_in: StandIn | None,
-    of_dead: Sequence[State] = (),
+    states: Sequence[State], kinds: Mapping[str, StateKind], stand_in: StandIn | None, of_dead: Sequence[State] = ()
 ) -> State:
     """Return the state from which each survivor goes on, of the states of all survivors, after the same step.
 
@@ -171,11 +168,8 @@ def _merge_shards(states: Sequence[State], kinds: Mapping[str, StateKind], key: 
     by_shard = []
     for bounds in full:
         group = [{name: one for name, one in state.items() if name != key} for state in groups[bounds]]
-        by_shard.append(
-            _merge_dicts(
-                f"the states of elements {bounds[0]} to {bounds[-1] - 1}", group, inner, _find_owned(group, inner)
-            )
-        )
+        where = f"the states of elements {bounds[0]} to {bounds[-1] - 1}"
+        by_shard.append(_merge_dicts(where, group, inner, _find_owned(group, inner)))
     require_same_keys("their shards", by_shard)
     whole: State = {key: np.array([full[0][0], *(bound for bounds in full for bound in bounds[1:])], np.int64)}
     for name, first in by_shard[0].items():

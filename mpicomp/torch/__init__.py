@@ -6,8 +6,8 @@ and its relatives, whose ranks exchange momenta, and ``contrib`` young ones. ``s
 the phases of a step, the ranks' agreement on it, and the averages of its buckets. ``ddp`` has :func:`ddp_hook`, which
 averages for DistributedDataParallel, and ``fsdp`` :func:`fsdp_hook`, for FSDP2. All of these average flat vectors of
 parameters, which ``buckets`` lays out, and starts during backward. ``process_group`` is a backend of
-``torch.distributed``. ``state`` saves residuals, and makes states for other numbers of ranks. ``replication.py`` makes
-the ranks' models equal.
+``torch.distributed``. ``state`` saves residuals, and makes states for other numbers of ranks. ``replication.py`` and
+``optimizer_state.py`` make the ranks' models and optimizers equal.
 
 NumPy views of tensors on the CPU reach the aggregators without a copy. Tensors on GPUs go there as they are, or as
 signs and codes that are made of them there (``devices.py``).
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from mpicomp.torch.one_bit_adam.zero_one_adam import ZeroOneAdam as ZeroOneAdam
     from mpicomp.torch.optimizer.deepspeed_config import from_deepspeed as from_deepspeed
     from mpicomp.torch.optimizer.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
+    from mpicomp.torch.optimizer_state import broadcast_optimizer_state as broadcast_optimizer_state
     from mpicomp.torch.process_group import register_backend as register_backend
     from mpicomp.torch.rank_device import local_device as local_device
     from mpicomp.torch.replication import average_buffers as average_buffers
-    from mpicomp.torch.replication import broadcast_optimizer_state as broadcast_optimizer_state
     from mpicomp.torch.replication import broadcast_parameters as broadcast_parameters
     from mpicomp.torch.replication import require_same as require_same
     from mpicomp.torch.state.checkpoints import load_checkpoint as load_checkpoint
@@ -45,16 +45,17 @@ if TYPE_CHECKING:
 _NAMES = {
     "contrib.lion": "DistributedLion",
     "contrib.sign_muon": "SignMuon",
-    "ddp.hook": "DDPHookState ddp_hook",
+    "ddp": "DDPHookState ddp_hook",
     "fsdp": "FSDPHook fsdp_hook fsdp_wire",
     "one_bit_adam.one_bit_adam": "OneBitAdam",
     "one_bit_adam.one_bit_lamb": "OneBitLamb",
     "one_bit_adam.zero_one_adam": "ZeroOneAdam",
     "optimizer.deepspeed_config": "from_deepspeed",
     "optimizer.distributed_optimizer": "DistributedOptimizer",
+    "optimizer_state": "broadcast_optimizer_state",
     "process_group": "register_backend",
     "rank_device": "local_device",
-    "replication": "average_buffers broadcast_optimizer_state broadcast_parameters require_same",
+    "replication": "average_buffers broadcast_parameters require_same",
     "state.checkpoints": "load_checkpoint save_checkpoint",
     "state.redistribution": "redistribute_states",
 }

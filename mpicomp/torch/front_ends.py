@@ -1,16 +1,14 @@
-"""Arguments that the optimizers and the DDP hook share, checked before anything is made of them."""
+"""Arguments that the optimizers and the hooks share, checked before anything is made of them."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import inspect
-from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
-from numbers import Integral, Real
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,141 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives import Communicator
 from collectives.caller_warning import warn_caller
 from collectives.errors import marked
-from collectives.execution.traffic import TrafficLog
 from collectives.quoting import nearest, one_line
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.aggregator.base import Aggregator
-from mpicomp.algorithms import NAMES, SSDM, Algorithm, Dense, PerNode
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.parameters import NARROW, require_own_gradients
-from mpicomp.torch.watch import Diagnostics, TrainingWatch, given_watch
+from mpicomp.algorithms import NAMES, Algorithm, Dense, PerNode
+from mpicomp.torch.parameters import NamedParameter
 
 AlgorithmChoice = Algorithm | Mapping[str, Algorithm] | Callable[[str, Tensor], Algorithm]
 """One for all parameters; by patterns of names, of which the first that fits counts; or by name and parameter."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_INTERNAL = {"counted", "reducers"}
 _USAGE = "DistributedOptimizer(optimizer, algorithm, comm, named_parameters)"
-
-
-class _WithoutInternals(ABCMeta):
-    """Class that leaves names of this library's own use out of completion at a prompt."""
-
-    def __dir__(cls) -> list[str]:
-        return [name for name in super().__dir__() if name not in _INTERNAL]
-
-
-class NonCopyable(metaclass=_WithoutInternals):
-    """Base of objects that communicate: a copy or a pickle would lose its place among the ranks' calls."""
-
-    comm: Communicator
-    _watch: TrainingWatch | None = None
-
-    @property
-    @abstractmethod
-    def aggregators(self) -> tuple[Aggregator, ...]:
-        """One aggregator per vector."""
-
-    @property
-    @abstractmethod
-    def reducers(self) -> Sequence[BucketReducer]:
-        """The reducers of all steps."""
-
-    @property
-    def counted(self) -> Iterable[Aggregator]:
-        """The aggregators of all steps."""
-        return [one.aggregator for one in self.reducers]
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in _INTERNAL]
-
-    def diagnostics(self, every: int | None = None, audit_every: int | None = None) -> Diagnostics:
-        """Watch the training from the first call on, and return the last measurements.
-
-        Call it after every step, or every few. Nothing is watched before the first call. A `UserWarning` with the cure
-        is issued once if a residual grows without bound, which comes before a training diverges.
-
-        Parameters
-        ----------
-        every : int, optional
-            Averages of a bucket from one measurement to the next; None: as in the first call, which takes 10.
-        audit_every : int, optional
-            Averages from one audit to the next, which compares means with exact ones, in one all-reduce of a sample.
-            None: as in the first call, which takes 0, for no audits. With audits all ranks must call this function,
-            and with a delay ``state_dict``, after the same steps.
-
-        Returns
-        -------
-        Diagnostics
-            Norms of means and residuals, cosine of the last audit.
-
-        Raises
-        ------
-        ValueError
-            A number is out of range, or is not that of the first call.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import mpicomp
-        >>> from mpicomp.torch import DistributedOptimizer
-        >>> def train(comm):
-        ...     weights = torch.nn.Parameter(torch.linspace(1, 2, 3000))
-        ...     sgd = torch.optim.SGD([weights], lr=0.1)
-        ...     optimizer = DistributedOptimizer(sgd, mpicomp.Relay(16), comm, synchronize="gradients")
-        ...     for step in range(4):
-        ...         optimizer.zero_grad()
-        ...         weights.square().sum().backward()
-        ...         optimizer.step()
-        ...         found = optimizer.diagnostics(every=1, audit_every=2)
-        ...     return found
-        >>> found = mpicomp.run_local(2, train)[0]
-        >>> found.audits, found.cosine > 0.9, found.residual_ratio < 1
-        (1, True, True)
-        """
-        with self.comm.refusing("diagnostics", ValueError, where=self.comm.here):
-            watch = given_watch(self._watch, every, audit_every)
-        self._watch = watch
-        return watch.look(self)
-
-    @property
-    def traffic(self) -> TrafficLog:
-        """Bytes, messages and seconds of this rank's averages of gradients, updates or momenta.
-
-        ``traffic.last`` is the cost of the last synchronization, ``traffic.total`` that of all of them; both are zero
-        before the first. Checks of calls count, broadcasts and sums of your own do not. Vectors in flight at once wait
-        at once, so that their seconds add up to more than the time that passes. Nothing is counted for this that is
-        not counted in any case.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import mpicomp
-        >>> from mpicomp.torch import DistributedOptimizer
-        >>> def train(comm):
-        ...     weights = torch.nn.Parameter(torch.ones(3000))
-        ...     optimizer = DistributedOptimizer(torch.optim.SGD([weights]), mpicomp.Dense(), comm)
-        ...     for step in range(2):
-        ...         weights.sum().backward()
-        ...         optimizer.step()
-        ...     return optimizer.traffic
-        >>> traffic = mpicomp.run_local(2, train)[0]
-        >>> traffic.last.bytes_sent >= 12_000, traffic.total.bytes_sent >= 24_000
-        (True, True)
-        """
-        found = TrafficLog()
-        for one in self.aggregators:
-            found.last.add(one.traffic.last)
-        for one in self.counted:
-            found.total.add(one.traffic.total)
-        return found
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
-        raise TypeError(
-            f"{self.comm.here}: {type(self).__name__}, which communicates, is not copied or pickled; copy or save its "
-            "state_dict(), or leave it out"
-        )
 
 
 # Algorithms of parameters ---------------------------------------------------------------------------------------------
@@ -223,6 +96,30 @@ def preferred_mode(algorithms: Mapping[str, Algorithm]) -> str:
 
 def _is_dense(algorithm: Algorithm) -> bool:
     return isinstance(getattr(algorithm, "method", algorithm), Dense)
+
+
+def with_seed(choice: AlgorithmChoice, place: int) -> AlgorithmChoice:
+    """Return the choice with seeds that are larger by `place`: models of one communicator draw other numbers."""
+    if place == 0:
+        return choice
+    if isinstance(choice, Mapping):
+        return {pattern: _seeded(algorithm, place) for pattern, algorithm in choice.items()}
+    if isinstance(choice, Algorithm):
+        return _seeded(choice, place)
+    return lambda name, parameter: _seeded(choice(name, parameter), place)
+
+
+def _seeded(algorithm: Algorithm, place: int) -> Algorithm:
+    if not is_dataclass(algorithm):
+        return algorithm
+    changed: dict[str, Any] = {}
+    for field in fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if field.name == "seed":
+            changed["seed"] = value + place
+        elif isinstance(value, Algorithm):  # that `Auto` switches to
+            changed[field.name] = _seeded(value, place)
+    return replace(algorithm, **changed)
 
 
 # Types of arguments ---------------------------------------------------------------------------------------------------
@@ -334,123 +231,3 @@ def names_by_parameter(
         return found
     except ValueError:
         raise TypeError(f"named_parameters are no pairs of name and tensor: {cure}") from None
-
-
-# Options of an optimizer ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a DistributedOptimizer, in its names; the ranks compare them as text."""
-
-    synchronize: str
-    local_steps: int
-    bucket_mb: float
-    overlap: bool
-    backward_passes_per_step: int
-    outer: str = "None"
-    fragments: int = 1
-    delay: int = 0
-    blend: float | Literal["steps"] = 0.0
-    islands: bool = False
-
-    def __str__(self) -> str:
-        texts = vars(self) | {"synchronize": repr(self.synchronize), "bucket_mb": f"{self.bucket_mb:g}"}
-        return f"DistributedOptimizer({', '.join(f'{name}={text}' for name, text in texts.items())})"
-
-    @property
-    def moves_in_backward(self) -> bool:
-        """Flag: the optimizer moves parameters during backward."""
-        return self.overlap and self.synchronize == "updates"
-
-    def check(self, members: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]) -> None:
-        """Raise ValueError if an option is out of range, or does not fit other options, parameters or algorithms."""
-        mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
-        if mode not in ("gradients", "updates"):
-            raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
-        for name, count in (("local_steps", local_steps), ("backward_passes_per_step", passes)):
-            if not isinstance(count, Integral) or count < 1:
-                raise ValueError(f"{name} is {count!r}; choose a whole number, 1 or more")
-        if local_steps > 1 and mode == "gradients":
-            raise ValueError(
-                f'local_steps={local_steps} needs synchronize="updates"; under "gradients" accumulate by '
-                f"backward_passes_per_step={local_steps}"
-            )
-        if self.outer != "None" and mode == "gradients":
-            raise ValueError(
-                f'outer={self.outer} needs synchronize="updates"; under "gradients" the optimizer itself has momentum'
-            )
-        self._check_fragments()
-        if self.islands and (mode == "gradients" or self.overlap):
-            raise ValueError('islands need synchronize="updates", and cannot be combined with overlap=True')
-        require_bucket_size(self.bucket_mb)
-        if not isinstance(self.overlap, bool):
-            raise ValueError(f"overlap is {self.overlap!r}; choose True, False or None")
-        if mode == "updates":
-            _require_scales(algorithms)
-            leaving = next((one for one in algorithms.values() if one.leaves_residual), None)
-            if leaving is not None and (self.islands or self.delay or self.blend):
-                raise ValueError(f"{leaving} cannot be combined with islands, delay or blend: pass residual='own'")
-        else:
-            for member in members:
-                require_own_gradients(member.name, member.parameter, ', or use synchronize="updates"')
-        if not self.moves_in_backward:
-            return
-        cure = 'under "updates"; pass overlap=False'
-        for member in members:
-            if member.parameter.dtype in NARROW:
-                raise ValueError(
-                    f"{member.name!r} is of {member.parameter.dtype}, which cannot be combined with overlap {cure}"
-                )
-        if skips_nonfinite(algorithms):
-            raise ValueError(f"nonfinite='skip' cannot be combined with overlap {cure}")
-
-    def _check_fragments(self) -> None:
-        """Raise ValueError unless the fragments fit into the local steps, and the delay between two rounds."""
-        fragments, delay, blend, steps = self.fragments, self.delay, self.blend, self.local_steps
-        if not isinstance(fragments, Integral) or fragments < 1:
-            raise ValueError(f"fragments is {fragments!r}; choose a whole number, 1 or more")
-        if not isinstance(delay, Integral) or delay < 0:
-            raise ValueError(f"delay is {delay!r}; choose a whole number of steps, 0 or more")
-        if blend != "steps" and (not isinstance(blend, Real) or not 0 <= blend < 1):
-            raise ValueError(f"blend is {blend!r}; choose a number from 0 up to, not including, 1, or 'steps'")
-        if self.synchronize == "gradients" and (fragments > 1 or delay or blend):
-            raise ValueError('fragments, delay and blend need synchronize="updates", with local_steps')
-        if fragments > steps:
-            raise ValueError(
-                f"fragments={fragments} is more than local_steps={steps}, and a step would synchronize several "
-                "fragments; choose fewer, or more local steps"
-            )
-        if delay >= steps:
-            raise ValueError(
-                f"delay={delay} is no less than local_steps={steps}, and a fragment would be sent again before its "
-                "means are applied; choose a shorter delay, or more local steps"
-            )
-        if self.moves_in_backward and (fragments > 1 or delay or blend):
-            raise ValueError(
-                "overlap=True, which averages the whole model during backward, cannot be combined with fragments, "
-                "delay and blend; pass overlap=False"
-            )
-
-
-def _require_scales(algorithms: Mapping[str, Algorithm]) -> None:
-    """Refuse methods whose results have another scale than updates, and warn of noise that is many times larger."""
-    for one in algorithms.values():
-        if not one.keeps_scale:
-            raise ValueError(
-                f'{one} returns signs, which under "updates" no learning rate makes small: every parameter would move '
-                'by about 1 each time; pass synchronize="gradients", or take Marsit, which scales its signs'
-            )
-    noisy = next((one for one in algorithms.values() if isinstance(one, SSDM)), None)
-    if noisy is not None:
-        warn_caller(
-            f'{noisy} under "updates": with n elements and M ranks the error of a result is about sqrt(n / M) times as '
-            "long as the update, and models diverge where the optimizer's rate is not that much lower; Marsit and "
-            "EFSignSGD have no such error",
-            UserWarning,
-        )
-
-
-def skips_nonfinite(algorithms: Mapping[str, Algorithm]) -> bool:
-    """Return True if a method skips steps with NaN or infinity."""
-    return any(getattr(one, "nonfinite", None) == "skip" for one in algorithms.values())

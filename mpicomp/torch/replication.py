@@ -1,12 +1,10 @@
-"""Equal models on all ranks: copies of parameters and optimizer states, means of buffers, and comparisons."""
+"""Equal models on all ranks: copies of parameters, means of buffers, and comparisons."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +15,12 @@ from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import Description, fingerprint
 from collectives.errors import CollectiveMismatch
 from collectives.execution.handle import keep_uncompiled
-from collectives.quoting import list_ranks, one_line
+from collectives.quoting import list_ranks
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.devices import require_reachable
-from mpicomp.torch.front_ends import NonCopyable, require_torch_optimizer
 from mpicomp.torch.named_tensors import Exclude, checked_tensors, leave_out, tensors_of
-from mpicomp.torch.state.schema import State
 
 _BROADCAST_BYTES = 25 * 2**20
-_BROADCAST_STATE = "broadcast_optimizer_state"
 
 
 @keep_uncompiled
@@ -79,7 +73,7 @@ def broadcast_parameters(
     if isinstance(module_or_state_dict, torch.nn.Module):
         module_or_state_dict = tensors_of(module_or_state_dict)
     with Communicator() if comm is None else nullcontext(comm) as used:
-        _broadcast_tensors(checked_tensors(module_or_state_dict, used, call, usage, exclude), used, root)
+        broadcast_tensors(checked_tensors(module_or_state_dict, used, call, usage, exclude), used, root)
 
 
 @keep_uncompiled
@@ -138,18 +132,14 @@ def average_buffers(module: torch.nn.Module, comm: Communicator, *, exclude: Exc
         return
     wide = {torch.float64, torch.complex128}
     dtype = torch.float64 if any(buffer.dtype in wide for buffer in buffers) else torch.float32
-    numbers = [_as_real(buffer) for buffer in buffers]
+    # of complex numbers pairs of real ones, in one more dimension
+    numbers = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in buffers]
     flat = torch.cat([one.reshape(-1).to(buffers[0].device, dtype) for one in numbers])
     parts = torch.split(comm.allreduce(flat, op="mean"), [one.numel() for one in numbers])
     for buffer, one, part in zip(buffers, numbers, parts, strict=True):
         mean = part.view(one.shape)
         # clone: a part may start at an odd number, and complex numbers begin at even ones
         buffer.copy_(torch.view_as_complex(mean.clone()) if buffer.is_complex() else mean)
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return real numbers: of complex ones pairs, in one more dimension."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str = "") -> None:
@@ -214,7 +204,7 @@ def require_same_values(
     named: Mapping[str, Tensor], comm: Communicator, cure: str = "broadcast_parameters(model, comm) makes them equal"
 ) -> None:
     """Raise CollectiveMismatch on every rank unless all hold the same bits; names, shapes and dtypes are equal."""
-    sums = [zlib.crc32(bytes_of(tensor).numpy().data) for tensor in named.values()]
+    sums = [zlib.crc32(tensor_bytes(tensor).cpu().numpy().data) for tensor in named.values()]
     of_ranks = comm.allgather(np.array([fingerprint(str(sums))], np.int64))
     if len(set(np.ravel(of_ranks).tolist())) == 1:
         return
@@ -232,7 +222,7 @@ def require_same_values(
 
 
 @torch.no_grad()
-def _broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int) -> None:
+def broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: int) -> None:
     """Overwrite tensors in place by rank `root`'s."""
     require_same_layout(named, comm)
     batch: list[Tensor] = []
@@ -248,143 +238,9 @@ def _broadcast_tensors(named: Mapping[str, Tensor], comm: Communicator, root: in
 
 
 def _broadcast_batch(batch: Sequence[Tensor], comm: Communicator, root: int) -> None:
-    flat = torch.cat([bytes_of(tensor) for tensor in batch])
+    flat = torch.cat([tensor_bytes(tensor).cpu() for tensor in batch])
     received = torch.from_numpy(np.asarray(comm.broadcast(flat.numpy(), root=root)))
     parts = torch.split(received, [tensor.nbytes for tensor in batch])
     for tensor, part in zip(batch, parts, strict=True):
         # clone: a part may start at any byte, and a view of wider elements needs an aligned start
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory, or a copy in the host's."""
-    found: Tensor = tensor_bytes(tensor).cpu()
-    return found
-
-
-# States of optimizers -------------------------------------------------------------------------------------------------
-
-
-@in_own_mode
-def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, comm: Communicator | None = None, root: int = 0
-) -> None:
-    """Copy one rank's optimizer state and options to all ranks, as after resuming on one rank alone.
-
-    The state of the others may be empty or another; learning rates and other options of parameter groups are copied
-    too. All ranks then load it by ``optimizer.load_state_dict``. The values of parameters are left alone: see
-    :func:`broadcast_parameters`.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        A plain torch optimizer over the same parameters on all ranks. Its state is **replaced** on all ranks but
-        `root`. Tensors are copied as they are; everything else is pickled.
-    comm : Communicator, optional
-        None makes one on all ranks of the job and closes it again.
-    root : int
-        Rank whose state all take.
-
-    Raises
-    ------
-    TypeError
-        The optimizer is no torch optimizer, or a DistributedOptimizer or OneBitAdam, whose ranks have residuals of
-        their own, or part of `root`'s state cannot be pickled; the others then raise CollectiveMismatch.
-    ValueError
-        A parameter or a tensor of the state has no shape yet or cannot be reached, or one of the state is sparse, or
-        this rank's optimizer does not take the state; the others then raise CollectiveMismatch, and all have the state
-        of before. There is no rank `root`.
-    CollectiveMismatch
-        The ranks' parameters differ in group, shape or dtype.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpicomp
-    >>> from mpicomp.torch import broadcast_optimizer_state
-    >>> def resume(comm):
-    ...     model = torch.nn.Linear(2, 1)
-    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if comm.rank == 0 else 0.5, momentum=0.9)
-    ...     broadcast_optimizer_state(optimizer, comm)
-    ...     return optimizer.param_groups[0]["lr"]
-    >>> mpicomp.run_local(2, resume)
-    [0.1, 0.1]
-    """
-    with Communicator() if comm is None else nullcontext(comm) as used:
-        with used.refusing(_BROADCAST_STATE, TypeError, ValueError):
-            if isinstance(optimizer, NonCopyable):
-                raise TypeError(
-                    f"every rank of {type(optimizer).__name__} has residuals of its own; save its state_dict() on "
-                    "every rank and give each its own back by load_state_dict(), or broadcast the state of the plain "
-                    "optimizer before wrapping it"
-                )
-            require_torch_optimizer(optimizer)
-            parameters = {
-                f"group {g}, parameter {i}": parameter
-                for g, group in enumerate(optimizer.param_groups)
-                for i, parameter in enumerate(group["params"])
-            }
-            for name, parameter in parameters.items():
-                require_reachable(name, parameter)
-        require_same_layout(parameters, used)
-        _broadcast_state(optimizer, used, root)
-
-
-def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root: int) -> None:
-    before = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-
-    def take(name: str, leaf: object) -> object:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        tensors[name] = leaf
-        return _TensorPlace(name, leaf.shape, leaf.dtype)
-
-    state = comm.broadcast_object(_mapped(before, take) if comm.rank == root else None, root)
-
-    def fill(name: str, leaf: object) -> object:
-        if not isinstance(leaf, _TensorPlace):
-            return leaf
-        if comm.rank != root:
-            tensors[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
-        return tensors[name]
-
-    state = _mapped(state, fill)
-    usage = "broadcast_optimizer_state(optimizer, comm, root=0)"
-    _broadcast_tensors(checked_tensors(tensors, comm, _BROADCAST_STATE, usage), comm, root)
-    try:
-        _load_state(optimizer, state, comm)
-    except BaseException:
-        optimizer.load_state_dict(before)
-        raise
-
-
-def _load_state(optimizer: torch.optim.Optimizer, state: State, comm: Communicator) -> None:
-    """Load a state; raise an error on every rank if one rank's optimizer cannot."""
-    try:
-        optimizer.load_state_dict(state)
-    except Exception as error:  # noqa: BLE001 - of any optimizer: torch checks little, and others have their own rules
-        problem = (
-            f"{comm.here}, {_BROADCAST_STATE}: {type(optimizer).__name__} does not take the state "
-            f"({type(error).__name__}: {one_line(error)}); build it with the same options on all ranks"
-        )
-        comm.reject(ValueError(problem), _BROADCAST_STATE)
-    comm.agree(fingerprint(_BROADCAST_STATE), lambda: _BROADCAST_STATE)
-
-
-@dataclass(frozen=True)
-class _TensorPlace:
-    """Stand-in for a tensor that travels separately."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-def _mapped(value: Any, change: Callable[[str, object], object], name: str = "state") -> Any:
-    """Return the same dicts, lists and tuples with other leaves; each has a name of its own, for messages."""
-    if type(value) is dict:
-        return {key: _mapped(one, change, f"{name}[{key!r}]") for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(one, change, f"{name}[{i}]") for i, one in enumerate(value))
-    return change(name, value)

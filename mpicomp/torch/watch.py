@@ -13,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from collectives import Communicator
 from collectives.annotations import AnyArray, Doubles
 from collectives.caller_warning import warn_caller
 from collectives.quoting import shown
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 
 RUNS, RUN = 32, 128
 """Runs of neighbouring elements in a sample, evenly spaced, and their length: a strided sample costs a cache line for
@@ -35,17 +34,6 @@ _CURE = (
     "lower the learning rate, average in full precision now and then (full_precision_every=), send more bits "
     '(more levels, a lower rate), or average updates, synchronize="updates", for methods that are made for them'
 )
-
-
-class Watched(Protocol):
-    """Owner of reducers: an optimizer or a hook."""
-
-    comm: Communicator
-
-    @property
-    def reducers(self) -> Sequence[BucketReducer]:
-        """The reducers of all steps."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -172,17 +160,17 @@ class TrainingWatch:
         self._watches: dict[BucketReducer, BucketWatch] = {}
         self._cosine, self._audits, self._warned = math.nan, 0, False
 
-    def look(self, owner: Watched) -> Diagnostics:
+    def look(self, reducers: Sequence[BucketReducer], comm: Communicator) -> Diagnostics:
         """Return the last measurements, make the audits that are due, and warn once if a residual grows without bound.
 
         Collective where an audit is due.
         """
         before, self._watches = self._watches, {}
-        for reducer in owner.reducers:
+        for reducer in reducers:
             self._watches[reducer] = before.get(reducer) or BucketWatch(reducer, *self.plan)
         watches = self._watches.values()
-        self._audit(owner.comm, watches)
-        self._warn_of_growth(owner.comm)
+        self._audit(comm, watches)
+        self._warn_of_growth(comm)
         feedbacks = [one.aggregator.feedback for one in self._watches]
         clipped = [one.clipped_fraction for one in feedbacks if hasattr(one, "clipped_fraction")]
         return Diagnostics(

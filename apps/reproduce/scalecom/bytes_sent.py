@@ -14,8 +14,9 @@ from apps.reproduce.claims import Claim
 from apps.reproduce.scalecom.job import measure_all
 from apps.studies.results import Results
 from apps.train.models import build
-from mpicomp.torch.buckets.bucket_layout import NamedParameter, make_bucket
+from mpicomp.torch.buckets.bucket_layout import make_bucket
 from mpicomp.torch.layer_rates import compression_rates
+from mpicomp.torch.parameters import NamedParameter
 
 RATE = 112  # as in the paper's figure
 ELEMENTS = 1 << 18

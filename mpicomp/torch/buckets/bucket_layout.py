@@ -8,7 +8,7 @@ count in their scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -16,16 +16,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from collectives.quoting import shown
+from mpicomp.torch.parameters import NamedParameter
+
 ALIGNMENT = 64
 """Elements: one 64-bit word of packed signs."""
-
-
-@dataclass(frozen=True)
-class NamedParameter:
-    """A parameter and its name in error messages."""
-
-    name: str
-    parameter: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +116,41 @@ def make_bucket(index: int, members: Sequence[NamedParameter], alignment: int = 
     return Bucket(index, members[0].parameter.dtype, tuple(members), alignment)
 
 
+def members_by_name(
+    names: Sequence[object], members: Sequence[NamedParameter], here: str, optional: Sequence[NamedParameter] = ()
+) -> list[list[NamedParameter]]:
+    """Return the members of the buckets that a state was saved with, by their names in the state.
+
+    `members` must all be in the state, and `optional` ones may be. They are all that there are in `here`, their owner
+    in words.
+
+    Raises
+    ------
+    ValueError
+        The buckets have other members than there are here; names them.
+    """
+    buckets = [one for one in names if isinstance(one, list) and one and all(isinstance(name, str) for name in one)]
+    if len(buckets) < len(names):
+        raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
+    by_name = {member.name: member for member in (*members, *optional)}
+    saved = [name for bucket in buckets for name in bucket]
+    foreign = set(saved) - set(by_name)
+    wanted = set(by_name) if foreign else {member.name for member in members}
+    problems = [
+        f"{which} has {_some(more)}, which {other} lacks"
+        for which, more, other in (("the state", foreign, here), (here, wanted - set(saved), "the state"))
+        if more and saved
+    ]
+    if problems:
+        raise ValueError(
+            f"{'; '.join(problems)}; build it from the same model with the same names, and before you load a state add "
+            "or unfreeze the parameters that it has, and no others"
+        )
+    if len(saved) > len(set(saved)):
+        raise ValueError("the state has a parameter twice; load an earlier one")
+    return [[by_name[name] for name in bucket] for bucket in buckets]
+
+
 def total_mb(members: Sequence[NamedParameter]) -> float:
     """MiB of all parameters."""
     return _nbytes(members) / 2**20
@@ -132,3 +162,8 @@ def _padded(numel: int, alignment: int = ALIGNMENT) -> int:
 
 def _nbytes(members: Sequence[NamedParameter]) -> int:
     return sum(_padded(m.parameter.numel()) * m.parameter.element_size() for m in members)
+
+
+def _some(names: Collection[str]) -> str:
+    names = sorted(names)
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

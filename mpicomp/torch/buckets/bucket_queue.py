@@ -14,7 +14,7 @@ from torch import Tensor
 
 from collectives import Communicator, Handle
 from collectives.errors import NonFiniteGradient
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.devices import stream_at, wait_for
 
 Fill = Callable[[BucketReducer, bool], bool]

@@ -7,6 +7,7 @@ x <- x - lr (merge of s_m + wd x)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.contrib.sign_momenta import Merge, SignAveraging, SignMomenta, merging
 from mpicomp.torch.one_bit_adam.adam_moments import Stretch
@@ -110,4 +111,4 @@ class DistributedLion(MomentumOptimizer[SignAveraging]):
         seed: int = 0,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        self._open(params, defaults, merging(_LionMomenta, merge, seed), comm, named_parameters, bucket_mb)
+        self._open(params, defaults, partial(merging, _LionMomenta, merge, seed), comm, named_parameters, bucket_mb)

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm, EFSignSGD, MajorityVote, Marsit
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups, Stretch
-from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups, Stretch, VarianceFreeze
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_buckets import Entries
 from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod
-from mpicomp.torch.parameters import ParameterGroup
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM, OWN_MOMENTA
 
 Merge: TypeAlias = Literal["vote", "mean", "marsit"]
@@ -89,11 +89,7 @@ class SignAveraging(MomentumAveraging[SignMomenta]):
 
 
 def merging(moments: type[SignMomenta], merge: Merge, seed: int) -> MomentumMethod[SignAveraging]:
-    """Return the method of an optimizer that merges signs; its algorithm raises ValueError for other merges."""
-
-    def algorithm() -> Algorithm:
-        if merge not in _MERGES:
-            raise ValueError(f"merge is {merge!r}; choose one of {', '.join(map(repr, _MERGES))}")
-        return _MERGES[merge](seed)
-
-    return MomentumMethod(partial(SignAveraging, moments=moments), algorithm)
+    """Return the method of an optimizer that merges signs; ValueError for other merges."""
+    if merge not in _MERGES:
+        raise ValueError(f"merge is {merge!r}; choose one of {', '.join(map(repr, _MERGES))}")
+    return MomentumMethod(partial(SignAveraging, moments=moments), VarianceFreeze(1), _MERGES[merge](seed), {})

@@ -9,6 +9,7 @@ NS5 is the Newton-Schulz iteration by which Muon makes a matrix nearly orthogona
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from collectives import Communicator
 from collectives.annotations import override
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.contrib.sign_momenta import Merge, SignAveraging, SignMomenta, merging
 from mpicomp.torch.one_bit_adam.adam_moments import Stretch
@@ -124,7 +125,7 @@ class SignMuon(MomentumOptimizer[SignAveraging]):
         seed: int = 0,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "orthogonalize": orthogonalize}
-        self._open(params, defaults, merging(_MuonMomenta, merge, seed), comm, named_parameters, bucket_mb)
+        self._open(params, defaults, partial(merging, _MuonMomenta, merge, seed), comm, named_parameters, bucket_mb)
 
     @override
     def _check_group(self, group: ParameterGroup) -> None:

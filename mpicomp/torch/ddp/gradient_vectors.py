@@ -16,11 +16,11 @@ from torch.futures import Future
 
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, open_reducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer, open_reducer
 from mpicomp.torch.devices import devices_of
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
+from mpicomp.torch.parameters import NamedParameter
 
 
 class Delivery:

@@ -11,7 +11,7 @@ from torch import Tensor
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch.buckets.bucket_queue import worse
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, open_reducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer, open_reducer
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, ShardedParameter
 

@@ -27,32 +27,38 @@ def gather(entry: _Entry) -> list[_Entry]:
     return entries
 
 
-def agree(problem: Exception | None, call: str, arguments: str = "") -> None:
-    """Raise an error on all ranks if one of them has a problem, or if their `arguments`, as text, differ; collective.
+def agreed(
+    call: str,
+    work: Callable[[], _Entry],
+    describe: Callable[[_Entry], str] = lambda _: "",
+    kinds: tuple[type[Exception], ...] = (ValueError,),
+) -> _Entry:
+    """Return the result of a function; collective.
 
-    The rank with the problem raises its own error, and the others a CollectiveMismatch that quotes it.
+    Raises
+    ------
+    ValueError
+        The function has raised it, or another error of these `kinds`, on this rank.
+    CollectiveMismatch
+        Another rank has raised one, which the text quotes, or the ranks differ in the texts that `describe` returns.
     """
-    entries = gather((None if problem is None else str(problem), arguments))
-    if problem is not None:
-        raise reword(problem, f"{here()}, {call}: {problem}")
-    for rank, (text, own) in enumerate(entries):
-        if text is not None:
-            raise CollectiveMismatch(f"{here()}: rank {rank} rejects {call}: {text}")
-        if own != entries[0][1]:
-            raise CollectiveMismatch(
-                f"{here()}, {call}: ranks 0 and {rank} differ in their arguments: {entries[0][1]} and {own}; make the "
-                "same call on all ranks"
-            )
-
-
-def agreed(call: str, work: Callable[[], _Entry]) -> _Entry:
-    """Return the result of a function; if it raises ValueError on a rank, raise an error on all; collective."""
-    problem, result = None, None
+    problem, result, own = None, None, ""
     try:
         result = work()
-    except ValueError as error:
+        own = describe(result)
+    except kinds as error:
         problem = error
-    agree(problem, call)
+    entries = gather((None if problem is None else str(problem), own))
+    if problem is not None:
+        raise reword(problem, f"{here()}, {call}: {problem}")
+    for rank, (text, other) in enumerate(entries):
+        if text is not None:
+            raise CollectiveMismatch(f"{here()}: rank {rank} rejects {call}: {text}")
+        if other != entries[0][1]:
+            raise CollectiveMismatch(
+                f"{here()}, {call}: ranks 0 and {rank} differ in their arguments: {entries[0][1]} and {other}; make "
+                "the same call on all ranks"
+            )
     return cast(_Entry, result)
 
 

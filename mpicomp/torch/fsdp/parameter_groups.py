@@ -25,8 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.parameters import require_dense_floats, require_own_gradients
+from mpicomp.torch.parameters import NamedParameter, require_dense_floats, require_own_gradients
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # of activation checkpoints, and of torch.compile
 _CHANGED = "its parameters were frozen, unfrozen or converted since: call hook.remove(), then fsdp_hook again"
@@ -56,8 +55,10 @@ class ParameterGroup:
 
     Attributes
     ----------
-    name : str
-        The module's name; empty for the model itself.
+    name, title : str
+        The module's name; empty for the model itself. In messages its title stands for it.
+    n : int
+        Elements of the reduce-scatter's output on this rank.
     members : list of ShardedParameter
         In the order of the reduce-scatter's output. None if the module is frozen.
     dtype : torch.dtype
@@ -66,40 +67,26 @@ class ParameterGroup:
 
     def __init__(self, name: str, module: FSDPModule, group: FSDPParamGroup, prefixes: dict[nn.Module, str]) -> None:
         self.name, self.module, self._group = name, module, group
+        self.title = f"module {name!r}" if name else "the model itself"
         self._trained = _trained(group)
         self.members = [_member(one, prefixes) for one in self._trained]
         for member in self.members:
             require_dense_floats(member.name, member.shard, "leave its module out of fully_shard")
             require_own_gradients(member.name, member.fsdp_param.sharded_param, "")
+        self.n = sum(member.slot for member in self.members)
         policy, first = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
         self.dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or first
 
     @property
-    def title(self) -> str:
-        """Name of the module, for messages."""
-        return f"module {self.name!r}" if self.name else "the model itself"
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         """Global ranks that hold the shards, in the order of shards."""
-        return tuple(dist.get_process_group_ranks(self.process_group))
-
-    @property
-    def process_group(self) -> dist.ProcessGroup:
-        """Process group of the ranks that hold the shards."""
         mesh: Any = self._group.mesh_info
-        group: dist.ProcessGroup = mesh.shard_process_group
-        return group
+        return tuple(dist.get_process_group_ranks(mesh.shard_process_group))
 
     @property
     def device(self) -> torch.device:
         """Device of the shards."""
         return self.members[0].fsdp_param.device
-
-    @property
-    def n(self) -> int:
-        """Elements of the reduce-scatter's output on this rank."""
-        return sum(member.slot for member in self.members)
 
     @property
     def averages_replicas(self) -> bool:

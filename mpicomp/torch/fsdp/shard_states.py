@@ -70,7 +70,8 @@ class ShardStates:
 
     def state_dict(self) -> State:
         """Return a copy of the state, of which this rank has its shards."""
-        state: State = {_DESCRIPTION: self._description()}
+        description = json.dumps({"nodes": self._nodes, "shards": self._shards, "vectors": self._described})
+        state: State = {_DESCRIPTION: description}
         for vector in self.vectors:
             aggregator = vector.reducer.aggregator
             own, kinds = aggregator.state_dict(), aggregator.state_kinds
@@ -128,7 +129,7 @@ class ShardStates:
             if isinstance(stored, TensorStorageMetadata) and name.startswith(f"{prefix}shard "):
                 template[own] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
         for vector in self.vectors:
-            for entry, value in self._fresh(vector).items():
+            for entry, value in vector.reducer.aggregator.state_dict().items():
                 for member in vector.members:
                     if f"{prefix}{entry}/{member.name}" in saved_keys:
                         zeros = np.zeros((saved["nodes"], *member.local_shape), np.asarray(value).dtype)
@@ -139,7 +140,7 @@ class ShardStates:
 
     def _redistributed(self, vector: ShardVector, state: State, nodes: int, shards: int) -> State:
         """Return a vector's state from all `nodes` rows of a state of another number of nodes or shards."""
-        kinds, fresh = vector.reducer.aggregator.state_kinds, self._fresh(vector)
+        kinds, fresh = vector.reducer.aggregator.state_kinds, vector.reducer.aggregator.state_dict()
         shared = {
             entry: self._carried_over(vector, entry, value, state, shards)
             for entry, value in fresh.items()
@@ -212,10 +213,6 @@ class ShardStates:
         node = "" if kind == "shared" else f"node {self._node}/"
         return f"shard {self._shard}/{node}{vector.on_all_shards[0].name}/{entry}"
 
-    def _fresh(self, vector: ShardVector) -> State:
-        state: State = vector.reducer.aggregator.state_dict()
-        return state
-
     def _distributed(self, member: ShardedParameter, part: Tensor, nodes: int) -> DTensor:
         """Return the shard of a parameter's entry as part of the whole, of which this rank has one row, or all rows."""
         shape = torch.Size((nodes, *member.shape))
@@ -223,9 +220,6 @@ class ShardStates:
         stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         placements = (rows, Shard(1 + member.dim))
         return DTensor.from_local(part, self._mesh, placements, run_check=False, shape=shape, stride=stride)
-
-    def _description(self) -> str:
-        return json.dumps({"nodes": self._nodes, "shards": self._shards, "vectors": self._described})
 
     def _require_same_model(self, description: str) -> dict[str, Any]:
         """Return the content of a description: nodes, shards and vectors."""

@@ -8,7 +8,7 @@ precision, so rounding errors do not add up. Gradients are rounded once, and add
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from collectives.annotations import override
 from collectives.quoting import list_ranks, shown
@@ -25,20 +26,12 @@ from mpicomp.codecs import Clipping, Codec, Draw, Quantizer, Ternary
 from mpicomp.codecs.base import varies
 from mpicomp.kernels.streams import Stream
 from mpicomp.torch.fsdp import job_agreement
-from mpicomp.torch.fsdp.parameter_groups import parameter_groups
+from mpicomp.torch.fsdp.parameter_groups import ParameterGroup, parameter_groups
 from mpicomp.torch.process_group.transfers import Reduction
+from mpicomp.torch.process_group.work import NO_TIMEOUT
 
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STATUS_BYTES = 8  # in front of a payload, so that it stays aligned: 0, or 1 for weights without a code
-_NO_TIMEOUT = timedelta(0)
-
-
-class _Allocating:
-    """Allocation of a collective's memory, as without a custom collective."""
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized tensor."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _DecodedWork(dist.Work):
@@ -49,13 +42,13 @@ class _DecodedWork(dist.Work):
         self._work, self._decode = work, decode
 
     @override
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._work.wait()
         self._decode()
         return True
 
 
-class CompressedAllGather(_Allocating, AllGather):
+class CompressedAllGather(DefaultAllocMixin, AllGather):
     """All-gather of FSDP's weights whose messages are encoded, and decoded on all ranks, the sender's own too."""
 
     def __call__(
@@ -137,7 +130,7 @@ class QuantizedAllGather(CompressedAllGather):
             row.copy_(torch.from_numpy(decoded))
 
 
-class RoundedReduceScatter(_Allocating, ReduceScatter):
+class RoundedReduceScatter(DefaultAllocMixin, ReduceScatter):
     """Reduce-scatter of FSDP's gradients, rounded to 16 bits and added in float32; see :func:`mpicomp.torch.fsdp_wire`.
 
     Parameters
@@ -231,15 +224,16 @@ def fsdp_wire(
     >>> torch.distributed.destroy_process_group()
     """
     job_agreement.require_process_group("fsdp_wire")
-    problem: Exception | None = None
-    try:
+
+    def check() -> list[ParameterGroup]:
         groups = parameter_groups(model)
-        _require_weights(weights, groups[0].members[0].fsdp_param.device)
+        _require_weights(weights, groups[0].device)
         if gradients is not None and gradients not in _TYPES:
             raise ValueError(f'gradients is {gradients!r}; choose "bfloat16", "float16" or None')
-    except (ValueError, TypeError) as error:
-        problem, groups = error, []
-    job_agreement.agree(problem, "fsdp_wire", f"weights={weights}, gradients={gradients}, seed={seed}")
+        return groups
+
+    text = f"weights={weights}, gradients={gradients}, seed={seed}"
+    groups = job_agreement.agreed("fsdp_wire", check, lambda _: text, (ValueError, TypeError))
     for number, group in enumerate(groups):
         group.set_collectives(
             _all_gather(weights, Stream(seed, number, "fsdp weights")),

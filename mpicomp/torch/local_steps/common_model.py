@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.parameters import NamedParameter
 
 
 class CommonModel:

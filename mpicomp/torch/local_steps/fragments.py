@@ -19,9 +19,9 @@ from typing import Literal, TypeAlias
 
 from collectives import Communicator
 from collectives.quoting import shown
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import BucketQueue, Fill
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.state.schema import FRAGMENTS, IN_FLIGHT, IN_FLIGHT_STEPS, NamedTensors, State
 from mpicomp.torch.synchronizer.agreed_buckets import collect_agreed, start_agreed
 from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent

@@ -13,7 +13,8 @@ from collectives import Communicator
 from collectives.recovery.newcomers import newcomers_of
 from mpicomp.algorithms import Algorithm, PerNode
 from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
-from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter, group_parameters, make_bucket
+from mpicomp.torch.buckets.bucket_layout import Bucket, group_parameters, make_bucket
+from mpicomp.torch.parameters import NamedParameter
 
 Mean = Callable[[Tensor], Tensor]
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.errors import CollectiveMismatch
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.local_steps.common_model import CommonModel
 from mpicomp.torch.local_steps.fragments import FragmentInFlight, Fragments
 from mpicomp.torch.local_steps.outer_step import OuterStep, only
-from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.master_weights import MasterWeights
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.state.schema import UPDATE_ROUNDS, State
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.step_agreement import StepIntent

@@ -24,14 +24,14 @@ from torch import Tensor
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveError, marked
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.local_steps.finite_gradients import FiniteGradients
 from mpicomp.torch.local_steps.fragments import Fragments
 from mpicomp.torch.local_steps.islands import IslandGradients
 from mpicomp.torch.local_steps.local_moves import LocalMoves
 from mpicomp.torch.local_steps.outer_step import OuterStep, only
 from mpicomp.torch.local_steps.second_views import warn_of_second_views
-from mpicomp.torch.parameters import MasterWeights
+from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.step_agreement import StepIntent
 from mpicomp.torch.synchronizer.synchronizer import Closure, Phase

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from collectives.quoting import one_line, shown
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.parameters import LISTS
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.parameters import LISTS, NamedParameter
 from mpicomp.torch.state.schema import OUTER, State, cannot_load
 
 Outer: TypeAlias = tuple[float, float] | torch.optim.Optimizer | Callable[[list[Tensor]], torch.optim.Optimizer]

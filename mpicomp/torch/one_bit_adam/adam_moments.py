@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.parameters import ParameterGroup
+from mpicomp.torch.buckets.bucket_layout import Bucket
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup
 from mpicomp.torch.state.schema import FREEZE_RULE, State
 
 Groups: TypeAlias = Sequence[ParameterGroup]
@@ -112,7 +112,7 @@ class AdamMoments:
         self._m_views, self._v_views, self._result_views = map(bucket.views, (self.m, self.v, self.result))
         self.masked = torch.zeros(0, dtype=torch.int64, device=bucket.device)
         self._stretches: list[Stretch] = []
-        parameters = [member.parameter for member in bucket.members]
+        self._parameters = parameters = [member.parameter for member in bucket.members]
         ends = [0, *accumulate(bucket.lengths)]
         for group, found in groupby(range(len(parameters)), lambda place: group_of[parameters[place]]):
             places = list(found)
@@ -234,19 +234,19 @@ class VarianceFreeze:
     """Decides when v is frozen, from values that are equal on all ranks, so that the decision is too.
 
     That is after `warmup_steps`, at least 1 (else ValueError), or with "auto" once v is stable.
+
+    Attributes
+    ----------
+    watches
+        Flag: `note` has to be called after every step.
     """
 
     def __init__(self, warmup_steps: int | Literal["auto"]) -> None:
         if warmup_steps != "auto" and not (isinstance(warmup_steps, int) and warmup_steps >= 1):
             raise ValueError(f'warmup_steps is {warmup_steps!r}; it is "auto" or at least 1, since v is made in them')
-        self._warmup_steps = warmup_steps
+        self._warmup_steps, self.watches = warmup_steps, warmup_steps == "auto"
         self._norms: list[float] = []
         self._rates: list[float] = []
-
-    @property
-    def watches(self) -> bool:
-        """Flag: `note` has to be called after every step."""
-        return self._warmup_steps == "auto"
 
     def note(self, norm: float, groups: Groups) -> None:
         """Note v's norm after a step, and the learning rates of that step."""

@@ -14,16 +14,19 @@ from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm, Dense, DoubleSqueeze, PerNode
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import algorithms_by_name, given_communicator, names_by_parameter, require_bucket_size
+from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.one_bit_adam.adam_moments import VarianceFreeze, check_group
 from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
-from mpicomp.torch.parameters import MasterWeights, ParameterGroup, Parameters
+from mpicomp.torch.parameters import ParameterGroup, Parameters
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
+from mpicomp.torch.synchronizer.property_readers import refuse_distributed_checkpoint
 from mpicomp.torch.synchronizer.step_agreement import open_agreement
-from mpicomp.torch.synchronizer.synchronizing_optimizer import SynchronizingOptimizer, refuse_distributed_checkpoint
+from mpicomp.torch.synchronizer.synchronizing_optimizer import SynchronizingOptimizer
 
 _MOST_BUCKET = 4096
 _Averaging = TypeVar("_Averaging", bound=MomentumAveraging[Any])
@@ -31,12 +34,12 @@ _Averaging = TypeVar("_Averaging", bound=MomentumAveraging[Any])
 
 @dataclass(frozen=True)
 class MomentumMethod(Generic[_Averaging]):
-    """Makes the parts of an optimizer; `algorithm` and `rule` raise ValueError for options that are out of range."""
+    """Parts of an optimizer."""
 
     averaging: Callable[..., _Averaging]
-    algorithm: Callable[[], Algorithm]
-    rule: Callable[[], VarianceFreeze] = lambda: VarianceFreeze(1)
-    options: Callable[[], Mapping[str, object]] = dict
+    rule: VarianceFreeze
+    algorithm: Algorithm
+    options: Mapping[str, object]
     """Further options, which the ranks compare as text."""
 
 
@@ -50,24 +53,27 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         self,
         params: ParamsT,
         defaults: ParameterGroup,
-        method: MomentumMethod[_Averaging],
+        make_method: Callable[[], MomentumMethod[_Averaging]],
         comm: Communicator | None,
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         bucket_mb: float,
     ) -> None:
-        """Check the arguments, on all ranks, and make buckets and synchronizer."""
+        """Check the arguments, on all ranks, and make buckets and synchronizer.
+
+        `make_method` raises ValueError for options that are out of range.
+        """
         name = type(self).__name__
         self.comm = given_communicator(comm, name)
         with self.comm.refusing(f"making {name}", ValueError, TypeError, where=self.comm.here):
-            freeze_rule = method.rule()
-            self.algorithm = method.algorithm()
+            method = make_method()
+            self.algorithm = method.algorithm
             require_bucket_size(bucket_mb)
             self._names = names_by_parameter(named_parameters)
             super().__init__(params, defaults)
             for group in self.param_groups:
                 self._check_group(group)
             parameters = Parameters(self, self._names)
-        listed = "".join(f", {key}={value}" for key, value in method.options().items())
+        listed = "".join(f", {key}={value}" for key, value in method.options.items())
         text = f"{name}(algorithm={self.algorithm}{listed}, bucket_mb={bucket_mb:g})"
         agreement = open_agreement(self, self.comm, parameters.trained, text, all_options=True)
         masters = MasterWeights(self)
@@ -82,7 +88,7 @@ class MomentumOptimizer(SynchronizingOptimizer[_Averaging]):
         for reducers in (dense, squeezed):
             reducers.lay_out(range(len(members)))
         parts = SynchronizerParts(self, dense, self.comm, agreement, parameters, changes)
-        self._synchronizer = method.averaging(parts, squeezed, masters, freeze_rule, options=text)
+        self._synchronizer = method.averaging(parts, squeezed, masters, method.rule, options=text)
 
     @property
     @in_own_mode

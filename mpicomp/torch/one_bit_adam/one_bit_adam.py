@@ -138,11 +138,12 @@ class OneBitAdam(MomentumOptimizer[MomentumAveraging[AdamMoments]]):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        method = MomentumMethod(
-            partial(MomentumAveraging, moments=partial(AdamMoments, preconditioned=preconditioned)),
-            lambda: squeezing(bits, compressor, seed, per_node),
-            lambda: VarianceFreeze(warmup_steps),
-            lambda: {"warmup_steps": warmup_steps, "preconditioned": preconditioned},
-        )
+        averaging = partial(MomentumAveraging, moments=partial(AdamMoments, preconditioned=preconditioned))
+        options = {"warmup_steps": warmup_steps, "preconditioned": preconditioned}
+
+        def make_method() -> MomentumMethod[MomentumAveraging[AdamMoments]]:
+            rule = VarianceFreeze(warmup_steps)
+            return MomentumMethod(averaging, rule, squeezing(bits, compressor, seed, per_node), options)
+
         defaults = adam_defaults(lr, betas, eps, weight_decay, decoupled_weight_decay)
-        self._open(params, defaults, method, comm, named_parameters, bucket_mb)
+        self._open(params, defaults, make_method, comm, named_parameters, bucket_mb)

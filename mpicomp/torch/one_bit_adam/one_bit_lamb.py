@@ -27,10 +27,11 @@ from torch.optim.optimizer import ParamsT
 from collectives import Communicator
 from collectives.annotations import override
 from mpicomp.torch.buckets.bucket_layout import Bucket
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze
-from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_buckets import Entries
 from mpicomp.torch.one_bit_adam.momentum_optimizer import MomentumMethod, MomentumOptimizer, adam_defaults, squeezing
 from mpicomp.torch.parameters import ParameterGroup
 from mpicomp.torch.state.schema import MOMENTUM
@@ -230,20 +231,16 @@ class OneBitLamb(MomentumOptimizer[LambAveraging]):
             "factor_min": factor_min, "factor_threshold": factor_threshold,
         }  # fmt: skip
 
-        def rule() -> VarianceFreeze:
+        def make_method() -> MomentumMethod[LambAveraging]:
             wrong = {key: one for key, one in bounds.items() if not isinstance(one, int | float) or not one >= 0}
             if wrong or min_coeff > max_coeff or factor_min > factor_max or coeff_beta >= 1:
                 raise ValueError(
                     f"{wrong or bounds}: choose numbers of 0 or more, lower bounds up to the upper ones, and a "
                     "coeff_beta below 1"
                 )
-            return VarianceFreeze(warmup_steps)
+            rule, algorithm = VarianceFreeze(warmup_steps), squeezing(bits, compressor, seed, per_node)
+            averaging = partial(LambAveraging, moments=LambMoments)
+            return MomentumMethod(averaging, rule, algorithm, {"warmup_steps": warmup_steps})
 
-        method = MomentumMethod(
-            partial(LambAveraging, moments=LambMoments),
-            lambda: squeezing(bits, compressor, seed, per_node),
-            rule,
-            lambda: {"warmup_steps": warmup_steps},
-        )
         defaults = adam_defaults(lr, betas, eps, weight_decay, decoupled_weight_decay)
-        self._open(params, defaults | bounds, method, comm, named_parameters, bucket_mb)
+        self._open(params, defaults | bounds, make_method, comm, named_parameters, bucket_mb)

@@ -107,16 +107,15 @@ class ZeroOneAdam(MomentumOptimizer[ZeroOneAveraging]):
         bucket_mb: float = 25,
         seed: int = 0,
     ) -> None:
-        intervals = partial(Intervals, warmup_steps, variance_doubling, local_doubling, most_local_steps)
-        moments = partial(ZeroOneMoments, preconditioned=preconditioned)
-        method = MomentumMethod(
-            lambda *parts, **more: ZeroOneAveraging(*parts, **more, intervals=intervals(), moments=moments),
-            lambda: squeezing(bits, compressor, seed, per_node),
-            lambda: VarianceFreeze(intervals().warmup_steps),
-            lambda: {**vars(intervals()), "preconditioned": preconditioned},
-        )
+        def make_method() -> MomentumMethod[ZeroOneAveraging]:
+            intervals = Intervals(warmup_steps, variance_doubling, local_doubling, most_local_steps)
+            moments = partial(ZeroOneMoments, preconditioned=preconditioned)
+            averaging = partial(ZeroOneAveraging, intervals=intervals, moments=moments)
+            rule, algorithm = VarianceFreeze(warmup_steps), squeezing(bits, compressor, seed, per_node)
+            return MomentumMethod(averaging, rule, algorithm, {**vars(intervals), "preconditioned": preconditioned})
+
         defaults = adam_defaults(lr, betas, eps, weight_decay, decoupled_weight_decay)
-        self._open(params, {**defaults, RATE_SUM: 0.0}, method, comm, named_parameters, bucket_mb)
+        self._open(params, {**defaults, RATE_SUM: 0.0}, make_method, comm, named_parameters, bucket_mb)
 
     @in_own_mode
     def synchronize(self) -> None:

@@ -13,11 +13,12 @@ import torch
 
 from collectives.annotations import override
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups
-from mpicomp.torch.one_bit_adam.momentum_averaging import Entries, MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_averaging import MomentumAveraging
+from mpicomp.torch.one_bit_adam.momentum_buckets import Entries
 from mpicomp.torch.one_bit_adam.zero_one_moments import RATE_SUM, Intervals, ZeroOneMoments
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, MOMENTUM, State
 from mpicomp.torch.synchronizer.step_agreement import StepIntent
@@ -139,7 +140,7 @@ class ZeroOneAveraging(MomentumAveraging[ZeroOneMoments]):
     def synchronize(self) -> None:
         self._average(StepIntent(), self._due)
         self.phase = Phase.AVERAGED
-        self._active[:] = self._due
+        self.active[:] = self._due
         self.synchronizations += 1
 
     @torch.no_grad()

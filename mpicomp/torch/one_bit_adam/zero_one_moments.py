@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from mpicomp.torch.buckets.bucket_layout import Bucket, NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_layout import Bucket
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Groups
+from mpicomp.torch.parameters import NamedParameter
 
 RATE_SUM = "rate_sum"
 """Option of the parameter groups: sum of the learning rates since the last synchronization once v is frozen."""
@@ -144,10 +145,6 @@ class ZeroOneMoments(AdamMoments):
     def common_values(self) -> dict[Tensor, Tensor]:
         """Return the common model by parameters; no copies."""
         return dict(zip(self._parameters, self._common_views, strict=True))
-
-    @property
-    def _parameters(self) -> list[Tensor]:
-        return [member.parameter for member in self.bucket.members]
 
     def move_alone(self, reducer: BucketReducer, groups: Groups) -> None:
         """Make a step by this rank's gradients.

@@ -13,7 +13,6 @@ Marsit is designed for that (section 5 of its paper), with H = ``local_steps``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -24,7 +23,6 @@ from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.front_ends import (
     AlgorithmChoice,
-    Options,
     algorithms_by_name,
     explain_missing_algorithm,
     given_communicator,
@@ -38,14 +36,10 @@ from mpicomp.torch.local_steps.islands import require_islands
 from mpicomp.torch.local_steps.outer_step import Outer, outer_optimizer, outer_text
 from mpicomp.torch.optimizer.loop_methods import LoopMethods
 from mpicomp.torch.optimizer.opening import open_synchronizer
+from mpicomp.torch.optimizer.options import Options
 from mpicomp.torch.parameters import ParameterGroup, Parameters
 from mpicomp.torch.synchronizer.inner_steps import InnerSteps
-from mpicomp.torch.synchronizer.synchronizing_optimizer import refuse_distributed_checkpoint
-
-_UNSCALES = "_unscale_grads_"
-"""The function of GradScaler that reads the parameter groups only to look for infinities in the gradients."""
-_MOST_FRAMES = 5
-"""Frames between a property of the optimizer and its caller, at most."""
+from mpicomp.torch.synchronizer.property_readers import is_read_by_scaler, refuse_distributed_checkpoint
 
 
 class DistributedOptimizer(LoopMethods):
@@ -236,7 +230,7 @@ class DistributedOptimizer(LoopMethods):
         Float32 copies of 16-bit parameters have their gradients then, so that they can be clipped.
         A GradScaler that is about to unscale gradients finds infinities on all ranks or on none.
         """
-        if _is_read_by_scaler():
+        if is_read_by_scaler():
             self._prepare_for_scaler()
         elif self._synchronizer.awaits_averaging:
             self.synchronize()
@@ -284,18 +278,3 @@ def _require_plain(optimizer: torch.optim.Optimizer) -> None:
         raise TypeError("the optimizer is a DistributedOptimizer already; wrap a plain one, once")
     if getattr(optimizer, "synchronizes_ranks", False):
         raise TypeError(f"{type(optimizer).__name__} synchronizes the ranks itself; use it as it is")
-
-
-def _is_read_by_scaler() -> bool:
-    """Return True if the calling property is read by a GradScaler that is about to unscale gradients.
-
-    Wrappers of `in_own_mode` lie between the property and its reader.
-    """
-    frame = sys._getframe(2)
-    for _ in range(_MOST_FRAMES):
-        if frame.f_code.co_name == _UNSCALES:
-            return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False

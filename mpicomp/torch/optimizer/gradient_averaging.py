@@ -13,9 +13,8 @@ from torch import Tensor
 
 from collectives.annotations import override
 from collectives.errors import NonFiniteGradient, reword
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
-from mpicomp.torch.parameters import require_own_gradients
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.parameters import NamedParameter, require_own_gradients
 from mpicomp.torch.state.schema import State
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.step_agreement import StepIntent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -68,8 +68,7 @@ class LoopMethods(SynchronizingOptimizer[Synchronizer]):
         """
         self._synchronizer.add_group(param_group, self.optimizer.add_param_group)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Return a context manager in which gradients accumulate: they are added to those that backward brings later.
 
         Call all ``backward()`` but the last before a step in it, on all ranks.
@@ -88,8 +87,7 @@ class LoopMethods(SynchronizingOptimizer[Synchronizer]):
         ...     model(torch.ones(2, 3)).sum().backward()
         ...     optimizer.step()
         """
-        with self._synchronizer.gradient_counts.pause():
-            yield
+        return self._synchronizer.gradient_counts.pause()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -9,16 +9,17 @@ import torch
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_island import Islands
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets.bucket_reducers import BucketReducers
-from mpicomp.torch.front_ends import AlgorithmChoice, Options, algorithms_by_name, skips_nonfinite
+from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.local_steps.fragments import FragmentPlan, Fragments
 from mpicomp.torch.local_steps.islands import IslandGradients, between_islands
 from mpicomp.torch.local_steps.local_updates import LocalUpdates
 from mpicomp.torch.local_steps.outer_step import OuterStep
+from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.optimizer.gradient_averaging import GradientAveraging
-from mpicomp.torch.parameters import MasterWeights, Parameters
+from mpicomp.torch.optimizer.options import Options, skips_nonfinite
+from mpicomp.torch.parameters import NamedParameter, Parameters
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
 from mpicomp.torch.synchronizer.step_agreement import open_agreement

@@ -121,20 +121,23 @@ def bind_operands(row: Collective, comm: Communicator, operands: Operands, stagi
     reduction = Reduction.of(operands.op, flat.dtype)
     if is_sparse and reduction.name not in ("SUM", "AVG"):
         raise ValueError(f"{reduction.name} of sparse tensors is not supported: sum them")
-    parts = received.sizes or sent.sizes or ()
-    if operands.op is not None:
-        parts = [nbytes // flat.element_size() for nbytes in parts]
-    text = row.text.format(
-        root=root,
-        op=reduction.name,
-        n=flat.numel(),
-        dtype=str(flat.dtype).removeprefix("torch."),
-        parts=f"{len(parts)} times {parts[0]}" if parts and len({*parts}) == 1 else parts,
-        shape=f"{list(flat.shape)}, {flat.sparse_dim()} dimensions sparse" if is_sparse else "",
-    )
+    text = _description(row, operands, flat, reduction.name, received.sizes or sent.sizes or ())
     if sends and not staging:
         sent.copy_in()
     return BoundCollective(text, flat, sent if sends else None, received if receives else None, reduction, root)
+
+
+def _description(row: Collective, operands: Operands, flat: Tensor, op: str, parts: Sequence[int]) -> str:
+    if operands.op is not None:
+        parts = [nbytes // flat.element_size() for nbytes in parts]
+    return row.text.format(
+        root=operands.root,
+        op=op,
+        n=flat.numel(),
+        dtype=str(flat.dtype).removeprefix("torch."),
+        parts=f"{len(parts)} times {parts[0]}" if parts and len({*parts}) == 1 else parts,
+        shape=f"{list(flat.shape)}, {flat.sparse_dim()} dimensions sparse" if row.outputs is Form.SPARSE else "",
+    )
 
 
 def leaves(operand: Operand) -> Iterator[Tensor]:

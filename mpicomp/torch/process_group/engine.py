@@ -17,14 +17,7 @@ from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
 from collectives.execution.handle import Call, Steps
 from mpicomp.torch.devices import begin_event
-from mpicomp.torch.process_group.collective import (
-    Collective,
-    Operands,
-    bind_operands,
-    leaves,
-    require,
-    require_rank,
-)
+from mpicomp.torch.process_group.collective import Collective, Operands, bind_operands, leaves, require, require_rank
 from mpicomp.torch.process_group.tensor_memory import Operand, PackedTensors, StagingTensors, as_bytes
 from mpicomp.torch.process_group.transfers import BoundCollective
 from mpicomp.torch.process_group.usable_tensors import require_dense, require_usable

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup, ReduceOp
 
-from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
-from collectives.consistency.descriptions import fingerprint
+from collectives import Communicator, CommunicatorClosed
 from collectives.execution.handle import keep_methods_uncompiled
-from collectives.quoting import list_ranks
 from mpicomp.torch.process_group import collective
 from mpicomp.torch.process_group.collective import Collective, Operands
 from mpicomp.torch.process_group.engine import Engine, Messages
+from mpicomp.torch.process_group.members import communicator_of
 from mpicomp.torch.process_group.tensor_memory import Operand
 from mpicomp.torch.process_group.work import MPIWork
 
@@ -98,8 +97,8 @@ class MPIProcessGroup(_Base):
                 f"MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): leave mpi4py.rc.thread_level at 'multiple', or use "
                 "an MPI library that is built for threads"
             )
-        self._engine = Engine(self.communicator)
-        self._mpi_comm, self._messages = mpi_comm, Messages(self._engine, mpi_comm)
+        self._mpi_comm, self._engine = mpi_comm, Engine(self.communicator)
+        self._messages = Messages(self._engine, mpi_comm)
 
     # Identity --------------------------------------------------------------------------------------------------------
 
@@ -271,8 +270,7 @@ class MPIProcessGroup(_Base):
             return None
         name = group_name or f"{self._name}:split:{self._splits}:{ranks[0]}"
         store, rank = PrefixStore(f"{name}/", self._store), list(ranks).index(self.rank())
-        limit = timeout or timedelta(seconds=self.communicator.timeout)
-        group = MPIProcessGroup(store, rank, len(ranks), limit, name)
+        group = MPIProcessGroup(store, rank, len(ranks), timeout or timedelta(seconds=self.communicator.timeout), name)
         group.setGroupDesc(group_desc or "")
         return group
 
@@ -302,44 +300,3 @@ def _list(tensors: Operand) -> Operand:
 def _all_reduce(tensors: Operand, row: Collective) -> Collective:
     is_sparse = any(isinstance(one, Tensor) and one.layout == torch.sparse_coo for one in _list(tensors))
     return collective.ALL_REDUCE_SPARSE if is_sparse else row
-
-
-def require_ranks(rank: int, size: int, all_ranks: bool = False) -> None:
-    """Raise ValueError unless MPI has started `size` ranks or, without `all_ranks`, more."""
-    world = MPI.COMM_WORLD
-    if size > world.size or (all_ranks and size != world.size):
-        raise ValueError(
-            f"rank {rank} of {size}: MPI has started {world.size} rank{'s'[: world.size > 1]} and not {size}: start "
-            f"the program by 'mpirun -n {size}' or srun instead of torchrun, or correct WORLD_SIZE"
-        )
-
-
-def communicator_of(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> MPI.Intracomm:
-    """Return an MPI communicator of the members of a process group, in the group's order; they alone make it.
-
-    The store and the name are those of the group, and `timeout` is the time that members wait for each other.
-
-    Raises
-    ------
-    CollectiveTimeout
-        Some members have not come; the error names them.
-    ValueError
-        MPI has started fewer ranks.
-    """
-    require_ranks(rank, size)
-    store.set(f"mpi/{rank}", str(MPI.COMM_WORLD.rank))
-    keys = [f"mpi/{one}" for one in range(size)]
-    try:
-        store.wait(keys, timeout)
-    except RuntimeError as error:
-        missing = [one for one, key in enumerate(keys) if not store.check([key])]
-        raise CollectiveTimeout(
-            f"rank {rank} of {size}: not all ranks make this process group after {timeout.total_seconds():g} s; "
-            f"nothing from {list_ranks(missing)} (look for one that stopped or took another branch)"
-        ) from error
-    ranks = [int(store.get(key)) for key in keys]
-    if len(set(ranks)) < size:
-        raise ValueError(
-            f"rank {rank} of {size}: several members are rank {ranks[0]} of MPI: start all ranks by one mpirun or srun"
-        )
-    return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), fingerprint(name) % (1 << 15))

@@ -27,7 +27,8 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from collectives import Communicator
 from collectives.communicator.arguments import require_rank
 from collectives.launcher import place_on_node
-from mpicomp.torch.process_group.mpi_process_group import DEVICES, NAME, MPIProcessGroup, require_ranks
+from mpicomp.torch.process_group.members import require_ranks
+from mpicomp.torch.process_group.mpi_process_group import DEVICES, NAME, MPIProcessGroup
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # for env://
 _set_here: dict[str, str] = {}

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
+from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import fingerprint
 from mpicomp.aggregator.arguments import require_communicator
-from mpicomp.torch.replication import bytes_of
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import STATE_KEY, State
 from mpicomp.torch.state.step_folder import (
@@ -166,11 +166,12 @@ def load_checkpoint(folder: str | PathLike[str], parts: Mapping[str, Stateful], 
 
 def _digests(state: State) -> dict[str, str]:
     """Return digests of the tensors in a state that may be equal on all ranks, by their keys."""
-    return {
-        key: f"{one.dtype}{list(one.shape)} {hashlib.blake2b(bytes_of(one).numpy().data, digest_size=16).hexdigest()}"
-        for key, one in state.items()
-        if isinstance(one, Tensor) and one.layout == torch.strided
-    }
+    found = {}
+    for key, one in state.items():
+        if isinstance(one, Tensor) and one.layout == torch.strided:
+            digest = hashlib.blake2b(tensor_bytes(one).cpu().numpy().data, digest_size=16)
+            found[key] = f"{one.dtype}{list(one.shape)} {digest.hexdigest()}"
+    return found
 
 
 def _read(path: Path, names: list[str], comm: Communicator) -> tuple[dict[str, State], Tensor | None]:

@@ -7,7 +7,7 @@ and those of its owner. ``kinds`` declares for each aggregator the fate of its s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from collectives.json_file import fields
 from collectives.quoting import one_line, shown
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 
 STATE_KEY = "mpicomp"
 """Entry of a state that holds residuals and counters, next to the wrapped optimizer's own."""
@@ -126,41 +125,6 @@ def wrapped_part(state: State) -> State:
     return {key: value for key, value in state.items() if key != STATE_KEY}
 
 
-def members_by_name(
-    names: Sequence[object], members: Sequence[NamedParameter], here: str, optional: Sequence[NamedParameter] = ()
-) -> list[list[NamedParameter]]:
-    """Return the members of the buckets that a state was saved with, by their names in the state.
-
-    `members` must all be in the state, and `optional` ones may be. They are all that there are in `here`, their owner
-    in words.
-
-    Raises
-    ------
-    ValueError
-        The buckets have other members than there are here; names them.
-    """
-    buckets = [one for one in names if isinstance(one, list) and one and all(isinstance(name, str) for name in one)]
-    if len(buckets) < len(names):
-        raise ValueError(f"the state's buckets are {shown(names)}, not lists of names; load an earlier one")
-    by_name = {member.name: member for member in (*members, *optional)}
-    saved = [name for bucket in buckets for name in bucket]
-    foreign = set(saved) - set(by_name)
-    wanted = set(by_name) if foreign else {member.name for member in members}
-    problems = [
-        f"{which} has {_some(more)}, which {other} lacks"
-        for which, more, other in (("the state", foreign, here), (here, wanted - set(saved), "the state"))
-        if more and saved
-    ]
-    if problems:
-        raise ValueError(
-            f"{'; '.join(problems)}; build it from the same model with the same names, and before you load a state add "
-            "or unfreeze the parameters that it has, and no others"
-        )
-    if len(saved) > len(set(saved)):
-        raise ValueError("the state has a parameter twice; load an earlier one")
-    return [[by_name[name] for name in bucket] for bucket in buckets]
-
-
 def with_tensors(state: State) -> State:
     """Return an aggregator's state with tensors for arrays, as ``torch.load`` reads it under ``weights_only=True``."""
     return {key: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for key, one in state.items()}
@@ -203,8 +167,3 @@ def _require_like(name: str, found: dict[str, Any], expected: NamedTensors) -> N
             f"the state's {name} differs in {shown(differing)}: it has shapes {shown(shapes)}, here they would be "
             f"{shown(wanted)}; build the optimizer with the same options and model"
         )
-
-
-def _some(names: Collection[str]) -> str:
-    names = sorted(names)
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

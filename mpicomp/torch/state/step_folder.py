@@ -132,27 +132,32 @@ def write(
             _check_types(partial / state_file(place), state)
 
     def finish() -> None:
-        if not first:
-            return
-        replicas, stages = grid
-        manifest = {"step": step, "replicas": replicas, "stages": stages, "lost": [list(one) for one in lost]}
-        with flushed(partial / MANIFEST) as file:
-            file.write(json.dumps(manifest).encode())
-        flush_folder(partial)
-        partial.rename(final)
-        flush_folder(folder)
-        # another run may have left later steps
-        for old in [one for one in checkpoints(folder) if one != final][: 1 - _KEPT]:
-            hidden = folder / f".{old.name}.partial"  # or a run that is ended now would leave a part of it
-            with suppress(OSError):
-                old.rename(hidden)
-                shutil.rmtree(hidden)
+        if first:
+            replicas, stages = grid
+            manifest = {"step": step, "replicas": replicas, "stages": stages, "lost": [list(one) for one in lost]}
+            _complete(partial, final, json.dumps(manifest))
 
     on_all_ranks(gather, here, kind, make_folder)
     on_all_ranks(gather, here, kind, write_state)
     written.add(step)  # before others can die in `finish`: the folder is then this run's
     on_all_ranks(gather, here, kind, finish)
     return final
+
+
+def _complete(partial: Path, final: Path, manifest: str) -> None:
+    """Make a folder with the states of all ranks a checkpoint, and remove earlier checkpoints."""
+    folder = final.parent
+    with flushed(partial / MANIFEST) as file:
+        file.write(manifest.encode())
+    flush_folder(partial)
+    partial.rename(final)
+    flush_folder(folder)
+    # another run may have left later steps
+    for old in [one for one in checkpoints(folder) if one != final][: 1 - _KEPT]:
+        hidden = folder / f".{old.name}.partial"  # or a run that is ended now would leave a part of it
+        with suppress(OSError):
+            old.rename(hidden)
+            shutil.rmtree(hidden)
 
 
 def _check_types(file: Path, state: dict[str, Any]) -> None:

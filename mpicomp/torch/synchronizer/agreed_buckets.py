@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from collectives.errors import NonFiniteGradient, explains_itself
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent
 
 

@@ -16,10 +16,10 @@ from collectives.errors import reword
 from collectives.quoting import shown
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, BucketReducers
-from mpicomp.torch.parameters import ParameterGroup, Parameters
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
+from mpicomp.torch.buckets.bucket_reducers import BucketReducers
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup, Parameters
 from mpicomp.torch.replication import require_same_values
 from mpicomp.torch.state.rank_state import StateOwner, require_aggregators
 from mpicomp.torch.state.schema import GRADIENT_ROUNDS, WRAPPER, State, cannot_load
@@ -49,6 +49,8 @@ class BucketAveraging(StateOwner):
 
     Attributes
     ----------
+    active
+        The reducers of the last step, one per bucket.
     synchronizations
         Number of averages taken.
     models_compared
@@ -64,6 +66,7 @@ class BucketAveraging(StateOwner):
 
     def __init__(self, parts: SynchronizerParts) -> None:
         self.reducers, self.comm, self.agreement = parts.reducers, parts.comm, parts.agreement
+        self.active: list[BucketReducer] = parts.reducers
         self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
         self._changes = self.agreement.changes = parts.changes
         self.synchronizations = 0
@@ -71,11 +74,6 @@ class BucketAveraging(StateOwner):
         self.gradient_counts = GradientCounts([member.name for member in parts.reducers.members], parts.passes)
         queue = BucketQueue(parts.reducers, parts.comm, self._fill)
         self._early = EarlyBuckets(queue, parts.reducers, self.gradient_counts)
-
-    @property
-    def active(self) -> Sequence[BucketReducer]:
-        """The reducers of the last step, one per bucket."""
-        return self.reducers
 
     @property
     def every_reducer(self) -> Sequence[BucketReducer]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from collectives.execution.handle import keep_uncompiled
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.parameters import NamedParameter
 
 WINDOW_ELEMENTS = 4096
 SILENT_STEPS = 10
@@ -63,13 +63,8 @@ def install_hooks(listener: GradientListener, parameters: Sequence[Tensor], firs
             earlier = getattr(hook, _LISTENER, latest)()
             if earlier is not None and earlier is not listener:
                 earlier.gradient_counts.overtaken = True
-    handles = [register(position, parameter) for position, parameter in enumerate(parameters, first)]
-    weakref.finalize(listener, _remove, handles)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+    for position, parameter in enumerate(parameters, first):
+        weakref.finalize(listener, register(position, parameter).remove)
 
 
 class GradientCounts:
@@ -88,6 +83,8 @@ class GradientCounts:
         than on another, sends nothing during backward any more.
     silent_steps : int
         Steps on end in which this rank had no gradient at all.
+    order : dict
+        Positions of the parameters, in the order in which their gradients came the first time.
     lock : threading.RLock
         Held while a gradient is reported.
     """
@@ -95,7 +92,7 @@ class GradientCounts:
     def __init__(self, names: Sequence[str], passes: int) -> None:
         self._names, self._passes = list(names), passes
         self.lock = threading.RLock()
-        self._order: dict[int, None] = {}  # keeps the order, and is looked up at every gradient
+        self.order: dict[int, None] = {}  # keeps the order, and is looked up at every gradient
         self.paused = self.overtaken = self.dropped = False
         self.silent_steps = 0
         self.restart()
@@ -108,11 +105,6 @@ class GradientCounts:
             yield
         finally:
             self.paused = before
-
-    @property
-    def order(self) -> list[int]:
-        """Positions of the parameters, in the order in which their gradients came the first time."""
-        return list(self._order)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -129,7 +121,7 @@ class GradientCounts:
 
     def count_silent_step(self) -> bool:
         """Count a step if it had no gradient, after others with some; return True if a warning is due."""
-        self.silent_steps = 0 if self.any_came or not self._order else self.silent_steps + 1
+        self.silent_steps = 0 if self.any_came or not self.order else self.silent_steps + 1
         return self.silent_steps == SILENT_STEPS
 
     def lacks(self, position: int) -> bool:
@@ -142,7 +134,7 @@ class GradientCounts:
 
     def complete(self, position: int, sent: bool) -> bool:
         """Count a gradient, and return True if it is complete; RuntimeError if it was, and is or may be `sent`."""
-        self._order.setdefault(position)
+        self.order.setdefault(position)
         self.any_came = True
         if self.paused:
             return False

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from collectives.quoting import shown
 from mpicomp.algorithms import Algorithm
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.front_ends import names_by_parameter
-from mpicomp.torch.parameters import MasterWeights, ParameterGroup, Parameters
+from mpicomp.torch.master_weights import MasterWeights
+from mpicomp.torch.parameters import NamedParameter, ParameterGroup, Parameters
 
 if TYPE_CHECKING:
     from mpicomp.torch.local_steps.outer_step import OuterStep

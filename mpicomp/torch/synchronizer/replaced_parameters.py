@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
+from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts
 
 _watches: list[weakref.ref[ReplacedParameters]] = []

@@ -25,8 +25,7 @@ from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import one_line
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
-from mpicomp.torch.parameters import LISTS
+from mpicomp.torch.parameters import LISTS, NamedParameter
 from mpicomp.torch.replication import require_same_layout
 from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
 from mpicomp.torch.synchronizer.step_differences import RankDescription, first_difference, option_text, plain_option

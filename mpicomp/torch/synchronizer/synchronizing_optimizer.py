@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
 
-from collectives import Communicator
 from collectives.annotations import override
 from collectives.recovery.newcomers import StateTransfer, admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode
-from mpicomp.torch.front_ends import NonCopyable
+from mpicomp.torch.non_copyable import NonCopyable
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import State
 from mpicomp.torch.synchronizer.synchronizer import Phase, Synchronizer
 
-_INITIALIZES = "_init_optim_state"
-"""Function of `torch.distributed.checkpoint` that reads an optimizer's state before it saves, loads or steps."""
 _Synchronizer = TypeVar("_Synchronizer", bound=Synchronizer)
 
 
@@ -235,16 +231,6 @@ class SynchronizingOptimizer(NonCopyable, torch.optim.Optimizer, Generic[_Synchr
                 f"{self.comm.here}: {call}() between backward() and step(), when gradients have been sent; call it "
                 f"after step() or before backward(){more}; after a backward() that was cut off, call {after}() first"
             )
-
-
-def refuse_distributed_checkpoint(comm: Communicator) -> None:
-    """Raise RuntimeError if `torch.distributed.checkpoint` reads the property that calls this function."""
-    if sys._getframe(2).f_code.co_name == _INITIALIZES:
-        raise RuntimeError(
-            f"{comm.here}: torch.distributed.checkpoint leaves out this rank's residuals and counters, as it knows "
-            "an optimizer's 'state' and 'param_groups' alone; save optimizer.state_dict() to a file of each rank, and "
-            "load it by optimizer.load_state_dict"
-        )
 
 
 def _left_out(model: torch.nn.Module) -> dict[str, Tensor]:

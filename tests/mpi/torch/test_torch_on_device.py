@@ -21,7 +21,7 @@ from mpicomp.torch import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from mpicomp.torch.buckets import bucket_reducers
+from mpicomp.torch.buckets import bucket_reducer
 from tests.fake_device import FakeStream, KernelEvent
 from tests.fake_streams import StreamsDevice
 from tests.fake_torch import GPU_IN_ITS_PLACE, NAME, FakeTorchDevice, gpu, reachable
@@ -105,7 +105,7 @@ def test_encoding_on_the_device_changes_no_bit(
     comm: Communicator, algorithm: Any, options: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = trained(comm, where, algorithm, **options)
-    monkeypatch.setattr(bucket_reducers, "encoding_device", lambda *about: "cpu")
+    monkeypatch.setattr(bucket_reducer, "encoding_device", lambda *about: "cpu")
     assert torch.equal(trained(comm, where, algorithm, **options), there)
 
 
@@ -126,7 +126,7 @@ def test_streams_wait_for_means_in_the_host_s_place(
     monkeypatch.setattr(KernelEvent, "block", lambda event, stream: (blocked.append(event), block(event, stream)))
     # PyTorch computes on fake tensors at once, so the stream does at once what it waits for
     monkeypatch.setattr(
-        bucket_reducers, "current_stream", lambda tensor: None if tensor.is_cpu else FakeStream(eager=True)
+        bucket_reducer, "current_stream", lambda tensor: None if tensor.is_cpu else FakeStream(eager=True)
     )
     assert torch.equal(trained(comm, NAME, algorithm, **options), waited)
     # whether a rank's messages or its kernels end first is chance; one rank's own values are their mean

@@ -16,8 +16,8 @@ from collectives.nodes.layout import NodeLayout
 from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, Relay, SparseLoCo, run_local
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.torch import DistributedOptimizer, broadcast_parameters, redistribute_states, require_same
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.local_steps.islands import IslandGradients
+from mpicomp.torch.parameters import NamedParameter
 from tests.mpi.lanes import up_to_four_ranks
 from tests.mpi.torch.training import batch, make_model, on_all_ranks, parameters_of, same_on_all_ranks, train, wrap
 

@@ -14,8 +14,8 @@ import mpicomp
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.torch import DistributedOptimizer
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.front_ends import algorithms_by_name
+from mpicomp.torch.parameters import NamedParameter
 from tests.mpi.lanes import few_ranks
 from tests.mpi.torch.training import make_model, parameters_of, same_on_all_ranks, train, wrapped
 

@@ -17,7 +17,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from mpicomp import Communicator, Dense, run_local
-from mpicomp.torch.buckets.bucket_layout import NamedParameter, make_bucket
+from mpicomp.torch.buckets.bucket_layout import make_bucket
 from mpicomp.torch.buckets.bucket_queue import BucketQueue
-from mpicomp.torch.buckets.bucket_reducers import BucketReducer, VectorPair
+from mpicomp.torch.buckets.bucket_reducer import BucketReducer, VectorPair
+from mpicomp.torch.parameters import NamedParameter
 
 BUCKETS, PARAMETERS = 3, 2
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mpicomp.torch.buckets.bucket_layout import NamedParameter
 from mpicomp.torch.local_steps.fragments import FragmentPlan, deal_fragments, layer_of
+from mpicomp.torch.parameters import NamedParameter
 
 
 def members(*names: str) -> list[NamedParameter]:
