@@ -24,15 +24,7 @@ from numpy.typing import DTypeLike
 from collectives.annotations import AnyArray, Array, Bytes, override
 from mpicomp import kernels
 from mpicomp.codecs import options
-from mpicomp.codecs.base import (
-    Draw,
-    FeedbackCodec,
-    Finite,
-    SpreadingCodec,
-    VariableCodec,
-    check_size,
-    require_finite,
-)
+from mpicomp.codecs.base import Draw, FeedbackCodec, Finite, SpreadingCodec, VariableCodec, check_size, require_finite
 from mpicomp.codecs.bucketed import FLOAT32_MAX
 from mpicomp.codecs.sign import scratch
 from mpicomp.kernels.cpu.planes import powers_of_two

@@ -81,14 +81,7 @@ class RelayedSums(Feedback):
     n_reports = 1
 
     def __init__(
-        self,
-        space: Space,
-        codec: Levels,
-        buckets: Buckets,
-        program: Program,
-        n: int,
-        dtype: str,
-        keeps: bool,
+        self, space: Space, codec: Levels, buckets: Buckets, program: Program, n: int, dtype: str, keeps: bool
     ) -> None:
         kind = compute_type(dtype)
         super().__init__(space, {"residual": Residual(space, n, kind)} if keeps else {})

@@ -82,10 +82,7 @@ def redistribute(states: Sequence[State], ranks: int, kinds: Mapping[str, StateK
 
 
 def among_survivors(
-    states: Sequence[State],
-    kinds: Mapping[str, StateKind],
-    stand_in: StandIn | None,
-    of_dead: Sequence[State] = (),
+    states: Sequence[State], kinds: Mapping[str, StateKind], stand_in: StandIn | None, of_dead: Sequence[State] = ()
 ) -> State:
     """Return the state from which each survivor goes on, of the states of all survivors, after the same step.
 
