@@ -277,12 +277,11 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         made, given = self._views(buckets, payload, writes=True), self._views(buckets, incoming)
         codes, scales = given if payload is None else made
         added, added_scales = made if incoming is None else given
-        run, _ = kernels.of("cpu").levels.OF_LEVELS[self.levels]
-        streaming = streaming and left.ctypes.data % CACHE_LINE == 0
-        finite: bool = run(
-            u, residual, own is not None, added, added_scales, incoming is not None, base, buckets.starts,
-            buckets.lengths, _tables(self.levels), streaming, payload is not None, _scratch(self.bucket).work,
-            left, codes, scales,
+        cpu, streaming = kernels.of("cpu").levels, streaming and left.ctypes.data % CACHE_LINE == 0
+        finite: bool = cpu.relay(
+            cpu.PACKING[self.levels], u, residual, own is not None, added, added_scales, incoming is not None, base,
+            buckets.starts, buckets.lengths, _tables(self.levels), streaming, payload is not None,
+            _scratch(self.bucket).work, left, codes, scales,
         )  # fmt: skip
         return finite
 
@@ -338,11 +337,11 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         if not isinstance(out, np.ndarray):
             layout = *buckets.there, self.bucket, _tables(self.levels)
             return kernels.beside(out).levels.spread(self.levels, codes, scales, ranks, base, *layout, out)
-        _, run = kernels.of("cpu").levels.OF_LEVELS[self.levels]
+        cpu = kernels.of("cpu").levels
         streaming = len(out) >= STREAMING_ELEMENTS and out.ctypes.data % CACHE_LINE == 0
-        finite: bool = run(
-            codes, scales, np.float32(ranks), base, buckets.starts, buckets.lengths, _tables(self.levels), streaming,
-            _scratch(self.bucket).work, out,
+        finite: bool = cpu.spread(
+            cpu.PACKING[self.levels], codes, scales, np.float32(ranks), base, buckets.starts, buckets.lengths,
+            _tables(self.levels), streaming, _scratch(self.bucket).work, out,
         )  # fmt: skip
         return finite
 
