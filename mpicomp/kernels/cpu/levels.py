@@ -153,8 +153,7 @@ def _encode(
         if b > 0:
             d, start = b - 1, place + (b - 1) * used
             # without a code other than 0 both are 0
-            bits = _round(sums[AT_ONCE + d] / (sums[d] if sums[d] else float64(1)))
-            scales[first + d] = bits
+            bits = scales[first + d] = _round(sums[AT_ONCE + d] / (sums[d] if sums[d] else float64(1)))
             finite &= bits != NAN
             scale = _scale(bits)
             up, limit = splat(scale * levels[0]), splat(float32(sums[2 * AT_ONCE + d]))

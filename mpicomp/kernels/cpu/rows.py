@@ -281,8 +281,7 @@ def encode(
     int
         0; or r + 1 if row r is too large for float16, -(r + 1) if it has NaN or infinity.
     """
-    most = (1 << bits) - 1
-    row_bytes = (bits * columns + 7) // 8
+    most, row_bytes = (1 << bits) - 1, (bits * columns + 7) // 8
     rows = values.size // columns
     body = (2 if sixteen else 4) * rows
     groups = uint64((columns + 511) // 512)
@@ -332,8 +331,7 @@ def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):
 
     columns, bits, unit, sixteen, codes, words : as in `encode`. out : float32[rows columns].
     """
-    most = (1 << bits) - 1
-    row_bytes = (bits * columns + 7) // 8
+    most, row_bytes = (1 << bits) - 1, (bits * columns + 7) // 8
     rows = out.size // columns
     body = (2 if sixteen else 4) * rows
     for r in range(rows):
