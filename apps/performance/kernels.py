@@ -16,7 +16,7 @@ from collectives.arrays.elements import aligned_empty
 from collectives.group.group import SHARED_PIECE_BYTES
 from mpicomp.cli.timing import alternate
 from mpicomp.codecs import Levels, Sign
-from mpicomp.codecs.levels import MAGNITUDES
+from mpicomp.codecs.level_buckets import MAGNITUDES
 from mpicomp.kernels.cpu.lanes import fold
 from mpicomp.kernels.cpu.sign import encode, pack, unpack
 from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream

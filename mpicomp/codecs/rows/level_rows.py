@@ -16,7 +16,8 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.levels import MAGNITUDES, Buckets, Levels
+from mpicomp.codecs.level_buckets import MAGNITUDES, Buckets
+from mpicomp.codecs.levels import Levels
 from mpicomp.codecs.rows.row_codec import AddingRows, Keys, Rows, check_pair, check_payload, check_rows
 
 
