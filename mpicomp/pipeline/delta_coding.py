@@ -16,8 +16,9 @@ from mpicomp.codecs.base import Draw
 from mpicomp.codecs.rows.row_codec import DeltaCodec, Rows
 from mpicomp.kernels.streams import Stream
 from mpicomp.pipeline.coding import Coding, as_matrix, coded_matrix, row_keys
-from mpicomp.pipeline.store import State, Store, next_pair
+from mpicomp.pipeline.store import Store
 from mpicomp.pipeline.store_rows import Ids, Stamps, differing, has_message
+from mpicomp.pipeline.store_states import State, next_pair
 
 MakeStore: TypeAlias = Callable[[tuple[int, ...], bool], Store]
 _READ_TOGETHER = 64

@@ -18,7 +18,8 @@ error of rows of 256 normal values, relative to their norm, is as follows. So ce
 addition on the other end, so the two messages stay equal, bit by bit.
 
 Wire format: the scales, float16 or float32, then ceil(b columns / 8) bytes of codes for each row
-(`mpicomp.kernels.cpu.rows`). So row r's codes begin at the byte rows s + r ceil(b columns / 8), s the bytes of a scale.
+(`mpicomp.kernels.cpu.row_codes`). So row r's codes begin at the byte rows s + r ceil(b columns / 8), s the bytes of a
+scale.
 
 float16 scales are rounded up (b = 1: to nearest). The smallest scale is 2^-24 (float32: 2^-100). Where rounding is to
 nearest, rows below half of it decode to 0; where it is stochastic, they take the smallest scale and stay unbiased.
