@@ -62,13 +62,7 @@ def count_used(payload: Bytes, n_buckets: int) -> int:
 
 
 def relay(
-    levels: int,
-    buckets: Buckets,
-    left: FloatArray,
-    payload: Bytes | None,
-    own: Own,
-    incoming: Bytes | None,
-    base: int,
+    levels: int, buckets: Buckets, left: FloatArray, payload: Bytes | None, own: Own, incoming: Bytes | None, base: int
 ) -> bool:
     """Do as `Levels.relay`, in separate passes."""
     if own is not None:
