@@ -14,8 +14,8 @@ from collectives import Communicator
 from mpicomp.pipeline.activations import Compression, Deltas, Direct
 from mpicomp.pipeline.coding import Coding, CodingPlace
 from mpicomp.pipeline.messages import REFUSABLE, Incoming, Outgoing, settle
-from mpicomp.pipeline.store import State
 from mpicomp.pipeline.store_rows import Ids
+from mpicomp.pipeline.store_states import State
 
 _ACTIVATIONS, _GRADIENTS, _EVALUATION, _TAGS = 0, 2, 4, 6  # a link uses its tag and the next one
 _DIRECTIONS = ("activations", "gradients")

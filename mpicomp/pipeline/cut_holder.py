@@ -16,7 +16,7 @@ from collectives.errors import CollectiveError
 from mpicomp.pipeline.agreement import PipelineError, failure_text, raise_faults
 from mpicomp.pipeline.cut import CutEnd
 from mpicomp.pipeline.messages import REFUSABLE
-from mpicomp.pipeline.store import State
+from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import with_arrays
 
 

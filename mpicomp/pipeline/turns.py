@@ -28,7 +28,7 @@ from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action
 from mpicomp.pipeline.slice_step import Loss, SliceStep
-from mpicomp.pipeline.store import State
+from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import as_bytes, with_tensors
 from mpicomp.torch.devices import require_reachable
 
