@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from apps.figure_style import SETTINGS, WIDTH_INCHES
 from apps.launch import PROJECT
 from apps.records import read_record
 from mpicomp.cli.demo.report import Comparison
 from mpicomp.cli.demo.training import Point
-from mpicomp.cli.figure_style import SETTINGS, WIDTH_INCHES
 
 FIGURES = PROJECT / "docs" / "figures"
 DATA = FIGURES / "data"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.optimize import isotonic_regression
 
-from mpicomp.cli.figure_style import FAINT, SETTINGS, WIDTH_INCHES, looks_of
+from apps.figure_style import FAINT, SETTINGS, WIDTH_INCHES, looks_of
 
 mpl.use("Agg")  # files are all that is drawn to
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.figure_style import FAINT, looks_of
 from apps.finetune.examples import LABELS, TEST
 from apps.finetune.methods import DENSE, RATES
 from apps.performance.part import get, table
 from apps.plotting import headline, named_ticks, new_figure, save
 from apps.records import Record
-from mpicomp.cli.figure_style import FAINT, looks_of
 
 Runs = Mapping[str, Sequence[Record]]
 """The runs of each method, by seed; of all methods the same seeds."""

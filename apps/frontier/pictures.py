@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from apps.figure_style import Look, looks_of
 from apps.frontier import verdict
 from apps.frontier.cases import DENSE
 from apps.frontier.tasks import TASKS, Task
@@ -15,7 +16,6 @@ from apps.frontier.times import RATES, step_seconds
 from apps.frontier.verdict import Learned
 from apps.plotting import headline, legend, new_figure, plain_numbers, save
 from apps.records import Record
-from mpicomp.cli.figure_style import Look, looks_of
 
 SHOWN = {
     "gpt": (DENSE, "Relay(16)", "Relay(4)", "Marsit", "SparseLoCo", "PowerSGD", "1-bit Adam"),

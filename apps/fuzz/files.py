@@ -24,7 +24,7 @@ from apps.train.idx import read_idx
 from apps.train.run_records import epochs, read_run, settings
 from collectives.cost.link import LinkModel
 from mpicomp.algorithms import ALGORITHMS
-from mpicomp.cli import analyze, trace
+from mpicomp.cli import analyze, flight_files, trace
 from mpicomp.pipeline import FileMessageStore
 from mpicomp.state.state_file import _digest, join, load_state, save_state, split
 from mpicomp.torch.state import rank_files
@@ -186,7 +186,7 @@ def _analyze(content: bytes) -> None:
     inner = folder("flights")
     for rank, part in enumerate(content.partition(_SPLIT)[::2]):
         (inner / f"flight-{rank}.json").write_bytes(part)
-    report = analyze.analyze(*analyze.read(inner))
+    report = analyze.analyze(*flight_files.read(inner))
     analyze.text(report)
     json.dumps(asdict(report))
 

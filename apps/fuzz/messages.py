@@ -26,7 +26,8 @@ from collectives.errors import CollectiveMismatch, DamagedMessage
 from mpicomp.codecs import RowQuantizer
 from mpicomp.pipeline.activations import Deltas
 from mpicomp.pipeline.agreement import PipelineError, read_fault
-from mpicomp.pipeline.tensors import MessageLayout, TensorField, unpack
+from mpicomp.pipeline.message_layout import MessageLayout, TensorField
+from mpicomp.pipeline.tensors import unpack
 from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.synchronizer.step_agreement import StepAgreement, StepIntent
 

@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import MS, STAGES, Part, Row, both, format_seconds, get, make_record, vectors
 from apps.records import Record
 from collectives import Communicator, Traffic
 from collectives.execution.traffic import COSTS
-from mpicomp.cli.timing import alternate, gather, summary
+from mpicomp.cli.timing import alternate, gather
 
 MPI_ALONE = "MPI_Allreduce"
 

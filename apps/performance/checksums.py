@@ -13,10 +13,11 @@ from functools import partial
 from mpi4py import MPI
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import MS, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import Calls, alternate, summary
+from mpicomp.cli.timing import Calls, alternate
 
 LINKS = (None, "1gbit")
 LENGTHS = (1 << 10, 1 << 14, 1 << 18, 25_000_000)  # 4 KiB to 100 MB

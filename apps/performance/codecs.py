@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from apps.performance.durations import summary
 from apps.performance.part import MS, Part, against, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives.execution.program import pieces
 from collectives.group.group import SHARED_PIECE_BYTES
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 from mpicomp.codecs import Clipping, Codec, Counts, Draw, OneBit, Quantizer, TopK, TwoMeans
 from mpicomp.kernels.streams import Stream
 from mpicomp.reducers.piece_lengths import piece_elements

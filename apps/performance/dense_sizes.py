@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from apps.performance.durations import summary
 from apps.performance.part import US, Part, Row, both, format_seconds, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 100_000_000,

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import US, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
 from collectives.execution.handle import Call
 from collectives.execution.observer import History
-from mpicomp.cli.timing import Calls, alternate, summary
+from mpicomp.cli.timing import Calls, alternate
 
 SMALL, LONG = 1000, 1_000_000
 

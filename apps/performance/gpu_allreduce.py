@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.gpu_machine import Place, choose_gpu, parser_of, positive, run_part, software
 from apps.performance.gpu_nccl import nccl_allreduce, why_not
 from apps.performance.gpu_profile import TO_DEVICE, TO_HOST, hidden_share, record
@@ -34,7 +35,7 @@ from apps.performance.part import MS, Part, Row, both, format_seconds, get, make
 from apps.records import Record
 from collectives import Communicator
 from collectives.arrays import gpu_mpi
-from mpicomp.cli.timing import alternate, gather, summary
+from mpicomp.cli.timing import alternate, gather
 
 ONE_BIT, NCCL = "Marsit on the GPU", "NCCL"
 CALLS = 3

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpicomp.kernels import streams
 from mpicomp.kernels.gpu.common import bits_of, places_on
-from mpicomp.kernels.gpu.sign import BlockRows
+from mpicomp.kernels.gpu.sign_blocks import BlockRows
 
 
 def whole_blocks(n: int, device: torch.device) -> BlockRows:

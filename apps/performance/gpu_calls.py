@@ -40,7 +40,7 @@ def sign_calls(x: Any, residual: Any, out: Any) -> Calls:
     import torch
 
     from apps.performance.gpu_blocks import scale_rows, whole_blocks
-    from mpicomp.kernels.gpu import sign
+    from mpicomp.kernels.gpu import sign, sign_blocks
 
     n, device = x.numel(), x.device
     bits = torch.zeros(-(-n // 64), dtype=torch.int64, device=device)
@@ -54,11 +54,11 @@ def sign_calls(x: Any, residual: Any, out: Any) -> Calls:
         "pack": (lambda: sign.pack(x, bits, True, zero, tiny), 4 * n + n // 8),
         "unpack": (lambda: sign.unpack(bits, values[0], values[1], False, positions), 4 * n + n // 8),
         'residual "own" + pack': (
-            lambda: sign.encode_blocks(x, residual, residual, bits, blocks, scales, False, True, reports),
+            lambda: sign_blocks.encode_blocks(x, residual, residual, bits, blocks, scales, False, True, reports),
             12 * n + n // 8,
         ),
         'residual "paper" + pack': (
-            lambda: sign.encode_blocks(x, residual, residual, bits, blocks, scales, True, True, reports),
+            lambda: sign_blocks.encode_blocks(x, residual, residual, bits, blocks, scales, True, True, reports),
             12 * n + n // 4,
         ),
     }  # fmt: skip

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from apps.performance.durations import summary
 from apps.performance.gpu_calls import COPY, calls, calls_by_numba
 from apps.performance.part import US, Part, Row, get, in_unit, make_record
 from apps.records import Record
-from mpicomp.cli.timing import summary, turns
+from mpicomp.cli.timing import turns
 
 WARMUP = 3
 

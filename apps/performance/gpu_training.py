@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.gpu_machine import choose_gpu, parser_of, positive, run_part, software
 from apps.performance.gpu_nccl import process_group
 from apps.performance.gpu_profile import Activity, record
 from apps.performance.part import MS, Part, Row, both, format_seconds, get, in_unit, make_record, table
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import Seconds, alternate, slowest, summary
+from mpicomp.cli.timing import Seconds, alternate, slowest
 
 WHAT = "training steps on GPUs are"
 ALONE, DDP, BESIDE, RELAY = "alone", "under DDP", "with Marsit", "with Relay"

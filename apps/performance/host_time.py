@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import US, Column, Part, Row, format_seconds, get, make_record
 from apps.records import Record
 from collectives import Communicator
 from collectives.progress.thread import shared
-from mpicomp.cli.timing import summary, turns
+from mpicomp.cli.timing import turns
 
 ALONE, PLAIN, DDP = "alone", "alone, on the CPU", "DDP on the CPU, hook of an all-reduce"
 METHODS = {

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import MS, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator, Handle, TopologyName
 from mpicomp.algorithms import Algorithm
-from mpicomp.cli.timing import Calls, alternate, summary
+from mpicomp.cli.timing import Calls, alternate
 
 CALLS = 10
 METHODS: Mapping[str, Algorithm] = {

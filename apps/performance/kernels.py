@@ -8,14 +8,15 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit
 
+from apps.performance.durations import summary
 from apps.performance.part import MS, Part, against, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives.annotations import FloatArray
 from collectives.arrays.elements import aligned_empty
 from collectives.group.group import SHARED_PIECE_BYTES
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 from mpicomp.codecs import Levels, Sign
-from mpicomp.codecs.levels import MAGNITUDES
+from mpicomp.codecs.level_buckets import MAGNITUDES
 from mpicomp.kernels.cpu.lanes import fold
 from mpicomp.kernels.cpu.sign import encode, pack, unpack
 from mpicomp.kernels.cpu.simd import LANES, fence, load, splat, stream

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import MS, Column, Part, Row, both, make_record
 from apps.records import Record
 from apps.train.data import Sampler, Split, load
 from apps.train.models import build
 from collectives import Communicator
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 
 RANK, DENSE_STEPS, GLOBAL_BATCH = 4, 2, 128
 SIDES = ("all-reduce", "PyTorch", "mpicomp")

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from apps.performance.durations import summary
 from apps.performance.part import MS, Part, against, get, in_unit, make_record, vectors
 from apps.records import Record
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 from mpicomp.codecs import Draw, FullRows, RowQuantizer, TopRows
 from mpicomp.kernels.streams import Stream
 

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import US, Column, Part, Row, both, format_seconds, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import Calls, alternate, summary
+from mpicomp.cli.timing import Calls, alternate
 from mpicomp.codecs import Sign
 from mpicomp.kernels.cpu.sign import encode, pack, unpack
 from mpicomp.kernels.streams import BLOCK, GROUP, Stream, source

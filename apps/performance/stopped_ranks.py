@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median
 
 from apps.launch import PROJECT, mpi_environment
-from mpicomp.cli.analyze import Report, analyze, read
+from mpicomp.cli.analyze import Report, analyze
+from mpicomp.cli.flight_files import read
 
 RANKS = (2, 3, 5, 8)
 PLACES = ("in a call", "between calls", "any moment")

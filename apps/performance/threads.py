@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.performance.durations import summary
 from apps.performance.part import MS, Part, Row, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
@@ -32,7 +33,7 @@ from mpicomp import (
     ScaleCom,
     TernGrad,
 )
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 from mpicomp.codecs import TopK
 
 METHODS: dict[str, Any] = {

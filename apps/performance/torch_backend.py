@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from apps.performance.durations import summary
 from apps.performance.part import US, Column, Part, Row, both, make_record
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 
 BACKENDS = ("gloo", "mpicomp")
 FEW = 1 << 22  # bytes, from which on calls are timed a tenth as often

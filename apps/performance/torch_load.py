@@ -11,11 +11,12 @@ from functools import partial
 
 import numpy as np
 
+from apps.performance.durations import elapsed_and_processor
 from apps.performance.part import Column, Part, Row, format_seconds, make_record
 from apps.performance.torch_backend import BACKENDS
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import elapsed_and_processor, slowest, turns
+from mpicomp.cli.timing import slowest, turns
 
 LARGE = 1 << 25  # bytes, from which on calls are timed a tenth as often
 SETTLING_S = 1.0  # of busy processes, before anything is timed

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import MS, Column, Part, Row, both, make_record
 from apps.performance.wrapper import inputs_of, perceptron, train_step
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 
 MOST_OVER = 1.005
 SIDES = ("plain", "watched", "watched", "plain")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import mpicomp
+from apps.performance.durations import summary
 from apps.performance.part import MS, Column, Part, Row, both, make_record
 from apps.records import Record
 from collectives import Communicator
-from mpicomp.cli.timing import alternate, summary
+from mpicomp.cli.timing import alternate
 
 if TYPE_CHECKING:
     from torch import Tensor

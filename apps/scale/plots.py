@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from apps.figure_style import PALE, known_look, looks_of
 from apps.plotting import (
     STAGE_COLORS,
     Bars,
@@ -24,7 +25,6 @@ from apps.plotting import (
 )
 from apps.scale.simulations import LINES, TOPOLOGIES, Point
 from collectives import LinkModel
-from mpicomp.cli.figure_style import PALE, known_look, looks_of
 
 CALLED = {
     "dense": "dense",

@@ -16,9 +16,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from apps.figure_style import looks_of
 from apps.plotting import headline, listed, new_figure, plain_numbers, save, unit_ticks
 from apps.train.run_records import epochs, read_run, settings
-from mpicomp.cli.figure_style import looks_of
 
 _AXES = (
     ("epoch", "epochs"),

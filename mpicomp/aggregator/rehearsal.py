@@ -116,12 +116,7 @@ def _compiles_on_devices() -> bool:
 
 
 def rehearse(
-    method: Any,
-    spec: VectorSpec,
-    ranks: int,
-    topology: TopologyName | Topology,
-    with_moves: bool,
-    loads: bool = False,
+    method: Any, spec: VectorSpec, ranks: int, topology: TopologyName | Topology, with_moves: bool, loads: bool = False
 ) -> None:
     """Make a few steps of a method on ranks that are threads, unless this machine has seen them.
 

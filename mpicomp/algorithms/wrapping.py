@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, cast
 
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Synchronize
+from mpicomp.aggregator.algorithm import Algorithm
 
 
 def require_residual(method: Algorithm, wrapper: str) -> None:
@@ -17,6 +18,11 @@ def require_residual(method: Algorithm, wrapper: str) -> None:
             f"{method!r} leaves its residual in the copy of the model, which {wrapper} does not see: pass "
             "residual='own'"
         )
+
+
+def _of_method(name: str) -> Any:
+    """Return an attribute that is that of the method which is run; a method of it stays bound to it."""
+    return property(attrgetter(f"method.{name}"))
 
 
 class WrappingMethod(Algorithm):
@@ -32,35 +38,15 @@ class WrappingMethod(Algorithm):
     def rehearsed(self) -> tuple[Algorithm, ...]:
         return (self.method,)
 
-    @property
-    def synchronize(self) -> Synchronize:  # type: ignore[override]  # of the options, where other methods have one
-        """Best input of the method."""
-        return self.method.synchronize
-
-    @property
-    @override
-    def uses_tensor_lengths(self) -> bool:
-        return self.method.uses_tensor_lengths
-
-    @property
-    @override
-    def estimates_mean(self) -> bool:
-        return self.method.estimates_mean
-
-    @property
-    @override
-    def keeps_scale(self) -> bool:
-        return self.method.keeps_scale
-
-    @property
-    @override
-    def nonfinite(self) -> str:
-        return self.method.nonfinite
-
-    @property
-    @override
-    def has_rates_by_position(self) -> bool:
-        return self.method.has_rates_by_position
+    synchronize = _of_method("synchronize")
+    uses_tensor_lengths = _of_method("uses_tensor_lengths")
+    estimates_mean = _of_method("estimates_mean")
+    keeps_scale = _of_method("keeps_scale")
+    nonfinite = _of_method("nonfinite")
+    has_rates_by_position = _of_method("has_rates_by_position")
+    shard_alignment = _of_method("shard_alignment")
+    encodes_on_devices = _of_method("encodes_on_devices")
+    message_model = _of_method("message_model")
 
     @override
     def of_gradients(self) -> Algorithm:
@@ -68,15 +54,3 @@ class WrappingMethod(Algorithm):
         options: Any = self
         place = next(one.name for one in fields(options) if getattr(self, one.name) is method)
         return self if best is method else cast(Algorithm, replace(options, **{place: best}))
-
-    @override
-    def shard_alignment(self, n: int, dtype: str) -> int | None:
-        return self.method.shard_alignment(n, dtype)
-
-    @override
-    def encodes_on_devices(self, dtype: str) -> bool:
-        return self.method.encodes_on_devices(dtype)
-
-    @override
-    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
-        return self.method.message_model(n, dtype, ranks, piece_bytes)

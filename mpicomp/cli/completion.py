@@ -59,8 +59,4 @@ def _values() -> dict[str, Sequence[str]]:
     from mpicomp.algorithms import ALGORITHMS  # loads MPI
     from mpicomp.cli.arguments import DTYPES
 
-    return {
-        "algorithm": sorted(ALGORITHMS),
-        "topology": ["auto", "mpi", *TOPOLOGIES],
-        "dtype": DTYPES,
-    }
+    return {"algorithm": sorted(ALGORITHMS), "topology": ["auto", "mpi", *TOPOLOGIES], "dtype": DTYPES}

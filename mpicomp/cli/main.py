@@ -15,10 +15,7 @@ from mpicomp import __version__
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
     "demo": ("mpicomp.cli.demo", "train a small model over slow links, dense and with Marsit, and show the difference"),
-    "run": (
-        "mpicomp.cli.run.start",
-        "start a program on several ranks, with the settings that it needs",
-    ),
+    "run": ("mpicomp.cli.run.start", "start a program on several ranks, with the settings that it needs"),
     "doctor": ("mpicomp.cli.doctor", "check whether a job can run here, and name the settings that would slow it down"),
     "warm": ("mpicomp.cli.warm", "compile all kernels once for this machine, so that no job has to"),
     "bench": ("mpicomp.cli.bench", "time an all-reduce against MPI's own"),

@@ -51,22 +51,9 @@ def elapsed(call: Callable[[], object], comm: Communicator | None = None) -> flo
     return time.perf_counter() - start
 
 
-def elapsed_and_processor(call: Callable[[], object], comm: Communicator) -> tuple[float, float]:
-    """Return the seconds and the processor seconds of a call on this rank, behind a barrier; collective."""
-    spin_barrier(comm)
-    processor = time.process_time()
-    seconds = elapsed(call)
-    return seconds, time.process_time() - processor
-
-
 def slowest(mine: Seconds, comm: Communicator | None) -> Seconds:
     """Return the greatest of all ranks' values, element by element; collective."""
     return mine if comm is None else np.asarray(gather(comm, mine).max(axis=0))
-
-
-def summary(seconds: Seconds) -> dict[str, float]:
-    """Return median and minimum."""
-    return {"median_s": float(np.median(seconds)), "min_s": float(seconds.min())}
 
 
 def spin_barrier(comm: Communicator) -> None:

@@ -5,7 +5,8 @@ from mpicomp.codecs.bucketed import Bucketed
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.elias_counts import Elias
 from mpicomp.codecs.levels import Levels
-from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.codecs.random_sparsification import RandomSparsification
 from mpicomp.codecs.registry import COMPRESSORS, ROW_CODECS, compressor, row_codec
 from mpicomp.codecs.rows import FullRows, LevelRows, RowQuantizer, TopRows
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
@@ -13,7 +14,8 @@ from mpicomp.codecs.shared_selection import SharedSelection
 from mpicomp.codecs.sign import Sign
 from mpicomp.codecs.sparse_levels import SparseLevels
 from mpicomp.codecs.stochastic_sign import StochasticSign
-from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.codecs.ternary import Ternary
+from mpicomp.codecs.top_k import TopK
 from mpicomp.codecs.vote_counts import Counts
 
 __all__ = [

@@ -9,16 +9,14 @@ Wire format: the scales as bfloat16, the length of the message as little-endian 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from collectives.annotations import Array, Bytes, FloatArray
 from mpicomp import kernels
 from mpicomp.codecs import rans
-
-if TYPE_CHECKING:
-    from mpicomp.codecs.levels import Buckets
+from mpicomp.codecs.level_buckets import Buckets, Own
 
 
 class EntropyCode(NamedTuple):
@@ -61,6 +59,19 @@ def count_used(payload: Bytes, n_buckets: int) -> int:
     start = 2 * n_buckets
     message = int.from_bytes(payload[start : start + _LENGTH_BYTES].tobytes(), "little")
     return min(start + _LENGTH_BYTES + message, payload.size) if n_buckets else 0
+
+
+def relay(
+    levels: int, buckets: Buckets, left: FloatArray, payload: Bytes | None, own: Own, incoming: Bytes | None, base: int
+) -> bool:
+    """Do as `Levels.relay`, in separate passes."""
+    if own is not None:
+        vector, residual = own
+        with np.errstate(all="ignore"):
+            np.add(vector, 0 if residual is None else residual, out=left)
+    if incoming is not None:
+        decode(CODINGS[levels], buckets, incoming, base, left, adds=True)
+    return payload is None or encode(CODINGS[levels], buckets, left, payload, base)
 
 
 def encode(coding: EntropyCode, buckets: Buckets, values: FloatArray, payload: Bytes, base: int) -> bool:

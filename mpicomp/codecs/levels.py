@@ -13,91 +13,23 @@ References: S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.annotations import AnyArray, Array, Bytes, FloatArray, override
-from collectives.arrays.elements import aligned_empty
+from collectives.annotations import Array, Bytes, FloatArray, override
 from mpicomp import kernels
 from mpicomp.codecs import entropy_levels
 from mpicomp.codecs.base import AveragingCodec, Draw, FeedbackCodec, Finite, VariableCodec, check_size, require_finite
+from mpicomp.codecs.level_buckets import MAGNITUDES, Buckets, Own, scratch, tables
 from mpicomp.codecs.options import choice, integer, require, whole
 
-MAGNITUDES = {
-    2: (0.7979,),
-    3: (1.2240,),
-    4: (0.4528, 1.5104),
-    8: (0.2451, 0.7560, 1.3439, 2.1520),
-    16: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0691, 2.7327),
-    256: (1.0,),
-}
-"""Positive levels, of a Gaussian with deviation 1; 3 levels have 0 besides, and 256 are steps."""
-_THRESHOLDS = {3: (0.6120,), 4: (0.9816,), 8: (0.5006, 1.0500, 1.7480)}
 MOST_BUCKET = 1 << 16
 STREAMING_ELEMENTS = 4 << 20  # vectors this long are written past the caches
 CACHE_LINE = 64
-
-
-class Buckets(NamedTuple):
-    """Buckets of a vector: first elements and lengths, and where the codes of each begin, in bytes."""
-
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    places: NDArray[np.int64]
-    there: tuple[Array, ...] = ()  # the same three on the device that holds the vector
-
-    def on(self, to_device: Callable[[AnyArray], Array]) -> Buckets:
-        """Return them with copies of the three on a device."""
-        return self._replace(there=tuple(map(to_device, self[:3])))
-
-    def part(self, cut: range) -> Buckets:
-        """Return some of the buckets; places still count from the first of all."""
-
-        def some(tables: Sequence[Array]) -> list[Array]:
-            return [of_all[cut.start : cut.stop + extra] for of_all, extra in zip(tables, (0, 0, 1), strict=False)]
-
-        starts, lengths, places = some(self[:3])
-        return Buckets(starts, lengths, places, tuple(some(self.there)))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the payload."""
-        codes = int(self.places[-1] - self.places[0])
-        return codes + codes % 2 + 2 * len(self.starts)
-
-
-class _Scratch(threading.local):
-    """A thread's memory for the buckets that a kernel works on."""
-
-    def __init__(self, bucket: int) -> None:
-        of_kernels = kernels.of("cpu").levels
-        at_once: int = of_kernels.AT_ONCE
-        longest = -(-bucket // 64) * 64
-        self.work = (
-            aligned_empty(at_once * longest, np.float32),
-            np.empty(at_once * (2 * longest + 8 * of_kernels.BYTES), np.uint8),
-            np.empty(3 * at_once),
-        )
-
-
-@lru_cache(maxsize=32)
-def _scratch(bucket: int) -> _Scratch:
-    return _Scratch(bucket)
-
-
-@lru_cache(maxsize=64)
-def _tables(levels: int) -> tuple[Any, Any, Any]:
-    """Return thresholds between magnitudes, magnitudes, and their squares."""
-    magnitudes = np.array(MAGNITUDES[levels], np.float32)
-    exact = np.array(MAGNITUDES[levels])
-    thresholds = np.array(_THRESHOLDS.get(levels, (exact[1:] + exact[:-1]) / 2), np.float32)
-    return thresholds.astype(np.float64), magnitudes, magnitudes.astype(np.float64) ** 2
 
 
 @lru_cache(maxsize=64)
@@ -193,9 +125,7 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
             nbytes = 8 * (self.levels.bit_length() - 1) * -(-lengths // 64)
         else:
             nbytes = -(-lengths // 5) if self.levels == 3 else lengths
-        places = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(nbytes, out=places[1:])
-        return Buckets(np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int64), places)
+        return Buckets.of(starts, lengths, nbytes)
 
     def buckets(self, n: int) -> Buckets:
         """Return the buckets of a vector."""
@@ -231,7 +161,7 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         buckets: Buckets,
         left: Array,
         payload: Bytes | None,
-        own: tuple[Array, Array | None] | None = None,
+        own: Own = None,
         incoming: Bytes | None = None,
         base: int = 0,
         streaming: bool = False,
@@ -263,56 +193,28 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         """
         if not isinstance(left, np.ndarray):
             u, residual = (left, None) if own is None else own
-            added, made = self._views(buckets, incoming), self._views(buckets, payload, writes=True)
-            add_up = kernels.beside(left).levels.relay
-            return add_up(
-                self.levels, u, residual, *added, base, *buckets.there, self.bucket, _tables(self.levels), left, *made
-            )
+            added, made = buckets.views(incoming, self.word), buckets.views(payload, self.word, writes=True)
+            layout = base, *buckets.there, self.bucket, tables(self.levels)
+            return kernels.beside(left).levels.relay(self.levels, u, residual, *added, *layout, left, *made)
         if left.itemsize == 8:
             return self._relay_wide(buckets, left, payload, own, incoming, base)
         if self.coding == "entropy":
-            return self._relay_coded(buckets, left, payload, own, incoming, base)
+            return entropy_levels.relay(self.levels, buckets, left, payload, own, incoming, base)
         u, residual = (left, left) if own is None else own
         residual = u[:0] if residual is None else residual
-        made, given = self._views(buckets, payload, writes=True), self._views(buckets, incoming)
+        made, given = buckets.views(payload, self.word, writes=True), buckets.views(incoming, self.word)
         codes, scales = given if payload is None else made
         added, added_scales = made if incoming is None else given
-        run, _ = kernels.of("cpu").levels.OF_LEVELS[self.levels]
-        streaming = streaming and left.ctypes.data % CACHE_LINE == 0
-        finite: bool = run(
-            u, residual, own is not None, added, added_scales, incoming is not None, base, buckets.starts,
-            buckets.lengths, _tables(self.levels), streaming, payload is not None, _scratch(self.bucket).work,
-            left, codes, scales,
+        cpu, streaming = kernels.of("cpu").levels, streaming and left.ctypes.data % CACHE_LINE == 0
+        finite: bool = cpu.relay(
+            cpu.PACKING[self.levels], u, residual, own is not None, added, added_scales, incoming is not None, base,
+            buckets.starts, buckets.lengths, tables(self.levels), streaming, payload is not None,
+            scratch(self.bucket).work, left, codes, scales,
         )  # fmt: skip
         return finite
 
-    def _relay_coded(
-        self,
-        buckets: Buckets,
-        left: FloatArray,
-        payload: Bytes | None,
-        own: tuple[FloatArray, FloatArray | None] | None,
-        incoming: Bytes | None,
-        base: int,
-    ) -> bool:
-        """Do as `relay` with entropy coding, whose passes are separate."""
-        coding = entropy_levels.CODINGS[self.levels]
-        if own is not None:
-            vector, residual = own
-            with np.errstate(all="ignore"):
-                np.add(vector, 0 if residual is None else residual, out=left)
-        if incoming is not None:
-            entropy_levels.decode(coding, buckets, incoming, base, left, adds=True)
-        return payload is None or entropy_levels.encode(coding, buckets, left, payload, base)
-
     def _relay_wide(
-        self,
-        buckets: Buckets,
-        left: FloatArray,
-        payload: Bytes | None,
-        own: tuple[FloatArray, FloatArray | None] | None,
-        incoming: Bytes | None,
-        base: int,
+        self, buckets: Buckets, left: FloatArray, payload: Bytes | None, own: Own, incoming: Bytes | None, base: int
     ) -> Finite:
         """Do as `relay` for float64, whose vectors are too rare for kernels of their own, which compile for long."""
         vector, residual = (left, None) if own is None else own
@@ -334,27 +236,17 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         """
         if self.coding == "entropy":
             return entropy_levels.decode(entropy_levels.CODINGS[self.levels], buckets, payload, base, out, ranks)
-        codes, scales = self._views(buckets, payload)
+        codes, scales = buckets.views(payload, self.word)
         if not isinstance(out, np.ndarray):
-            layout = *buckets.there, self.bucket, _tables(self.levels)
+            layout = *buckets.there, self.bucket, tables(self.levels)
             return kernels.beside(out).levels.spread(self.levels, codes, scales, ranks, base, *layout, out)
-        _, run = kernels.of("cpu").levels.OF_LEVELS[self.levels]
+        cpu = kernels.of("cpu").levels
         streaming = len(out) >= STREAMING_ELEMENTS and out.ctypes.data % CACHE_LINE == 0
-        finite: bool = run(
-            codes, scales, np.float32(ranks), base, buckets.starts, buckets.lengths, _tables(self.levels), streaming,
-            _scratch(self.bucket).work, out,
+        finite: bool = cpu.spread(
+            cpu.PACKING[self.levels], codes, scales, np.float32(ranks), base, buckets.starts, buckets.lengths,
+            tables(self.levels), streaming, scratch(self.bucket).work, out,
         )  # fmt: skip
         return finite
-
-    def _views(self, buckets: Buckets, payload: Bytes | None, writes: bool = False) -> tuple[Array, Array]:
-        """Return codes and scales of a payload; `writes`: clear the byte between them."""
-        if payload is None:
-            return None, None
-        end, at = int(buckets.places[-1] - buckets.places[0]), len(payload) - 2 * len(buckets.starts)
-        if writes and end < at:
-            payload[end:at] = 0  # kernels write whole vectors, up to the end of the codes
-        view = kernels.beside(payload).arrays.view
-        return view(payload[:end], self.word), view(payload[at:], "uint16")
 
     @override
     def encode(self, values: Array, payload: Bytes, *, draw: Draw) -> Finite:
@@ -403,6 +295,6 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
     def _average(self, first: Bytes, ranks: int, row_bytes: int, mean: Array) -> Finite:
         """Do as `mean` for payloads in rows of so many bytes, given the first."""
         buckets, average = self._buckets_of(mean), kernels.beside(mean).levels.spread
-        codes, scales = self._views(buckets, first)
-        layout = *buckets.there, self.bucket, _tables(self.levels)
+        codes, scales = buckets.views(first, self.word)
+        layout = *buckets.there, self.bucket, tables(self.levels)
         return average(self.levels, codes, scales, ranks, 0, *layout, mean, row_bytes)

@@ -10,10 +10,12 @@ from mpicomp.codecs.base import Codec
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.levels import Levels
 from mpicomp.codecs.options import require
-from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.codecs.random_sparsification import RandomSparsification
 from mpicomp.codecs.rows import FullRows, LevelRows, RowCodec, RowQuantizer, TopRows
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
-from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.codecs.ternary import Ternary
+from mpicomp.codecs.top_k import TopK
 
 _Made = TypeVar("_Made")
 _WORDS = {"True": True, "False": False, "None": None}

@@ -34,10 +34,12 @@ from mpicomp.aggregator.registration import Grade, Learned, method
 from mpicomp.aggregator.step import StepDriver
 from mpicomp.codecs.base import Codec
 from mpicomp.codecs.options import flag, integer, number, require
-from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.codecs.random_sparsification import RandomSparsification
 from mpicomp.codecs.registry import compressor
 from mpicomp.codecs.scaled_sign import OneBit
-from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.codecs.ternary import Ternary
+from mpicomp.codecs.top_k import TopK
 from mpicomp.feedback.base import Residual, State, StepInput, overwrite
 from mpicomp.feedback.codes import Codes, GatheredCodes, OwnedCodes
 from mpicomp.feedback.error_feedback import ErrorFeedback, ErrorRule

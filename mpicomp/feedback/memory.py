@@ -1,4 +1,4 @@
-"""The memory of methods whose ranks all send the same elements, and the layout of its arrays.
+"""The memory of methods whose ranks all send the same elements.
 
     v      = (m + g)[I]
     m      <- (1 - beta) m + beta (m + g), but (1 - beta) m at I     for beta = 1: m + g, but exactly 0 at I
@@ -9,107 +9,22 @@ u <- momentum u + g takes the place of g, and with masking u becomes 0 at I.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from collectives.annotations import AnyArray, Array, Doubles, Testable, override
 from mpicomp.codecs.sign import UNSIGNED
-from mpicomp.codecs.top_k import Selector, count_kept, index_bits
+from mpicomp.codecs.top_k import Selector
 from mpicomp.feedback import nonfinite
 from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks
+from mpicomp.feedback.chunk_parts import Part, join_runs
 from mpicomp.feedback.rounds import Round
 from mpicomp.spaces import Space
-from mpicomp.spaces.mirror import Mirror
+from mpicomp.spaces.mirror import ALL, Mirror
 
 FLAG_BYTES = 16  # of a flag: kernels have forms of their own for addresses that are no multiples of 16
 _GOOD, _OVERFLOWED, _BAD = range(3)  # a rank's report about its numbers
-PART_ELEMENTS = 1 << 18  # of one piece of work, at most where blocks allow it
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A run of whole chunks, and where what is kept of them is among all that is.
-
-    Attributes
-    ----------
-    start, stop : int
-        Elements.
-    chunk, keep : int
-        `keep` of every `chunk` elements are kept.
-    first, last : int
-        Places among the values.
-    """
-
-    start: int
-    stop: int
-    chunk: int
-    keep: int
-    first: int
-    last: int
-
-    @property
-    def elements(self) -> slice:
-        """In the vector."""
-        return slice(self.start, self.stop)
-
-    @property
-    def values(self) -> slice:
-        """Among the values that are kept."""
-        return slice(self.first, self.last)
-
-    @property
-    def bits(self) -> int:
-        """Of a place within a chunk."""
-        return index_bits(self.chunk)
-
-
-def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exact: bool = False) -> tuple[Part, ...]:
-    """Cut a vector's tensors into parts.
-
-    Parameters
-    ----------
-    lengths : sequence of int
-        Elements of each tensor; the tensors follow each other.
-    rates : sequence of int
-        The rate of each tensor.
-    chunk : int, optional
-        None: each tensor's chunks are as long as its rate.
-    exact : bool
-        A tensor is one chunk, whatever its length.
-    """
-    parts: list[Part] = []
-    start = first = 0
-    for length, rate in zip(lengths, rates, strict=True):
-        size = max(1, length) if exact else chunk or rate
-        keep = max(1, -(-length // rate)) if exact else size // rate
-        step = size * max(1, PART_ELEMENTS // size)
-        cuts = [*range(start, start + length, step), start + length]
-        for begin, end in pairwise(cuts):
-            last = first + count_kept(end - begin, size, keep)
-            parts.append(Part(begin, end, size, keep, first, last))
-            first = last
-        start += length
-    return tuple(parts)
-
-
-def join_runs(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Join parts of one kind that follow each other without a short chunk: a device takes each run in one launch."""
-    runs: list[Part] = []
-    for part in parts:
-        before = runs[-1] if runs else None
-        if (
-            before is not None
-            and (before.chunk, before.keep) == (part.chunk, part.keep)
-            and (before.stop - before.start) % part.chunk == 0
-        ):
-            runs[-1] = replace(before, stop=part.stop, last=part.last)
-        else:
-            runs.append(part)
-    return tuple(runs)
 
 
 class Memory(Feedback):
@@ -178,27 +93,23 @@ class Memory(Feedback):
         self._gain: Any = None if whole else kind(beta)
         self._kept = None if whole else space.zeros(count, compute)
         self._result_type = dtype
-        self.vector: Array = None
-        self._given: Array = None
-        self._out: Array = None
-        self._flags: Mirror | None = None
-        nbytes = count * compute.itemsize
-        first = -(-nbytes // FLAG_BYTES) * FLAG_BYTES
-        at = slice(first, first + 1)
-        flag = None
-        if space.is_host:
-            self._picked = self.values = space.empty(count, compute)
-        else:  # values and flag cross in one copy
-            self._flags = space.mirror(space.zeros(first + FLAG_BYTES, "uint8"))
-            self._picked = self._flags.there[:nbytes].view(space.zeros(0, compute).dtype)
-            self.values, flag = self._flags.here[:nbytes].view(compute), (self._flags.there[at], self._flags.here[at])
         self._arrived = space.mirror(space.words(space.empty(count, f"i{stored.itemsize}")))
         self.means: AnyArray = self._arrived.here.view(UNSIGNED[stored.itemsize]).view(stored)
-        self.finite = space.flag(flag)
-        if not space.is_host:
+        self._flags: Mirror | None = None
+        if space.is_host:
+            self._picked = self.values = space.empty(count, compute)
+            self.finite = space.flag()
+        else:  # values and flag cross in one copy
+            nbytes = count * compute.itemsize
+            first = -(-nbytes // FLAG_BYTES) * FLAG_BYTES
+            self._flags = both = space.mirror(space.zeros(first + FLAG_BYTES, "uint8"))
+            self._picked = both.there[:nbytes].view(space.zeros(0, compute).dtype)
+            self.values = both.here[:nbytes].view(compute)
+            self.finite = space.flag((both.there[first : first + 1], both.here[first : first + 1]))
             self._indices = space.mirror(space.zeros(count, "int32"))
             self.indices = self._indices.here.view(np.uint32)
             self._selectors = {(run.chunk, run.keep): Selector(run.chunk, run.keep, compute) for run in self.runs}
+        self.end()
 
     @override
     def rounds(self) -> tuple[Round, ...]:
@@ -225,20 +136,14 @@ class Memory(Feedback):
         super().end()
         self.vector = self._given = self._out = None
 
-    def check(self, part: Part, vector: Array) -> None:
-        """Clear `finite` unless vector + residual is finite in a part."""
-        some = part.elements
-        self.launch(self._check, vector[some], self._residual.current[some], self.sums(some))
+    def check(self, vector: Array, some: slice = ALL) -> None:
+        """Clear `finite` unless vector + residual is finite in some elements."""
+        finite_sum, residual = self.kernels.sparse.finite_sum, self._residual.current[some]
+        self.launch(self.finite.check, finite_sum, vector[some], residual, self.sums(some))
 
-    def check_all(self, vector: Array, with_residual: bool) -> None:
-        """Check a whole vector, with the residual or without it."""
-        if with_residual:
-            self.launch(self._check, vector, self._residual.current, self.sums(slice(None)))
-        else:
-            self.launch(self.finite.check, self.kernels.sign.all_finite, vector)
-
-    def _check(self, vector: Array, residual: Array, sums: Array | None) -> None:
-        self.finite.check(self.kernels.sparse.finite_sum, vector, residual, sums)
+    def check_alone(self, vector: Array) -> None:
+        """Clear `finite` unless a vector is finite without the residual."""
+        self.launch(self.finite.check, self.kernels.sign.all_finite, vector)
 
     def sums(self, some: slice) -> Array | None:
         """Return the memory for vector + residual that is looked at, so that `renew` need not add again; or None.
@@ -260,18 +165,14 @@ class Memory(Feedback):
         Without the residual nothing is checked.
         """
         for run in self.runs:
-            sums = self.sums(run.elements) if with_residual else None
-            self.launch(self._find, run, vector, with_residual, sums)
-            self.launch(self._place, run, self._indices.there[run.values])
-
-    def _find(self, run: Part, vector: Array, with_residual: bool, sums: Array | None) -> None:
-        x, rest = vector[run.elements], self._residual.current[run.elements] if with_residual else None
-        indices, found = self._indices.there[run.values], self._picked[run.values]
-        select = self._selectors[run.chunk, run.keep]
-        if with_residual:
-            self.finite.check(select, x, rest, indices, found, sums)
-        else:
-            select(x, rest, indices, found, sums)
+            some, select = run.elements, self._selectors[run.chunk, run.keep]
+            indices, found = self._indices.there[run.values], self._picked[run.values]
+            if with_residual:
+                old, sums = self._residual.current[some], self.sums(some)
+                self.launch(self.finite.check, select, vector[some], old, indices, found, sums)
+            else:
+                self.launch(select, vector[some], None, indices, found)
+            self.place(run, indices)
 
     def fetch_indices(self) -> Testable | None:
         """Copy the indices of `find` to the host."""
@@ -281,15 +182,12 @@ class Memory(Feedback):
         """Make the places those of the host's indices."""
         self._indices.deliver()
         for run in self.runs:
-            self.launch(self._place, run, self._indices.there[run.values])
+            self.place(run, self._indices.there[run.values])
 
     def place(self, part: Part, indices: Array) -> None:
         """Set the places of a part to these indices within its blocks."""
-        self.launch(self._place, part, indices)
-
-    def _place(self, part: Part, indices: Array) -> None:
-        places = self.places[part.values]
-        self.kernels.sparse.expand(indices, part.chunk, part.keep, part.start, part.stop, places)
+        expand, places = self.kernels.sparse.expand, self.places[part.values]
+        self.launch(expand, indices, part.chunk, part.keep, part.start, part.stop, places)
 
     def draw_places(self, part: Part, schedule: Array, step: np.uint64, source: np.uint64) -> None:
         """Draw the places of a part, one of each block."""

@@ -44,13 +44,7 @@ class PartialSums(Feedback):
     n_reports = 1
 
     def __init__(
-        self,
-        codec: StochasticSign,
-        stream: Stream,
-        rank: int,
-        program: Program,
-        dtype: str,
-        normalise: bool,
+        self, codec: StochasticSign, stream: Stream, rank: int, program: Program, dtype: str, normalise: bool
     ) -> None:
         super().__init__(HOST, {})
         self._codec, self._stream, self._rank, self._size = codec, stream, rank, program.plan.size

@@ -12,7 +12,8 @@ from collectives.annotations import Array, Doubles, Testable, override
 from collectives.execution.program import Message, Program
 from mpicomp.codecs import entropy_levels
 from mpicomp.codecs.base import Finite
-from mpicomp.codecs.levels import STREAMING_ELEMENTS, Buckets, Levels
+from mpicomp.codecs.level_buckets import Buckets
+from mpicomp.codecs.levels import STREAMING_ELEMENTS, Levels
 from mpicomp.feedback.base import Feedback, Problem, Residual, StepInput, bad_ranks, compute_type
 from mpicomp.feedback.payloads import Payloads, Results
 from mpicomp.feedback.rounds import Round
@@ -81,14 +82,7 @@ class RelayedSums(Feedback):
     n_reports = 1
 
     def __init__(
-        self,
-        space: Space,
-        codec: Levels,
-        buckets: Buckets,
-        program: Program,
-        n: int,
-        dtype: str,
-        keeps: bool,
+        self, space: Space, codec: Levels, buckets: Buckets, program: Program, n: int, dtype: str, keeps: bool
     ) -> None:
         kind = compute_type(dtype)
         super().__init__(space, {"residual": Residual(space, n, kind)} if keeps else {})

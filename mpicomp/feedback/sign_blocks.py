@@ -22,7 +22,7 @@ from mpicomp.spaces import DeviceSpace, Space
 from mpicomp.spaces.mirror import DevicePacked
 
 Buffers = tuple[Array | None, Array | None]
-N_SCALES, N_OF_ENCODING = 6, 4  # numbers of a tensor, in the order of `mpicomp.kernels.gpu.sign`; decoding has the rest
+N_SCALES, N_OF_ENCODING = 6, 4  # numbers of a tensor, as in `mpicomp.kernels.gpu.sign_blocks`; decoding has the rest
 
 
 class BlockTable:
@@ -41,7 +41,7 @@ class BlockTable:
     n_blocks : int
         Rows of all pieces.
     all, of_pieces : BlockRows, list of BlockRows
-        Rows of all pieces, see `mpicomp.kernels.gpu.sign`, and those of each; set by `send`.
+        Rows of all pieces, see `mpicomp.kernels.gpu.sign_blocks`, and those of each; set by `send`.
     """
 
     all: Any
@@ -63,7 +63,7 @@ class BlockTable:
         table = np.concatenate([np.zeros((0, 4), np.int64), *self._rows])
         # kept as a mirror: its memory of the host must live until it is copied
         self._mirror = space.sent(table.reshape(-1))
-        rows_of = of("cuda").sign.BlockRows
+        rows_of = of("cuda").sign_blocks.BlockRows
         self.all = rows_of(self._mirror.there, 0, len(table), not (table[:, 1] % 64).any())
         sizes = [(extent.start, extent.stop - extent.start) for extent in self.extents]
         self.of_pieces = [self.all._replace(first=first, n_blocks=n_blocks) for first, n_blocks in sizes]
@@ -116,7 +116,7 @@ class SignBlocks:
         residual: InPlaceResidual | None,
         sums: bool,
     ) -> None:
-        self._device, self._sign, self._second = space.device, of("cuda").sign, second
+        self._device, self._sign, self._second = space.device, of("cuda").sign_blocks, second
         self._size, self._residual = size, residual
         self._is_lazy = residual is not None and residual.lazy
         self._pending = np.zeros_like(size.steps) if residual is None else residual.pending

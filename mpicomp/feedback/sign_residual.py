@@ -231,7 +231,7 @@ class SignResidual(Feedback):
     def report(self, row: Doubles) -> None:
         """Write the clipped elements, then the sum of |u| of each tensor."""
         sums, clipped = self._signs.reports()
-        if not kernels.of("cpu").sign.add_up(sums, self._firsts, clipped, row):
+        if not kernels.of("cpu").sign_steps.add_up(sums, self._firsts, clipped, row):
             row[:] = why(self.all_finite(self._vector()))
 
     @override

@@ -76,7 +76,7 @@ class StepSize:
     """
 
     def __init__(self, rule: SignRule, dtype: str, ranks: int, lengths: Indices) -> None:
-        self.rule, self.lengths, self._dtype, self._kernels = rule, lengths, dtype, kernels.of("cpu").sign
+        self.rule, self.lengths, self._dtype, self._kernels = rule, lengths, dtype, kernels.of("cpu").sign_steps
         self.gamma, self.clipped_fraction = rule.first_gamma, 0.0
         count, kind = lengths.size, compute_type(dtype)
         self.magnitudes = np.full(count, np.nan)

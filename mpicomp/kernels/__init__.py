@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from pkgutil import iter_modules
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
 from collectives.annotations import Array
 
-_ON_EVERY_DEVICE = (
-    "arrays", "bucketed", "levels", "philox", "planes", "quantizer", "shared_selection", "sign", "sixteen_bits",
-    "sparse", "top_k",
-)  # fmt: skip
-_ON_CPUS = (
-    "ef_sign", "elias_counts", "entropy_levels", "low_rank", "node_sum", "rans", "rows", "sparse_levels", "ssdm",
-    "vote_counts",
-)  # fmt: skip
-# kind of device, as PyTorch calls it, to the folder of its kernels and the families that are there
-_FOLDERS = {"cpu": ("cpu", _ON_EVERY_DEVICE + _ON_CPUS), "cuda": ("gpu", _ON_EVERY_DEVICE)}
+_FOLDERS = {"cpu": "cpu", "cuda": "gpu"}  # of the kernels for a kind of device, as PyTorch calls it
 
 
 class Kernels(SimpleNamespace):
@@ -37,8 +29,8 @@ class Kernels(SimpleNamespace):
 def of(device: str) -> Kernels:
     """Return the kernels of a kind of device, a module for each family: ``of("cpu").sign.pack``.
 
-    The kernels of GPUs, "cuda" (NVIDIA's and AMD's), are loaded by the first call and need Triton and PyTorch. The
-    families in `_ON_CPUS` are for the host alone.
+    A family is a module in the folder of the kind; some are for the host alone. The kernels of GPUs, "cuda" (NVIDIA's
+    and AMD's), are loaded by the first call and need Triton and PyTorch.
 
     Raises
     ------
@@ -49,9 +41,10 @@ def of(device: str) -> Kernels:
     """
     if device not in _FOLDERS:
         raise ValueError(f"there are no kernels for device {device!r}, only for {', '.join(map(repr, _FOLDERS))}")
-    folder, families = _FOLDERS[device]
     try:
-        return Kernels(**{name: import_module(f"mpicomp.kernels.{folder}.{name}") for name in families})
+        package = import_module(f"mpicomp.kernels.{_FOLDERS[device]}")
+        families = [module.name for module in iter_modules(package.__path__)]
+        return Kernels(**{name: import_module(f"{package.__name__}.{name}") for name in families})
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "triton"):
             raise

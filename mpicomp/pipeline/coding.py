@@ -12,8 +12,8 @@ from collectives.annotations import Bytes, override
 from mpicomp.codecs.base import Draw
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.kernels.streams import Stream
-from mpicomp.pipeline.store import State
 from mpicomp.pipeline.store_rows import Ids, Stamps
+from mpicomp.pipeline.store_states import State
 
 # Columns of a coded row of an image: a scale of 16 bits then takes half a bit for each element.
 _LEAST_COLUMNS = 32

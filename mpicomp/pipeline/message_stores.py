@@ -14,9 +14,11 @@ from numpy.typing import ArrayLike
 from collectives.annotations import Bytes, override
 from mpicomp.codecs.options import whole
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
-from mpicomp.pipeline.store import State, Store
+from mpicomp.pipeline import store_states
+from mpicomp.pipeline.store import Store
 from mpicomp.pipeline.store_file import StoreFile
 from mpicomp.pipeline.store_rows import Ids, Stamps, has_message, row_code, sum_codes
+from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.store_thread import StoreThread
 
 
@@ -97,7 +99,7 @@ class MessageStore(Store):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._ready()
-        marks = self._check_state(state, ("stamps", "ids", "rows"))
+        marks = store_states.check(state, self._description(), self.rows, ("stamps", "ids", "rows"))
         ids, payload = np.asarray(state["ids"]), np.asarray(state["rows"])
         if not np.array_equal(ids, np.flatnonzero(has_message(marks))) or ids.dtype.kind not in "iu":
             raise ValueError("the state's ids are not those of its stamps: it is damaged, load an earlier one")
@@ -259,8 +261,8 @@ class FileMessageStore(Store):
             The state is of another store, or damaged.
         """
         self._ready()
-        self._check_state(state, ("stamps",))
-        if self._is_of_another_run(state):
+        store_states.check(state, self._description(), self.rows, ("stamps",))
+        if store_states.is_of_another_run(state.get("pair", self.pair), self.pair):
             self.forget_all()
         self.reset_checksum()
 

@@ -22,8 +22,9 @@ from collectives.annotations import AnyArray, Bytes
 from collectives.execution.handle import Handle
 from mpicomp.pipeline.agreement import exchange
 from mpicomp.pipeline.coding import Coding
+from mpicomp.pipeline.message_layout import PLAIN_NUMBERS, MessageLayout, TensorField
 from mpicomp.pipeline.store_rows import Ids
-from mpicomp.pipeline.tensors import PLAIN_NUMBERS, Arrays, MessageLayout, TensorField
+from mpicomp.pipeline.tensors import Arrays
 
 HEADER_BYTES = 64  # one byte is used; the others align the tensors
 _REFUSED, _DESCRIBED = 0, -1

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.agreement import PipelineError
 from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream
+from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.messages import REFUSABLE, Incoming
 from mpicomp.pipeline.schedule import Action, Forward
 from mpicomp.pipeline.store_rows import Ids
-from mpicomp.pipeline.tensors import Arrays, Parcel, Tensors, as_rows, examples_of, part_of, unpack
+from mpicomp.pipeline.tensors import Arrays, Parcel, as_rows, examples_of, part_of, unpack
 
 Loss = Callable[[Tensors, Tensors], Tensor]
 

@@ -22,10 +22,10 @@ from collectives.annotations import override
 from mpicomp.pipeline.activations import Compression, Direct
 from mpicomp.pipeline.agreement import Pair, PipelineError, failure_text
 from mpicomp.pipeline.cut import Downstream, Upstream
+from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.schedule import Backward, Forward
 from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, pass_forward
 from mpicomp.pipeline.store_rows import Ids
-from mpicomp.pipeline.tensors import Tensors
 from mpicomp.pipeline.turns import END, PREDICT, SERVER, STEP, Party
 
 _FORWARD, _BACKWARD = Forward(0), Backward(0)

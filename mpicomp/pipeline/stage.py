@@ -26,13 +26,15 @@ from mpicomp.pipeline.agreement import (
     agree_on_options,
     share_with_replicas,
 )
-from mpicomp.pipeline.cut import CutEnd, CutHolder, Downstream, Upstream, check_compressions
+from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
+from mpicomp.pipeline.cut_holder import CutHolder
+from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
 from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, loss_of, pass_forward
-from mpicomp.pipeline.store import State
 from mpicomp.pipeline.store_rows import Ids
-from mpicomp.pipeline.tensors import Tensors, with_tensors
+from mpicomp.pipeline.store_states import State
+from mpicomp.pipeline.tensors import with_tensors
 from mpicomp.pipeline.tied import TiedParameters
 
 

@@ -16,19 +16,15 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from collectives.annotations import Bytes
-from collectives.quoting import listed, shown
 from mpicomp.codecs.rows.row_codec import RowCodec, Rows
 from mpicomp.pipeline.store_rows import Ids, Ledger, RowFormat, Stamps, has_message
-
-State: TypeAlias = dict[str, Any]
-_CONTINUATION_BITS = 32  # of a pair's number
+from mpicomp.pipeline.store_states import State
 
 
 class Store(ABC):
@@ -91,8 +87,7 @@ class Store(ABC):
     ) -> None:
         self._format = RowFormat(row_shape, codec)
         self._ledger = Ledger(examples, variants)
-        self._process = os.getpid()
-        self._closed = False
+        self._process, self._closed = os.getpid(), False
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -266,9 +261,7 @@ class Store(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @abstractmethod
@@ -296,10 +289,6 @@ class Store(ABC):
                 "from it: make a store of its own here, or use it there"
             )
 
-    def _is_of_another_run(self, state: Mapping[str, Any]) -> bool:
-        """Return True if the pair's number in a state, if it has one, is not that of the same run."""
-        return bool((state.get("pair", self.pair) ^ self.pair) >> _CONTINUATION_BITS)
-
     def _description(self) -> State:
         """Return the properties that stores must have in common to take over each other's rows."""
         return {
@@ -309,32 +298,3 @@ class Store(ABC):
             "row_shape": list(self.row_shape),
             "format": self._format.name,
         }
-
-    def _check_state(self, state: Mapping[str, Any], arrays: tuple[str, ...]) -> Stamps:
-        """Return the stamps of a state of a store like this."""
-        mine = self._description()
-        if not isinstance(state, Mapping) or set(state) - {"pair"} != {*mine, *arrays}:  # older states have no pair
-            held = listed(state) if isinstance(state, Mapping) else shown(state)
-            raise ValueError(f"a state with {held} is not one of this store, which has {listed([*mine, *arrays])}")
-        for name, value in mine.items():
-            found = list(state[name]) if isinstance(state[name], tuple) else state[name]
-            if found != value or type(found) is not type(value):
-                raise ValueError(
-                    f"the state is of a store whose {name} is {shown(state[name])}, and this one's is {shown(value)}: "
-                    "load the state that belongs to it, or make the store like that"
-                )
-        marks = np.asarray(state["stamps"])
-        if marks.dtype == np.int32:  # of a state with tensors
-            marks = marks.view(np.uint32)
-        if marks.dtype != np.uint32 or marks.shape != (self.rows,):
-            raise ValueError(
-                f"the state's stamps are {marks.dtype} of shape {marks.shape}, not uint32 of {self.rows} rows: it is "
-                "damaged, load an earlier one"
-            )
-        return marks
-
-
-def next_pair(pair: int, random_number: int) -> int:
-    """Return the number of a pair of stores that goes on: of the same run, but of another continuation."""
-    changed = (pair ^ random_number) % 2**_CONTINUATION_BITS if pair else pair ^ random_number
-    return pair ^ changed

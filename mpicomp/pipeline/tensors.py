@@ -1,4 +1,4 @@
-"""Tensors of batches and messages: their layout, micro-batches of them, and messages made of them and back.
+"""Tensors of batches and messages: micro-batches of them, and messages made of them and back.
 
 A stage may return one tensor, or tuples, lists and dictionaries of tensors. Trained tensors travel as activations,
 coded; the others, such as masks, travel as their bytes.
@@ -7,9 +7,7 @@ coded; the others, such as masks, travel as their bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import prod
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,157 +16,11 @@ from torch import Tensor
 
 from collectives.annotations import AnyArray, Bytes
 from collectives.arrays.tensor_bytes import tensor_bytes
-from collectives.json_file import fields as require_fields
-from collectives.json_file import parse_json
-from collectives.quoting import one_line, shown
 from mpicomp.codecs.rows.row_codec import Rows
 from mpicomp.pipeline.agreement import PipelineError
+from mpicomp.pipeline.message_layout import CODED, ONE, MessageLayout, TensorField, Tensors, describe, rebuild
 
 Arrays: TypeAlias = Sequence[AnyArray]
-Tensors: TypeAlias = Any
-"""A tensor, or tensors in tuples, lists and dictionaries, with numbers, texts and None between them."""
-Structure: TypeAlias = Any
-"""JSON: "*" for a tensor, and lists of a kind and its contents."""
-
-_ONE = '"*"'  # structure of a tensor by itself
-_GRADIENTS = "gradients"
-_MOST_DIGITS = 4000  # of integers among the tensors
-_DAMAGED = "the neighbour's announcement of its tensors is damaged"
-_CODED = (torch.float32, torch.float16, torch.bfloat16)  # they travel as float32
-_PLAIN_TYPES = ("", "float32", "float16", "bfloat16")  # by the number that announces them
-_MOST_PLAIN_DIMS = 8
-PLAIN_NUMBERS = 2 + _MOST_PLAIN_DIMS
-
-
-# Layouts --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TensorField:
-    """One tensor of a message."""
-
-    dtype: str  # PyTorch's name, such as "float32"
-    item_bytes: int
-    row_shape: tuple[int, ...]  # of an example
-    coded: bool  # the tensor travels as float32 through a codec, and its gradient comes back
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of an example that is not coded."""
-        return self.item_bytes * prod(self.row_shape)
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLayout:
-    """All tensors of a message."""
-
-    structure: str  # text of a `Structure`
-    fields: tuple[TensorField, ...]  # in the order of the structure
-
-    @property
-    def is_one_tensor(self) -> bool:
-        """True if the message is a tensor by itself."""
-        return self.structure == _ONE
-
-    @property
-    def gradients(self) -> MessageLayout:
-        """Layout of the message that comes back."""
-        return MessageLayout(_GRADIENTS, tuple(field for field in self.fields if field.coded))
-
-    def numbers(self) -> list[int] | None:
-        """Return the announcement of one coded tensor: its type, dimensions and their lengths; None for others."""
-        shape = self.fields[0].row_shape if self.fields else ()
-        if not self.is_one_tensor or not self.fields[0].coded or len(shape) > _MOST_PLAIN_DIMS:
-            return None
-        return [_PLAIN_TYPES.index(self.fields[0].dtype), len(shape), *shape]
-
-    @classmethod
-    def from_numbers(cls, numbers: list[int]) -> MessageLayout:
-        """Return the layout that a neighbour has announced by `numbers`; ValueError if they announce none."""
-        kind, n_dims = numbers[:2]
-        lengths = numbers[2 : 2 + max(0, n_dims)]
-        if not 0 < kind < len(_PLAIN_TYPES) or not 0 <= n_dims <= _MOST_PLAIN_DIMS or min(lengths, default=0) < 0:
-            raise ValueError(f"{_DAMAGED}: {numbers}")
-        dtype, shape = _PLAIN_TYPES[numbers[0]], tuple(numbers[2 : 2 + numbers[1]])
-        return cls(_ONE, (TensorField(dtype, 4 if dtype == "float32" else 2, shape, True),))
-
-    def text(self) -> str:
-        """Return the announcement of any layout."""
-        return json.dumps([self.structure, [asdict(field) for field in self.fields]])
-
-    @classmethod
-    def from_text(cls, text: str | bytes) -> MessageLayout:
-        """Return the layout that a neighbour has announced by `text`; ValueError if it announces none."""
-        try:
-            match parse_json(text if isinstance(text, str) else text.decode(), surrogates=True):
-                case [str() as structure, list() as described]:
-                    fields = tuple(map(_field, described))
-                case _:
-                    raise ValueError("it is no pair of a structure and tensors")
-            n_tensors = _count_tensors(_read_structure(structure)) if structure != _GRADIENTS else len(fields)
-            if n_tensors != len(fields):
-                raise ValueError(f"its structure has {n_tensors} tensors, and {len(fields)} are described")
-        except ValueError as error:
-            raise ValueError(f"{_DAMAGED}: {one_line(error)}") from error
-        return cls(structure, fields)
-
-
-def _field(found: Any) -> TensorField:
-    """Return the description of a tensor; ValueError for any other value."""
-    about = require_fields(found, dtype=str, item_bytes=int, row_shape=list, coded=bool)
-    dtype, shape = getattr(torch, about["dtype"], None), about["row_shape"]
-    if not isinstance(dtype, torch.dtype) or dtype.itemsize != about["item_bytes"]:
-        raise ValueError(f"it has no type {shown(about['dtype'])} of {about['item_bytes']} bytes")
-    if about["coded"] and dtype not in _CODED:
-        raise ValueError(f"tensors of {about['dtype']} are not coded")
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"{shown(shape)} is no shape")
-    return TensorField(about["dtype"], about["item_bytes"], tuple(shape), about["coded"])
-
-
-def _read_structure(text: str) -> Structure:
-    return parse_json(text, most_digits=_MOST_DIGITS, surrogates=True)
-
-
-def _count_tensors(structure: Structure) -> int:
-    """Return the number of tensors of a structure; ValueError for any other value."""
-    match structure:
-        case "*":
-            return 1
-        case ["constant", None | bool() | int() | float() | str()]:
-            return 0
-        case ["tuple" | "list", *parts]:
-            return sum(map(_count_tensors, parts))
-        case ["dict", *pairs] if all(isinstance(one, list) and len(one) == 2 and type(one[0]) is str for one in pairs):
-            return sum(_count_tensors(one) for _, one in pairs)
-    raise ValueError(f"{shown(structure)} is no structure of tensors")
-
-
-def _describe(value: Tensors, tensors: list[Tensor]) -> Structure:
-    """Return the structure of a value, and append its tensors in order; TypeError names a part of another type."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return "*"
-    if value is None or isinstance(value, bool | int | float | str):
-        return ["constant", value]
-    if isinstance(value, tuple | list):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return [kind, *(_describe(one, tensors) for one in value)]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return ["dict", *([key, _describe(one, tensors)] for key, one in value.items())]
-    raise TypeError(f"{type(value).__name__}")
-
-
-def _rebuild(structure: Structure, tensors: Iterator[Tensor]) -> Tensors:
-    if structure == "*":
-        return next(tensors)
-    kind, *parts = structure
-    if kind == "constant":
-        return parts[0]
-    if kind == "dict":
-        return {key: _rebuild(one, tensors) for key, one in parts}
-    found = [_rebuild(one, tensors) for one in parts]
-    return tuple(found) if kind == "tuple" else found
 
 
 # Batches --------------------------------------------------------------------------------------------------------------
@@ -179,8 +31,8 @@ def part_of(value: Tensors, part: slice) -> Tensors:
     if not _has_parts(value):
         return value[part]
     found: list[Tensor] = []
-    structure = _describe(value, found)
-    return _rebuild(structure, iter([one[part] for one in found]))
+    structure = describe(value, found)
+    return rebuild(structure, iter([one[part] for one in found]))
 
 
 def examples_of(value: Tensors) -> int:
@@ -189,7 +41,7 @@ def examples_of(value: Tensors) -> int:
         return len(value)
     tensors: list[Tensor] = []
     try:
-        _describe(value, tensors)
+        describe(value, tensors)
     except TypeError as error:
         raise TypeError(f"a batch has a {error}: pass tensors in tuples, lists or dictionaries") from None
     if not tensors or not all(one.ndim for one in tensors):
@@ -224,7 +76,7 @@ class Parcel:
             self.layout, self.coded = known, self._tensors
             return
         try:
-            structure = json.dumps(_describe(output, self._tensors))
+            structure = json.dumps(describe(output, self._tensors))
         except TypeError as error:
             raise PipelineError(
                 f"the stage returns a {error}: let its module return tensors, by themselves or in tuples, lists or "
@@ -232,12 +84,12 @@ class Parcel:
             ) from None
         if not self._tensors:
             raise PipelineError("the stage returns no tensor: let its module return the inputs of the next one")
-        alone = structure == _ONE
+        alone = structure == ONE
         # A mask needs no gradient. Where no tensor does, as in a slice that is not trained, all floats are activations.
         trained = any(one.requires_grad for one in self._tensors)
         fields = []
         for one in self._tensors:
-            coded = alone or (not evaluating and one.dtype in _CODED and (one.requires_grad or not trained))
+            coded = alone or (not evaluating and one.dtype in CODED and (one.requires_grad or not trained))
             _check(one, examples, coded)
             fields.append(TensorField(str(one.dtype).removeprefix("torch."), one.itemsize, tuple(one.shape[1:]), coded))
         self.layout = MessageLayout(structure, tuple(fields))
@@ -258,7 +110,7 @@ class Parcel:
                     f"the stage's output has shape {[*tensor.shape]}, and before an example's was "
                     f"{[*before.row_shape]}: a stage must return tensors of one shape per example, so pad its inputs"
                 )
-            if (tensor.dtype not in _CODED) if before.coded else (field.dtype != before.dtype):
+            if (tensor.dtype not in CODED) if before.coded else (field.dtype != before.dtype):
                 raise PipelineError(
                     f"the stage's output has a tensor of {tensor.dtype}, and before it was one of {before.dtype}: "
                     "return the same types for each micro-batch"
@@ -289,7 +141,7 @@ def unpack(layout: MessageLayout, arrays: Arrays) -> tuple[Tensors, list[Tensor]
             coded.append(tensors[-1])
         else:
             tensors.append(torch.from_numpy(values).reshape(-1).view(dtype).reshape(len(values), *field.row_shape))
-    return _rebuild(json.loads(layout.structure), iter(tensors)), coded
+    return rebuild(json.loads(layout.structure), iter(tensors)), coded
 
 
 def as_rows(tensor: Tensor) -> Rows:
@@ -305,11 +157,11 @@ def as_bytes(tensor: Tensor) -> Bytes:
 
 def _is_like(output: Tensors, examples: int, field: TensorField) -> bool:
     """Return whether an output is the one coded tensor that was described before."""
-    return isinstance(output, Tensor) and output.dtype in _CODED and output.shape == (examples, *field.row_shape)
+    return isinstance(output, Tensor) and output.dtype in CODED and output.shape == (examples, *field.row_shape)
 
 
 def _check(tensor: Tensor, examples: int, coded: bool) -> None:
-    if (coded and tensor.dtype not in _CODED) or (tensor.requires_grad and not coded):
+    if (coded and tensor.dtype not in CODED) or (tensor.requires_grad and not coded):
         raise PipelineError(
             f"the stage returns a tensor of {tensor.dtype}: let its module return activations of float32, float16 or "
             "bfloat16"

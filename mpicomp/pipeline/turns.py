@@ -23,18 +23,12 @@ from collectives.annotations import override
 from collectives.errors import CollectiveError
 from collectives.quoting import shown
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import (
-    DIFFERENT,
-    Pair,
-    PipelineError,
-    agree_on_options,
-    failure_text,
-    raise_faults,
-)
-from mpicomp.pipeline.cut import Compressions, CutEnd, CutHolder, check_compressions
+from mpicomp.pipeline.agreement import DIFFERENT, Pair, PipelineError, agree_on_options, failure_text, raise_faults
+from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
+from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action
 from mpicomp.pipeline.slice_step import Loss, SliceStep
-from mpicomp.pipeline.store import State
+from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import as_bytes, with_tensors
 from mpicomp.torch.devices import require_reachable
 

@@ -18,7 +18,8 @@ from collectives.progress.polling import done
 from collectives.schedules.broadcast import Broadcast
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.top_k import Selector, pack_indices, unpack_indices
-from mpicomp.feedback.memory import Memory, Part
+from mpicomp.feedback.chunk_parts import Part
+from mpicomp.feedback.memory import Memory
 from mpicomp.kernels.streams import Stream, source
 from mpicomp.reducers.full_precision_mean import mean_in
 
@@ -54,7 +55,7 @@ class DrawnPlaces(Chooser):
         at = np.uint64(call.step & 0xFFFFFFFF)
         for run in memory.runs:
             memory.draw_places(run, self._schedule, at, self._source)
-            memory.check(run, memory.vector)
+            memory.check(memory.vector, run.elements)
         spent = traffic.clock() - start
         traffic.seconds_encoding += spent
         traffic.seconds_total += spent
@@ -118,7 +119,7 @@ class LeaderChoice(Chooser, Payload):
                 memory.find(memory.vector, with_residual=True)
                 yield from done(call, memory.fetch_indices())
             else:
-                memory.check_all(memory.vector, with_residual=True)
+                memory.check(memory.vector)
         count = len(self._parts)
         way = Broadcast(leader, count, chain=self._bytes >= LATENCY_BYTES)
         yield from execute(call, comm.routes.program(way, count, 1, 1), self, self._tag, call.traffic)
@@ -143,7 +144,7 @@ class LeaderChoice(Chooser, Payload):
             pack_indices(indices, self._planes[piece])
             memory.place(part, indices)
         else:
-            memory.check(part, self._values)
+            memory.check(self._values, part.elements)
 
     @override
     def finish(self, piece: int) -> None:
@@ -179,7 +180,7 @@ class TrueChoice(Chooser):
         clock = traffic.clock
         start = clock()
         memory.add(memory.vector, mean)
-        memory.check_all(mean, with_residual=False)
+        memory.check_alone(mean)
         added = clock()
         yield from self._exact.steps(call, mean, mean)
         summed = clock()

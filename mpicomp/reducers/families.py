@@ -16,9 +16,10 @@ from mpicomp.codecs.registry import compressor
 from mpicomp.codecs.scaled_sign import OneBit
 from mpicomp.codecs.top_k import TopK, index_bits
 from mpicomp.codecs.vote_counts import Counts
+from mpicomp.feedback.chunk_parts import lay_out
 from mpicomp.feedback.codes import SharedScales
 from mpicomp.feedback.error_feedback import ErrorRule
-from mpicomp.feedback.memory import Memory, lay_out
+from mpicomp.feedback.memory import Memory
 from mpicomp.feedback.scale_groups import padded_lengths
 from mpicomp.reducers.all_gather import all_gather
 from mpicomp.reducers.choosers import Chooser

@@ -176,12 +176,6 @@ class SignPayload:
         """Memory of the host that callers may use between two runs."""
         return [self._incoming, self._words, self.bits] if self._is_host else []
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        nbytes: int = self.bits.nbytes + self._incoming.nbytes + self._words.nbytes
-        return nbytes
-
     def begin(self, step: int, work: Round) -> None:
         """Start another step, with its random words."""
         self.encode, self.finish = work.encode, work.decode

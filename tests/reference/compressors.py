@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from mpicomp.codecs import Codec, Draw
 from mpicomp.codecs.clipping import Clipping
 from mpicomp.codecs.levels import Levels
-from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.quantizer import Quantizer
+from mpicomp.codecs.random_sparsification import RandomSparsification
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
 from mpicomp.codecs.sparse_levels import SparseLevels
-from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.codecs.ternary import Ternary
+from mpicomp.codecs.top_k import TopK
 from mpicomp.kernels.streams import bernoulli_table
 from tests.reference.levels import in_levels
 from tests.reference.philox import mix_words

@@ -26,13 +26,14 @@ from apps.performance.cluster.records import merge_environments
 from apps.performance.cluster.tables import overlap_table
 from apps.performance.cluster.targets import render_overlaps
 from apps.performance.cluster.vectors import make_vectors
+from apps.performance.durations import elapsed_and_processor
 from apps.records import Record, read_record
 from collectives import Communicator, Traffic
 from collectives.execution.handle import Call
 from collectives.execution.pipelined import Cache, execute
 from collectives.execution.program import Message
 from collectives.progress.polling import rest_by
-from mpicomp.cli.timing import alternate, elapsed_and_processor, gather
+from mpicomp.cli.timing import alternate, gather
 from mpicomp.codecs.sign import Sign
 from mpicomp.feedback.host_signs import STREAMING_ELEMENTS
 from mpicomp.feedback.rounds import Round

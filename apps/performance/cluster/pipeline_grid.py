@@ -21,10 +21,11 @@ from apps.launch import JobFailed
 from apps.performance.cluster.driver import ClusterJob
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.pipeline import DELTAS, DIRECT, FP32, SLOW, make_stage
+from apps.performance.durations import summary
 from apps.records import Record, read_record
 from collectives import Communicator
 from collectives.communicator.splitting import Grid
-from mpicomp.cli.timing import Seconds, alternate, gather, summary
+from mpicomp.cli.timing import Seconds, alternate, gather
 
 if TYPE_CHECKING:
     from mpicomp.torch import DistributedOptimizer, OneBitAdam

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from apps.figure_style import FAINT, INK, OTHERS, looks_of
 from apps.performance.cluster import ratios
 from apps.performance.cluster.implementations import DENSE_RING, GLOO, MARSIT_RING
 from apps.performance.cluster.records import cluster_of
@@ -31,7 +32,6 @@ from apps.plotting import (
 )
 from apps.records import Record
 from collectives.cost.rate import Rate
-from mpicomp.cli.figure_style import FAINT, INK, OTHERS, looks_of
 
 BEST_MPI = "Open MPI, best"
 SHOWN = {MARSIT_RING: "Marsit", DENSE_RING: "dense", BEST_MPI: BEST_MPI, GLOO: "Gloo"}

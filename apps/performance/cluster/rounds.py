@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.performance.cluster.prepared import Prepared
+from apps.performance.durations import elapsed_and_processor
 from collectives import Communicator
 from collectives.execution.traffic import COSTS
-from mpicomp.cli.timing import elapsed_and_processor, gather, slowest, turns
+from mpicomp.cli.timing import gather, slowest, turns
 
 MOST_REPEATS = 200
 WARMED_S = 1.0

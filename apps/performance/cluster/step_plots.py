@@ -7,11 +7,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from apps.figure_style import FAINT, OTHERS, PALE, known_look, looks_of
 from apps.performance.cluster.backward import over_communication
 from apps.performance.cluster.plots import rate_text
 from apps.plotting import headline, in_units, mark_column, named_ticks, new_figure, save, unit_ticks
 from apps.records import Record
-from mpicomp.cli.figure_style import FAINT, OTHERS, PALE, known_look, looks_of
 
 LENGTHS = ("short", "medium", "long")
 """Backward passes of a method, by their duration."""

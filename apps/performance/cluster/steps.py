@@ -22,12 +22,13 @@ from apps.performance.auto import plan_of
 from apps.performance.cluster.driver import ClusterJob, ClusterMeasurement
 from apps.performance.cluster.grid import Cluster
 from apps.performance.cluster.tables import NOTHING
+from apps.performance.durations import summary
 from apps.performance.part import get, table
 from apps.records import Record
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.auto.trials import Stage
-from mpicomp.cli.timing import Seconds, alternate, elapsed, slowest, summary
+from mpicomp.cli.timing import Seconds, alternate, elapsed, slowest
 
 REPEATS = {"1gbit": 11, "10gbit": 15, "none": 15, "100mbit": 11}
 LONG_S, LONG_REPEATS = 4.0, 2

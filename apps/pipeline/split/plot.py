@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.figure_style import looks_of
 from apps.plotting import headline, name_lines, new_figure, save, unit_ticks
 from apps.records import Record
-from mpicomp.cli.figure_style import looks_of
 
 FULL_PRECISION = "float32"
 METHODS = {"directq": "DirectQ", "aq-sgd": "AQ-SGD"}

@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from apps.figure_style import FAINT, looks_of
 from apps.plotting import Curve, curves, headline, named_ticks, new_figure, save
 from apps.records import Record
-from mpicomp.cli.figure_style import FAINT, looks_of
 
 OURS, DIRECT = "AQ-SGD", "DirectQ"
 PRETRAINED = "pretrained"

@@ -8,14 +8,13 @@ The exit status is 0; 1 where a collective failed; 2 for arguments that cannot b
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import platform
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TextIO
 
@@ -27,15 +26,21 @@ from collectives import Communicator
 from collectives.arrays.elements import aligned_empty
 from collectives.consistency.descriptions import gather_texts
 from collectives.cost.link import LinkModel
-from collectives.execution.workers import MOST_THREADS
 from collectives.network_probe import measure_network
 from collectives.progress.polling import wait
 from mpicomp.algorithms import Algorithm
 from mpicomp.cli.advise import report
 from mpicomp.cli.advise.predict import MOST_WALKED, WALKED, PredictedJob, break_even, fastest_dense, is_predicted, ways
-from mpicomp.cli.advise.report import COMPARED, METHODS, QUICK, Record
-from mpicomp.cli.advise.speeds import Speed, has_equal_nodes, measure_nodes, measure_speed, without_dense_rounds
-from mpicomp.cli.arguments import DTYPES, choice, count, integer, number, seconds
+from mpicomp.cli.advise.report import COMPARED, METHODS, Record
+from mpicomp.cli.advise.request import AdviseRequest
+from mpicomp.cli.advise.speeds import (
+    NodeSpeed,
+    Speed,
+    has_equal_nodes,
+    measure_nodes,
+    measure_speed,
+    without_dense_rounds,
+)
 from mpicomp.cli.command import Steps, UsageError, conduct, open_file, require_none, write
 from mpicomp.cli.timing import alternate
 
@@ -53,28 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Predictions are for vectors in the host's memory: time those on GPUs by mpicomp bench --device cuda."
     )
-    parser.add_argument("--count", help="elements of the gradient, such as 25e6")
-    parser.add_argument(
-        "--model", metavar="MODULE:NAME", help="instead of --count: callable that makes the torch model to train"
-    )
-    parser.add_argument("--dtype", default="float32", help="float16, float32 or float64 (default %(default)s)")
-    parser.add_argument("--compute-ms", default="0", help="time of a step without its all-reduce (default %(default)s)")
+    add = parser.add_argument
+    add("--count", help="elements of the gradient, such as 25e6")
+    add("--model", metavar="MODULE:NAME", help="instead of --count: callable that makes the torch model to train")
+    add("--dtype", default="float32", help="float16, float32 or float64 (default %(default)s)")
+    add("--compute-ms", default="0", help="time of a step without its all-reduce (default %(default)s)")
     names = "names, separated by commas (default all); dense is always measured"
-    parser.add_argument("--methods", "--algorithms", metavar="NAMES", help=names)
-    parser.add_argument("--network", metavar="FILE", help="read the network from this file, and measure kernels alone")
-    parser.add_argument("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
-    parser.add_argument("--ranks", help="predict for this number of ranks on the network (default this job's)")
-    parser.add_argument(
-        "--ranks-per-node", metavar="L", help="let groups of L neighbouring ranks of a host count as a node"
-    )
-    parser.add_argument(
-        "--threads", default="1", help="threads of each rank, for Communicator(threads=...) (default %(default)s)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="take at most a minute: fewer and shorter calls, of the best methods"
-    )
-    parser.add_argument("--timeout", default="60", help="seconds to wait for a silent rank (default %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write network, speeds and predictions")
+    add("--methods", "--algorithms", metavar="NAMES", help=names)
+    add("--network", metavar="FILE", help="read the network from this file, and measure kernels alone")
+    add("--save", metavar="FILE", help="write the network, for Communicator(network=FILE)")
+    add("--ranks", help="predict for this number of ranks on the network (default this job's)")
+    add("--ranks-per-node", metavar="L", help="let groups of L neighbouring ranks of a host count as a node")
+    add("--threads", default="1", help="threads of each rank, for Communicator(threads=...) (default %(default)s)")
+    add("--quick", action="store_true", help="take at most a minute: fewer and shorter calls, of the best methods")
+    add("--timeout", default="60", help="seconds to wait for a silent rank (default %(default)s)")
+    add("--json", metavar="FILE", help="write network, speeds and predictions")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,15 +125,7 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
     with Steps(COMMAND, n_steps, comm.rank == 0) as steps:
         steps.announce(_duration(n_steps, request.quick))
         hosts = len(set(gather_texts(comm.mpi_comm, platform.node(), comm.timeout)))
-        network = request.network
-        if network is None:
-            steps.begin("measuring the network")
-            network = measure_network(comm)
-        write(comm, "--save", network_file, json.dumps(asdict(network), indent=1) + "\n")
-        nodes = None
-        if has_nodes:
-            steps.begin("measuring sums within nodes")
-            nodes = measure_nodes(comm, request.count, request.dtype, request.quick)
+        network, nodes = _measure_links(request, comm, steps, network_file, has_nodes)
         job = PredictedJob(size, request.count, request.dtype, network, piece_bytes, nodes)
         measured: dict[Algorithm, Speed] = {}
         speeds: dict[str, Speed] = {}
@@ -157,8 +147,7 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
                 if timed:
                     steps.begin("timing MPI's own all-reduce")
                     longest_s = MPI_LONGEST_S / 3 if request.quick else MPI_LONGEST_S
-                    expected_s = fastest_dense(job, speeds["dense"])(job)
-                    mpi_s = time_mpi(comm, request.count, request.dtype, expected_s, longest_s)
+                    mpi_s = time_mpi(comm, job.n, job.dtype, fastest_dense(job, speeds["dense"])(job), longest_s)
                 if comm.rank == 0:
                     record = predictions(request, job, speeds, mpi_s) | {"hosts": hosts}
                     record["not_predicted"] += [other for other in request.methods if other not in plain]
@@ -170,6 +159,21 @@ def _measure(request: AdviseRequest, comm: Communicator, network_file: TextIO | 
                 steps.print("\n".join(report.rows(record, found["rows"])))
             wait(comm.mpi_comm.Ibarrier(), PREDICTING_S, waiting)
         return record | {"left_out": left_out} if record else record
+
+
+def _measure_links(
+    request: AdviseRequest, comm: Communicator, steps: Steps, file: TextIO | None, has_nodes: bool
+) -> tuple[LinkModel, NodeSpeed | None]:
+    """Return the network, which is measured unless the request has one, and the speed of sums within nodes."""
+    network = request.network
+    if network is None:
+        steps.begin("measuring the network")
+        network = measure_network(comm)
+    write(comm, "--save", file, json.dumps(asdict(network), indent=1) + "\n")
+    if not has_nodes:
+        return network, None
+    steps.begin("measuring sums within nodes")
+    return network, measure_nodes(comm, request.count, request.dtype, request.quick)
 
 
 def predicted_methods(request: AdviseRequest, sizes: Sequence[int], piece_bytes: int) -> list[str]:
@@ -267,75 +271,3 @@ def time_mpi(comm: Communicator, n: int, dtype: str, expected_s: float, longest_
     x[:] = 1
     seconds = alternate({"mpi": partial(comm.mpi_comm.Allreduce, x, out)}, MPI_CALLS, 1, comm)["mpi"]
     return float(np.median(seconds)) * n / count
-
-
-@dataclass(frozen=True)
-class AdviseRequest:
-    """Parsed arguments."""
-
-    count: int  # elements
-    dtype: str
-    compute_s: float  # of a step
-    methods: tuple[str, ...]  # of METHODS, dense among them
-    network: LinkModel | None  # None: to be measured
-    ranks: int | None  # None: this job's
-    threads: int  # of each rank
-    timeout_s: float
-    ranks_per_node: int | None = None  # None: all of a host
-    quick: bool = False  # fewer and shorter calls, within QUICK_S
-
-    @classmethod
-    def parse(cls, args: argparse.Namespace) -> AdviseRequest:
-        """Read the values of the options. Raises ValueError with the option, its value and the values it accepts."""
-        if (args.count is None) == (args.model is None):
-            raise ValueError("give the length of the gradient: either --count 25e6 or --model module:name")
-        return cls(
-            dtype=choice("--dtype", args.dtype, DTYPES),
-            compute_s=number("--compute-ms", args.compute_ms, 0.0) / 1e3,
-            methods=(QUICK if args.quick else tuple(METHODS)) if args.methods is None else _parse_methods(args.methods),
-            network=_network(args.network),
-            ranks=None if args.ranks is None else integer("--ranks", args.ranks, 2),
-            threads=integer("--threads", args.threads, 1, MOST_THREADS),
-            timeout_s=seconds("--timeout", args.timeout),
-            ranks_per_node=None if args.ranks_per_node is None else integer("--ranks-per-node", args.ranks_per_node, 1),
-            quick=args.quick,
-            count=_parameters(args.model) if args.count is None else count(args.count),  # may take long
-        )
-
-
-def _parse_methods(text: str) -> tuple[str, ...]:
-    """Return the methods of ``"marsit,scalecom"`` and dense, in the order of `METHODS`."""
-    names = [name.strip() for name in text.split(",")]
-    unknown = next((name for name in names if name not in METHODS), None)
-    if unknown is not None:
-        raise ValueError(f"--methods {text}: there is no {unknown!r}: choose from {', '.join(METHODS)}")
-    if set(names) == {"dense"}:
-        raise ValueError(f"--methods {text}: name one or more to compare with dense")
-    return tuple(name for name in METHODS if name == "dense" or name in names)
-
-
-def _network(path: str | None) -> LinkModel | None:
-    if path is None:
-        return None
-    try:
-        return LinkModel.load(path)
-    except OSError as error:
-        raise ValueError(f"--network {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"--network {error}") from error
-
-
-def _parameters(text: str) -> int:
-    """Return the number of trainable parameters of the model that the callable ``"module:name"`` makes."""
-    module, colon, name = text.partition(":")
-    cure = "write it as package.module:callable, importable from here, such as torchvision.models:resnet50"
-    if not colon:
-        raise ValueError(f"--model {text}: {cure}")
-    try:
-        model = getattr(importlib.import_module(module), name)()
-        count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    except Exception as error:
-        raise ValueError(f"--model {text}: {type(error).__name__}: {error}; {cure}") from error
-    if not count:
-        raise ValueError(f"--model {text} has no trainable parameters")
-    return int(count)

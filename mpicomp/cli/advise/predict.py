@@ -20,14 +20,7 @@ LOWEST, HIGHEST = 1e4, 1e13  # bytes per second: limits of the search for break-
 FARTHER, CLOSE, STEPS = 8.0, 1.03, 10  # factor by which the search widens, its accuracy, and its most steps
 MOST_WALKED = 64  # ranks for which topologies of WALKED are predicted; others are computed for all ranks at once
 # Topologies whose plans are simulated rank by rank: those without `Lockstep`, and others whose steps are too many.
-WALKED = (
-    "tree",
-    "double-tree",
-    "star",
-    "segmented-ring",
-    AllGather().name,
-    Direct().name,
-)
+WALKED = ("tree", "double-tree", "star", "segmented-ring", AllGather().name, Direct().name)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,6 @@ LOCAL_STEPS = (10, 30)
 CAUTION = "Compare accuracy with a dense run of your training before you rely on it."
 
 
-def text(record: Record) -> str:
-    """Return the report of a record of `mpicomp.cli.advise.predictions` with ``hosts``; the advice comes last."""
-    return "\n".join((*heading(record), *rows(record, record["rows"]), conclusion(record)))
-
-
 def rows(record: Record, some: Sequence[Row]) -> list[str]:
     """Return lines of the table; the record needs the rows of dense sums alone."""
     dense_s = dense_step(record)

@@ -20,19 +20,18 @@ RANKS, STEPS, LINK, PICTURE = 4, 60, "100mbit", "mpicomp-demo.png"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``mpicomp demo``. Their values are read in `run`, where one rank can report for all."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--link",
         metavar="RATE[,LATENCY]",
         default=LINK,
         help="link of each rank that is emulated, such as 1gbit or 1gbit,50us; none: as fast as messages travel "
         "(default %(default)s)",
     )
-    parser.add_argument("--ranks", help=f"threads that train; under mpirun there are its ranks (default {RANKS})")
-    parser.add_argument("--steps", default=str(STEPS), help="training steps of each method (default %(default)s)")
-    parser.add_argument("--seed", default="0", help="seed of weights and batches (default %(default)s)")
-    parser.add_argument(
-        "--output", metavar="FILE", default=PICTURE, help="picture to write: .png, .svg or .pdf (default %(default)s)"
-    )
+    add("--ranks", help=f"threads that train; under mpirun there are its ranks (default {RANKS})")
+    add("--steps", default=str(STEPS), help="training steps of each method (default %(default)s)")
+    add("--seed", default="0", help="seed of weights and batches (default %(default)s)")
+    add("--output", metavar="FILE", default=PICTURE, help="picture to write: .png, .svg or .pdf (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpicomp.cli.demo.report import Comparison
-from mpicomp.cli.figure_style import FAINT, INK, LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-COLORS = {name: LOOKS[name.lower()].color for name in ("dense", "Marsit")}  # as in the figures of the pages
-PALE = 0.3
+COLORS = {"dense": "#4d4d4d", "Marsit": "#0072b2"}  # as in the figures of the pages
+INK, FAINT, PALE = "#222222", "#666666", 0.3
 
 
 def output_problem(path: Path) -> str:

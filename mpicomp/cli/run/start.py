@@ -56,28 +56,19 @@ class Job(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EPILOG
-    parser.add_argument(
-        "-n", "--ranks", metavar="N", help="number of ranks; by default the slots of the allocation, or the cores"
-    )
-    parser.add_argument(
-        "--gpus", action="store_true", help="start a rank for each GPU, with the variables that torchrun sets"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("-n", "--ranks", metavar="N", help="number of ranks; by default the slots of the allocation, or the cores")
+    add("--gpus", action="store_true", help="start a rank for each GPU, with the variables that torchrun sets")
+    add(
         "--launcher",
         metavar="COMMAND",
         default=os.environ.get("MPICOMP_LAUNCHER"),
         help="command that starts the ranks, such as 'srun --mpi=pmix'; by default MPICOMP_LAUNCHER, mpirun or srun",
     )
-    parser.add_argument(
-        "--template", metavar="SYSTEM", help=f"print a job script and start nothing: {', '.join(TEMPLATES)}"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the command and its settings, and start nothing")
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m"
-    )
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="script or command, and its arguments"
-    )
+    add("--template", metavar="SYSTEM", help=f"print a job script and start nothing: {', '.join(TEMPLATES)}")
+    add("--dry-run", action="store_true", help="print the command and its settings, and start nothing")
+    add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m")
+    add("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="script or command, and its arguments")
 
 
 def run(args: argparse.Namespace) -> int:

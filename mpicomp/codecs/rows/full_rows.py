@@ -14,11 +14,11 @@ from collectives.annotations import Bytes, FloatArray, override
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.rows.row_codec import DeltaCodec, Keys, Rows, check_pair, check_payload, check_rows
+from mpicomp.codecs.rows.row_codec import AddingRows, Keys, Rows, check_pair, check_payload, check_rows
 
 
 @dataclass(frozen=True, slots=True)
-class FullRows(DeltaCodec):
+class FullRows(AddingRows):
     """Sends float32 rows unchanged, or rounded to 16 bits.
 
     `encode_delta` sends the values themselves, as on a first visit: both messages become the decoded values.
@@ -72,25 +72,16 @@ class FullRows(DeltaCodec):
             raise OverflowError(f"a value is too large for {self.dtype}: use dtype='float32'")
 
     @override
-    def decode(self, payload: Bytes, values: Rows) -> None:
-        check_rows("the values", values)
-        self._read(payload, values)
-
-    @override
     def encode_delta(
         self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
         check_pair(values, message)
         self.encode(values, payload)
-        self._read(payload, message)
+        self._decode(payload, message, adding=True)
 
     @override
-    def decode_delta(self, payload: Bytes, message: Rows) -> None:
-        check_rows("the message", message)
-        self._read(payload, message)
-
-    def _read(self, payload: Bytes, out: Rows) -> None:
-        check_payload(self, payload, out.shape)
+    def _decode(self, payload: Bytes, out: Rows, adding: bool) -> None:
+        # values, not differences: they replace a message
         flat: FloatArray = out.reshape(-1)
         if self.dtype == "float32":
             flat.view(np.uint8)[:] = payload

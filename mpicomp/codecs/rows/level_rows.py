@@ -16,12 +16,13 @@ import numpy as np
 
 from collectives.annotations import Array, Bytes, override
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.levels import MAGNITUDES, Buckets, Levels
-from mpicomp.codecs.rows.row_codec import DeltaCodec, Keys, Rows, check_pair, check_payload, check_rows
+from mpicomp.codecs.level_buckets import MAGNITUDES, Buckets
+from mpicomp.codecs.levels import Levels
+from mpicomp.codecs.rows.row_codec import AddingRows, Keys, Rows, check_pair, check_payload, check_rows
 
 
 @dataclass(frozen=True, slots=True)
-class LevelRows(DeltaCodec):
+class LevelRows(AddingRows):
     """Sends the nearest of a few levels for normal values, times a scale for each bucket of a row.
 
     Parameters
@@ -73,13 +74,6 @@ class LevelRows(DeltaCodec):
         self._encode(values, payload)
 
     @override
-    def decode(self, payload: Bytes, values: Rows) -> None:
-        check_rows("the values", values)
-        check_payload(self, payload, values.shape)
-        values.fill(0)
-        self.decode_delta(payload, values)
-
-    @override
     def encode_delta(
         self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
@@ -89,14 +83,14 @@ class LevelRows(DeltaCodec):
         self.decode_delta(payload, message)
 
     @override
-    def decode_delta(self, payload: Bytes, message: Rows) -> None:
-        check_rows("the message", message)
-        check_payload(self, payload, message.shape)
-        levels, buckets = _lay_out(self, message.size, message.shape[-1])
+    def _decode(self, payload: Bytes, out: Rows, adding: bool) -> None:
+        if not adding:
+            out.fill(0)
+        levels, buckets = _lay_out(self, out.size, out.shape[-1])
         found = payload.copy()  # kernels take arrays that begin at a multiple of a word
         scales = found[found.size - 2 * len(buckets.starts) :].view(np.uint16)
         scales[self._beyond(scales)] = 0  # only damage brings these
-        levels.relay(buckets, message.reshape(-1), None, incoming=found)
+        levels.relay(buckets, out.reshape(-1), None, incoming=found)
 
     def _encode(self, values: Rows, payload: Bytes) -> None:
         check_payload(self, payload, values.shape)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.annotations import AnyArray, Bytes, Indices
+from collectives.annotations import AnyArray, Bytes, Indices, override
 from mpicomp.codecs.base import Draw
 
 Rows = NDArray[np.float32]
@@ -71,6 +72,29 @@ class DeltaCodec(RowCodec, Protocol):
     def decode_delta(self, payload: Bytes, message: Rows) -> None:
         """Change the message by the decoded payload. Raises ValueError for a payload of the wrong size."""
         ...
+
+
+class AddingRows(DeltaCodec):
+    """Base of codecs that decode, and add to a message, by one method."""
+
+    __slots__ = ()
+
+    @override
+    def decode(self, payload: Bytes, values: Rows) -> None:
+        self._take("the values", payload, values, adding=False)
+
+    @override
+    def decode_delta(self, payload: Bytes, message: Rows) -> None:
+        self._take("the message", payload, message, adding=True)
+
+    def _take(self, name: str, payload: Bytes, rows: Rows, adding: bool) -> None:
+        check_rows(name, rows)
+        check_payload(self, payload, rows.shape)
+        self._decode(payload, rows, adding)
+
+    @abstractmethod
+    def _decode(self, payload: Bytes, out: Rows, adding: bool) -> None:
+        """Overwrite the rows with the decoded ones, or with `adding` add these."""
 
 
 def check_rows(name: str, rows: AnyArray) -> None:

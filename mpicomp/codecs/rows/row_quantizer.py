@@ -18,7 +18,8 @@ error of rows of 256 normal values, relative to their norm, is as follows. So ce
 addition on the other end, so the two messages stay equal, bit by bit.
 
 Wire format: the scales, float16 or float32, then ceil(b columns / 8) bytes of codes for each row
-(`mpicomp.kernels.cpu.rows`). So row r's codes begin at the byte rows s + r ceil(b columns / 8), s the bytes of a scale.
+(`mpicomp.kernels.cpu.row_codes`). So row r's codes begin at the byte rows s + r ceil(b columns / 8), s the bytes of a
+scale.
 
 float16 scales are rounded up (b = 1: to nearest). The smallest scale is 2^-24 (float32: 2^-100). Where rounding is to
 nearest, rows below half of it decode to 0; where it is stochastic, they take the smallest scale and stay unbiased.
@@ -40,14 +41,14 @@ from collectives.annotations import Bytes, Words, override
 from mpicomp import kernels
 from mpicomp.codecs import options
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.rows.row_codec import DeltaCodec, Keys, Rows, check_pair, check_payload, check_rows
+from mpicomp.codecs.rows.row_codec import AddingRows, Keys, Rows, check_pair, check_payload, check_rows
 
 _NO_KEYS, _NO_SCHEDULE = np.zeros(0, np.int64), np.zeros(56, np.uint64)
 _MOST_GROUPS = 1 << 54  # that a stream can number
 
 
 @dataclass(frozen=True, slots=True)
-class RowQuantizer(DeltaCodec):
+class RowQuantizer(AddingRows):
     """Encodes each element in a few bits and each row with one scale.
 
     Parameters
@@ -116,19 +117,11 @@ class RowQuantizer(DeltaCodec):
         self._encode(values, None, payload, draw, row_keys)
 
     @override
-    def decode(self, payload: Bytes, values: Rows) -> None:
-        self._decode(payload, values, False)
-
-    @override
     def encode_delta(
         self, values: Rows, message: Rows, payload: Bytes, draw: Draw | None = None, row_keys: Keys | None = None
     ) -> None:
         check_pair(values, message)
         self._encode(values, message, payload, draw, row_keys)
-
-    @override
-    def decode_delta(self, payload: Bytes, message: Rows) -> None:
-        self._decode(payload, message, True)
 
     def _encode(
         self, values: Rows, message: Rows | None, payload: Bytes, draw: Draw | None, row_keys: Keys | None
@@ -152,9 +145,8 @@ class RowQuantizer(DeltaCodec):
         if failed > 0:
             raise OverflowError(f"row {failed - 1} is too large for a float16 scale, beyond 65504: use scale='float32'")
 
+    @override
     def _decode(self, payload: Bytes, out: Rows, adding: bool) -> None:
-        check_rows("the message" if adding else "the values", out)
-        check_payload(self, payload, out.shape)
         sixteen = self.scale == "float16"
         kernels.of("cpu").rows.decode(
             payload, out.shape[-1], self.bits, self._unit, sixteen, adding, *_work(), out.reshape(-1)

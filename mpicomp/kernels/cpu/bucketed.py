@@ -20,26 +20,22 @@ def _sum(x, kind, start, end):
     if kind == L2:
         return squares_of_block(x, None, None, None, start, end)
     total = widen(splat(x.dtype.type(0)))
-    i = start
-    while i + LANES <= end:
+    whole = start + (end - start) // LANES * LANES
+    for i in range(start, whole, LANES):
         total = total + widen(absolute(load(x, i)))
-        i += LANES
     rest = float64(0)
-    while i < end:
+    for i in range(whole, end):
         rest += abs(float64(x[i]))
-        i += 1
     return fold(total) + rest
 
 
 @njit(nogil=True, inline="always")
 def _add(values, residual, x, start, end):
-    i = start
-    while i + LANES <= end:
+    whole = start + (end - start) // LANES * LANES
+    for i in range(start, whole, LANES):
         store(x, i, load(values, i) + load(residual, i))
-        i += LANES
-    while i < end:
+    for i in range(whole, end):
         x[i] = values[i] + residual[i]
-        i += 1
 
 
 @njit(nogil=True, inline="always")
@@ -47,15 +43,13 @@ def _largest(x, start, end):
     """Return the largest magnitude by the order of floats' bits: NaN and infinity are above all numbers."""
     zero = x.dtype.type(0)
     top = to_integers(splat(zero))
-    i = start
-    while i + LANES <= end:
+    whole = start + (end - start) // LANES * LANES
+    for i in range(start, whole, LANES):
         size = to_integers(absolute(load(x, i)))
         top = select(size > top, size, top)
-        i += LANES
     most = greatest(top)
-    while i < end:
+    for i in range(whole, end):
         most = max(most, to_integers(abs(x[i])))
-        i += 1
     return float64(from_bits(most, zero))
 
 
@@ -110,22 +104,20 @@ def _sides(x, start, stop):
     zero = x.dtype.type(0)
     nothing = splat(zero)
     total_up, total_down, count = widen(nothing), widen(nothing), 0
-    i = start
-    while i + LANES <= stop:
+    whole = start + (stop - start) // LANES * LANES
+    for i in range(start, whole, LANES):
         v = load(x, i)
         positive = v >= nothing
         total_up = total_up + widen(select(positive, v, nothing))
         total_down = total_down + widen(select(positive, nothing, v))
         count += int64(bit_count(to_bits(positive)))
-        i += LANES
     rest_up, rest_down = float64(0), float64(0)
-    while i < stop:
+    for i in range(whole, stop):
         if x[i] >= zero:
             rest_up += float64(x[i])
             count += 1
         else:
             rest_down += float64(x[i])
-        i += 1
     return fold(total_up) + rest_up, fold(total_down) + rest_down, count
 
 

@@ -1,8 +1,7 @@
 """Rows of few bits an element, one scale a row: the values, or their difference from a message.
 
-A payload holds the scales, then the rows' codes, ceil(bits columns / 8) bytes a row. Codes of 8 bits are bytes. Of
-fewer bits, 64 codes are `bits` words of 64 bits: bit i of word j is bit j of code i. The last codes of a row, less than
-64, are written one behind the other, the lowest bit first. A code c of b bits decodes to (2 c - 2^b + 1) unit scale.
+A payload holds the scales, then the rows' codes (`mpicomp.kernels.cpu.row_codes`). A code c of b bits decodes to
+(2 c - 2^b + 1) unit scale.
 
 Uniform numbers have 16 bits: element e of a group of 512 takes the 16-bit word e mod 32 of draw e div 32.
 """
@@ -10,15 +9,13 @@ Uniform numbers have 16 bits: element e of a group of 512 takes the 16-bit word 
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, float64, int32, int64, njit, uint8, uint16, uint32, uint64
+from numba import float32, float64, int32, int64, njit, uint8, uint32, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import (
     fold,
     greatest,
-    to_bits,
-    to_byte_mask,
     to_floats,
     to_integers,
     to_uint8,
@@ -26,15 +23,13 @@ from mpicomp.kernels.cpu.lanes import (
     widen,
 )  # fmt: skip
 from mpicomp.kernels.cpu.philox import draw, load_keys
-from mpicomp.kernels.cpu.simd import LANES, absolute, load, load_bytes, select, splat, splat_byte, store
-from mpicomp.kernels.cpu.sixteen_bits import _from_float16, _to_float16
+from mpicomp.kernels.cpu.row_codes import INFINITY_16, get_scale, pack, put_scale, scale_code, unpack
+from mpicomp.kernels.cpu.simd import LANES, absolute, load, select, splat, store
 from mpicomp.kernels.streams import BLOCK
 
 TILE = 2048  # elements whose codes are made, then packed; a multiple of 64
 FIXED = np.float32(65536)  # places of levels are multiples of 1 / FIXED where levels are drawn
-LEAST_16, LEAST_32 = np.float32(2.0**-24), np.float32(2.0**-100)  # the smallest scales
 MAGNITUDE = np.uint32(0x7FFFFFFF)
-INFINITY_16 = np.uint32(0x7C00)
 
 
 @njit(nogil=True, inline="always")
@@ -86,41 +81,6 @@ def _mean_magnitude(values, message, start, stop):
     return np.float32(total / float64(stop - start))
 
 
-@njit(nogil=True)
-def _scale_code(size, sixteen, stochastic, up):
-    """Return the bits of the scale for a row of this size; those of infinity if it is too large for float16."""
-    least = LEAST_16 if sixteen else LEAST_32
-    scale = np.float32(size)
-    if scale < least:
-        kept = scale > np.float32(0) if stochastic else scale >= least * np.float32(0.5)
-        scale = least if kept else np.float32(0)
-    if not sixteen:
-        return uint32(to_integers(scale))
-    code = uint32(_to_float16(scale))
-    if up and code < INFINITY_16 and _from_float16(uint16(code)) < scale:
-        code = uint32(code + uint32(1))
-    return code
-
-
-@njit(nogil=True, inline="always")
-def _put_scale(code, row, sixteen, payload):
-    # byte by byte, as a payload may begin at any address
-    width = 2 if sixteen else 4
-    for k in range(width):
-        payload[width * row + k] = uint8((code >> uint32(8 * k)) & uint32(255))
-
-
-@njit(nogil=True)
-def _get_scale(row, sixteen, payload):
-    """Return a scale; 0 if damage made it NaN or infinite."""
-    width = 2 if sixteen else 4
-    code = uint32(0)
-    for k in range(width):
-        code = uint32(code | uint32(payload[width * row + k]) << uint32(8 * k))
-    scale = _from_float16(uint16(code)) if sixteen else np.uint32(code).view(np.float32)
-    return scale if np.isfinite(scale) else np.float32(0)
-
-
 @njit(nogil=True, inline="always")
 def _signs(values, message, start, stop, codes):
     """Compute codes of one bit: 1 for 0 or more."""
@@ -168,63 +128,6 @@ def _draw_uniforms(keys, group, first, n, step, source, words):
         low, high = draw(keys, group + at // uint64(512), at % uint64(512) // uint64(32), step, source)
         store(words, 8 * turn, low)
         store(words, 8 * turn + 4, high)
-
-
-@njit(nogil=True)
-def _pack(codes, n, bits, words, payload, at):
-    """Write n codes of less than 8 bits to the payload from byte `at` on."""
-    blocks = n // 64
-    for w in range(blocks):
-        low, high = load_bytes(codes, 64 * w), load_bytes(codes, 64 * w + 32)
-        for j in range(bits):
-            power = splat_byte(uint8(1 << j))
-            word = to_bits((low & power) == power) | to_bits((high & power) == power) << uint64(32)
-            words[bits * w + j] = word
-    packed = words.view(np.uint8)
-    size = 8 * bits * blocks
-    for k in range(size):
-        payload[at + k] = packed[k]
-    at += size
-    held, filled = uint32(0), 0
-    for i in range(64 * blocks, n):
-        held = uint32(held | uint32(codes[i]) << uint32(filled))
-        filled += bits
-        while filled >= 8:
-            payload[at] = uint8(held & uint32(255))
-            held, filled, at = uint32(held >> uint32(8)), filled - 8, at + 1
-    if filled:
-        payload[at] = uint8(held)
-
-
-@njit(nogil=True)
-def _unpack(payload, at, n, bits, words, codes):
-    """Read n codes from byte `at` of the payload: the inverse of `_pack`, and for 8 bits too."""
-    if bits == 8:
-        for i in range(n):
-            codes[i] = payload[at + i]
-        return
-    blocks = n // 64
-    packed = words.view(np.uint8)
-    size = 8 * bits * blocks
-    for k in range(size):
-        packed[k] = payload[at + k]
-    none = splat_byte(uint8(0))
-    for w in range(blocks):
-        low, high = none, none
-        for j in range(bits):
-            power, word = splat_byte(uint8(1 << j)), words[bits * w + j]
-            low = low | select(to_byte_mask(word, 0), power, none)
-            high = high | select(to_byte_mask(word, 32), power, none)
-        store(codes, 64 * w, low)
-        store(codes, 64 * w + 32, high)
-    at += size
-    held, filled, most = uint32(0), 0, uint32((1 << bits) - 1)
-    for i in range(64 * blocks, n):
-        if filled < bits:
-            held = uint32(held | uint32(payload[at]) << uint32(filled))
-            filled, at = filled + 8, at + 1
-        codes[i] = uint8(held & most)
-        held, filled = uint32(held >> uint32(bits)), filled - bits
 
 
 @njit(nogil=True, inline="always")
@@ -281,8 +184,7 @@ def encode(
     int
         0; or r + 1 if row r is too large for float16, -(r + 1) if it has NaN or infinity.
     """
-    most = (1 << bits) - 1
-    row_bytes = (bits * columns + 7) // 8
+    most, row_bytes = (1 << bits) - 1, (bits * columns + 7) // 8
     rows = values.size // columns
     body = (2 if sixteen else 4) * rows
     groups = uint64((columns + 511) // 512)
@@ -299,12 +201,12 @@ def encode(
                 size = _largest(values, message, r * columns, (r + 1) * columns)
             if not np.isfinite(size):
                 return -(r + 1)
-            code = _scale_code(size, sixteen, stochastic, bits > 1)
+            code = scale_code(size, sixteen, stochastic, bits > 1)
             if sixteen and code >= INFINITY_16:
                 return r + 1
-            _put_scale(code, r, sixteen, payload)
+            put_scale(code, r, sixteen, payload)
         for r in range(first, first + band if first + band < rows else rows):
-            scale = _get_scale(r, sixteen, payload)
+            scale = get_scale(r, sixteen, payload)
             ratio = np.float32(half / float64(scale)) if scale > np.float32(0) else np.float32(0)
             at = body + r * row_bytes
             for begin in range(r * columns, (r + 1) * columns, TILE):
@@ -320,7 +222,7 @@ def encode(
                 else:
                     _nearest(values, message, begin, end, ratio, shift, most, target)
                 if bits < 8:
-                    _pack(codes, end - begin, bits, words, payload, place)
+                    pack(codes, end - begin, bits, words, payload, place)
                 if message is not None and scale > np.float32(0):
                     _write(target, end - begin, most, unit, scale, True, message, begin)
     return 0
@@ -332,12 +234,11 @@ def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):
 
     columns, bits, unit, sixteen, codes, words : as in `encode`. out : float32[rows columns].
     """
-    most = (1 << bits) - 1
-    row_bytes = (bits * columns + 7) // 8
+    most, row_bytes = (1 << bits) - 1, (bits * columns + 7) // 8
     rows = out.size // columns
     body = (2 if sixteen else 4) * rows
     for r in range(rows):
-        scale = _get_scale(r, sixteen, payload)
+        scale = get_scale(r, sixteen, payload)
         for begin in range(r * columns, (r + 1) * columns, TILE):
             end = min((r + 1) * columns, begin + TILE)
             if scale == np.float32(0):
@@ -346,7 +247,7 @@ def decode(payload, columns, bits, unit, sixteen, adding, codes, words, out):
                         out[i] = np.float32(0)
                 continue
             at = body + r * row_bytes + bits * (begin - r * columns) // 8
-            _unpack(payload, at, end - begin, bits, words, codes)
+            unpack(payload, at, end - begin, bits, words, codes)
             _write(codes, end - begin, most, unit, scale, adding, out, begin)
 
 

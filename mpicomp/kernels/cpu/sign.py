@@ -10,8 +10,7 @@ from numba import float64, int32, njit, uint16, uint64
 
 from mpicomp.kernels.cpu.kernel import kernel
 from mpicomp.kernels.cpu.lanes import count, fold, to_bits, to_mask, widen
-from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, select, splat, store, stream
-from mpicomp.kernels.cpu.vote_counts import segment_totals
+from mpicomp.kernels.cpu.simd import LANES, absolute, fence, load, put, select, splat, store
 from mpicomp.kernels.streams import BLOCK
 
 BLOCK_WORDS = BLOCK // 64
@@ -108,18 +107,15 @@ def encode(u, whole, residual, left, bits, step, limit, previous, odd_positive, 
     whole : like u, or None
         The values are whole - u, and may be fewer than the residual, by less than a word: zeros follow them.
         None: they are `u`.
-    residual : like u, or None
-        None: the signs of `u` itself, zeros alternating.
-    left : like residual
-        Overwritten by the new residual; may be `residual`.
+    residual, left : like u, or None
+        `left` is overwritten by the new residual, and may be `residual`. None: the signs of `u` itself, zeros
+        alternating, at odd indices (`odd_positive`) or at even ones positive.
     bits : uint64[ceil(n / 64)]
         Overwritten. With `previous`, holds the last result's bits on entry.
     step, limit : scalars like u
         Rule "own": left <- clip(w - step sgn(w), -limit, limit), w = u + residual.
     previous : scalar like u, or None
         Rule "paper", lazily: w = u + (residual - previous * last result), left <- w.
-    odd_positive : bool
-        Without a residual: whether zeros at odd indices (else at even ones) count as positive.
     zero, tiny : scalars like u
         0 and the smallest positive number.
     sums : float64[ceil(n / 4096)]
@@ -219,15 +215,11 @@ def unpack(bits, positive, negative, streaming, out):
     """
     p, m = splat(positive), splat(negative)
     words = out.size // 64
+    for j in range(words):
+        for k in range(4):
+            put(out, 64 * j + LANES * k, select(to_mask(bits[j], LANES * k), p, m), streaming)
     if streaming:
-        for j in range(words):
-            for k in range(4):
-                stream(out, 64 * j + LANES * k, select(to_mask(bits[j], LANES * k), p, m))
         fence()
-    else:
-        for j in range(words):
-            for k in range(4):
-                store(out, 64 * j + LANES * k, select(to_mask(bits[j], LANES * k), p, m))
     for i in range(64 * words, out.size):
         out[i] = positive if (bits[words] >> uint64(i - 64 * words)) & uint64(1) else negative
 
@@ -296,10 +288,7 @@ def add_and_clear(u, residual, left, bits, previous, out, sums):
 
 @kernel
 def subtract_result(x, bits, step):
-    """Compute x -= step where bit i is 1, x += step elsewhere.
-
-    x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)].
-    """
+    """Compute x -= step where bit i is 1, else x += step. x : float32[n] or float64[n]; bits : uint64[ceil(n / 64)]."""
     plus, minus = splat(step), splat(-step)
     words = x.size // 64
     for j in range(words):
@@ -308,65 +297,3 @@ def subtract_result(x, bits, step):
             store(x, i, load(x, i) - select(to_mask(bits[j], LANES * k), plus, minus))
     for i in range(64 * words, x.size):
         x[i] = x[i] - step if (bits[words] >> uint64(i - 64 * words)) & uint64(1) else x[i] + step
-
-
-@kernel
-def add_up(sums, firsts, clipped, report):
-    """Write a rank's report: the number of elements clipped, then the sum of |u| of each segment.
-
-    Returns whether all sums are finite. sums, firsts : as in `vote_counts.segment_totals`. report : float64[1 +
-    segments], overwritten.
-    """
-    report[0] = clipped
-    return segment_totals(sums, firsts, report[1:])
-
-
-@kernel
-def follow(gathered, counts, average, magnitudes):
-    """Update the running magnitudes from the gathered reports; return the number of clipped elements.
-
-    gathered : float64[ranks, 1 + segments], clipped elements and sums of |u|; summed in rank order.
-    counts : float64[segments], elements over all ranks. average : weight of the past.
-    magnitudes : float64[segments], overwritten; NaN: no past.
-
-    Returns
-    -------
-    float
-        Clipped elements; NaN if a sum is not finite, and then `magnitudes` is unchanged.
-    """
-    clipped, everything = float64(0), float64(0)
-    for rank in range(gathered.shape[0]):
-        clipped += gathered[rank, 0]
-        for segment in range(magnitudes.size):
-            everything += gathered[rank, 1 + segment]
-    if not np.isfinite(everything):
-        return np.nan
-    for segment in range(magnitudes.size):
-        total = float64(0)
-        for rank in range(gathered.shape[0]):
-            total += gathered[rank, 1 + segment]
-        mean = total / counts[segment]
-        past = magnitudes[segment]
-        magnitudes[segment] = average * past + (1 - average) * mean if past == past else mean
-    return clipped
-
-
-@kernel
-def set_steps(magnitudes, gamma, clip, positive, negative, limits):
-    """Compute the step s = gamma a of each segment, -s, and the residual's limit clip * s, at most the largest number.
-
-    magnitudes : float64[segments]; positive, negative, limits : float32[segments] or float64[segments], overwritten.
-
-    Returns
-    -------
-    bool
-        Whether all steps are finite.
-    """
-    finite, most = True, np.finfo(positive.dtype).max
-    for segment in range(magnitudes.size):
-        step = positive.dtype.type(gamma * magnitudes[segment])
-        positive[segment], negative[segment] = step, -step
-        limit = step * positive.dtype.type(clip)
-        limits[segment] = limit if limit < most else most  # infinity is clipped as well, and 0 * infinity is NaN
-        finite = finite and np.isfinite(step)
-    return finite

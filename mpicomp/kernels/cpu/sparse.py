@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64, njit, uint64
+from numba import float64, int64, uint64
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from mpicomp.kernels.cpu.kernel import kernel
@@ -124,19 +124,6 @@ def put(values, places, out):
         out[places[j]] = values[j]
 
 
-@njit(nogil=True, inline="always")
-def _clear(out, start, stop):
-    """Overwrite a stretch with zeros; return its end."""
-    i = start
-    while i + LANES <= stop:
-        store(out, i, splat(out.dtype.type(0)))
-        i += LANES
-    while i < stop:
-        out[i] = 0
-        i += 1
-    return stop
-
-
 # Payloads -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +138,8 @@ def spread_chunks(values, indices, chunk, keep, out, adding):
     for start in range(0, out.size, chunk):
         stop = min(out.size, start + chunk)
         while cleared < stop and not adding:  # more than a short chunk at once
-            cleared = _clear(out, cleared, min(out.size, cleared + STRETCH))
+            out[cleared : cleared + STRETCH] = 0
+            cleared += STRETCH
         k = keep if stop - start == chunk else (keep * (stop - start) + chunk - 1) // chunk
         for _ in range(k):
             if np.isfinite(values[j]):
@@ -191,7 +179,8 @@ def spread_masked(words, kept, out):
     for w in range((out.size + 63) // 64):
         word, base = words[w], 64 * w
         if base == cleared:
-            cleared = _clear(out, base, min(out.size, base + STRETCH))
+            out[base : base + STRETCH] = 0
+            cleared += STRETCH
         if out.size - base < 64:
             word &= (uint64(1) << uint64(out.size - base)) - uint64(1)
         while word and j < kept.size:

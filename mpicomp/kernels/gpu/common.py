@@ -119,21 +119,22 @@ def bit_at(words, at, inside):
 
 
 @triton.jit
-def elements(pointer, at, stop, WHOLE: tl.constexpr):
-    """Load elements `at`; 0 from `stop` on. WHOLE: all of them are before it."""
-    if WHOLE:
-        return tl.load(pointer + at)
-    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
-        return tl.load(pointer + at, mask=at < stop, other=0)
+def read_at(pointer, at, inside, whole):
+    """Read the elements at some places; zeros where they are not inside, unless all are (`whole`)."""
+    if whole:  # noqa: SIM108 - both sides of an expression would be computed
+        found = tl.load(pointer + at)
+    else:
+        found = tl.load(pointer + at, mask=inside, other=0)
+    return found
 
 
 @triton.jit
-def keep_elements(pointer, at, stop, values, WHOLE: tl.constexpr):
-    """Overwrite elements `at` before `stop`."""
-    if WHOLE:
+def write_at(pointer, at, inside, whole, values):
+    """Write the elements at some places, but for those that are not inside, unless all are (`whole`)."""
+    if whole:
         tl.store(pointer + at, values)
     else:
-        tl.store(pointer + at, values, mask=at < stop)
+        tl.store(pointer + at, values, mask=inside)
 
 
 # A mask that ends anywhere costs all of a program's accesses of 16 bytes. So only the last program has one.

@@ -16,7 +16,18 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpicomp.kernels.gpu.common import APART, LANES, finite_flag, fold, is_set, launch, mean_of, places_on
+from mpicomp.kernels.gpu.common import (
+    APART,
+    LANES,
+    finite_flag,
+    fold,
+    is_set,
+    launch,
+    mean_of,
+    places_on,
+    read_at,
+    write_at,
+)
 from mpicomp.kernels.gpu.sixteen_bits import to_float32
 
 ROW = tl.constexpr(32)  # elements
@@ -46,24 +57,6 @@ def _add_rows(lanes, rows):
 def _total(lanes):
     """Sum of 2 x 16 lanes, which are added to each other, and then halves first: float64[buckets]."""
     return fold(tl.sum(tl.reshape(lanes, [lanes.shape[0], 2, LANES]), axis=1)).to(tl.float64)
-
-
-@triton.jit
-def _read(pointer, at, inside, whole):
-    """Elements `at` as they are; 0 outside. whole : a scalar, all are inside."""
-    if whole:  # noqa: SIM108 - both sides of an expression would be computed
-        found = tl.load(pointer + at)
-    else:
-        found = tl.load(pointer + at, mask=inside, other=0)
-    return found
-
-
-@triton.jit
-def _write(pointer, at, inside, whole, values):
-    if whole:
-        tl.store(pointer + at, values)
-    else:
-        tl.store(pointer + at, values, mask=inside)
 
 
 @triton.jit
@@ -199,9 +192,9 @@ def _sums(
     PLANES: tl.constexpr,
 ):  # fmt: skip
     """Sums of some rows, float32; 0 outside."""
-    own = _read(u, start, inside, whole)
+    own = read_at(u, start, inside, whole)
     if residual is not None:
-        own += _read(residual, start, inside, whole)
+        own += read_at(residual, start, inside, whole)
     v = own.to(tl.float32)
     if incoming is not None:
         v += _decoded(incoming, place, scale_in, row, length, numbers, LEVELS, PLANES)
@@ -274,6 +267,44 @@ def _fitted(total, lanes, few, some, many, sigma, length, numbers, LEVELS: tl.co
     return _rounded(total / tl.where(energy == 0, 1, energy))
 
 
+@triton.jit
+def _encode_sums(
+    v, lanes, top, number, start, length, place, shortest, turns, numbers, left, codes, scales, finite,
+    LEVELS: tl.constexpr, PLANES: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, LONG: tl.constexpr,
+    BYTES: tl.constexpr,
+):  # fmt: skip
+    """Encode the sums v, or those in `left` of long buckets, and overwrite `left` with the errors of the codes."""
+    starts_of, lengths_of, places_of = start[:, None, None], length[:, None, None], place[:, None, None]
+    total, sigma = _total_and_sigma(lanes, top, length, LEVELS)
+    if LONG or LEVELS == 3:
+        tl.debug_barrier()
+    lanes, few = tl.zeros(lanes.shape, tl.float32), tl.zeros(length.shape, tl.int64)
+    some, many = few, few
+    for turn in range(turns):
+        row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
+        if LONG:
+            v = read_at(left, starts_of + i, inside, whole).to(tl.float32)
+        level = _nearest(tl.abs(v), sigma[:, None, None], numbers, LEVELS, STEPS)
+        lanes, few, some, many = _tallied(v, level, lanes, few, some, many, numbers, LEVELS, STEPS)
+        _write_codes(codes, places_of, i, inside, row, lengths_of, v < 0, level, LEVELS, PLANES)
+    found = _fitted(total, lanes, few, some, many, sigma, length, numbers, LEVELS, STEPS)
+    tl.store(scales + number, found.to(tl.uint16).to(tl.int16, bitcast=True), mask=length > 0)
+    tl.store(finite, 0, mask=tl.max(((found == NAN) & (length > 0)).to(tl.int32)) > 0)
+    scale = (found << 16).to(tl.float32, bitcast=True)
+    if LONG or LEVELS == 3:
+        tl.debug_barrier()
+    if LEVELS == 3:
+        _pack_three(left, start, length, codes, place, sigma, scale, numbers, BYTES)
+    else:
+        for turn in range(turns):
+            row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
+            if LONG:
+                v = read_at(left, starts_of + i, inside, whole).to(tl.float32)
+            level = _nearest(tl.abs(v), sigma[:, None, None], numbers, LEVELS, STEPS)
+            sent = _value(level, v < 0, scale[:, None, None], 0.0, numbers, LEVELS)
+            write_at(left, starts_of + i, inside, whole, v - sent)
+
+
 @triton.jit(do_not_specialize=["buckets"])
 def _relay_kernel(
     u, residual, incoming, scales_in, base, starts, lengths, places, buckets, numbers, left, codes, scales, finite,
@@ -294,38 +325,14 @@ def _relay_kernel(
             PLANES,
         )  # fmt: skip
         if LONG or LEVELS == 3 or scales is None:
-            _write(left, starts_of + i, inside, whole, v)
+            write_at(left, starts_of + i, inside, whole, v)
         if scales is not None:
             lanes, top = _measured(v, lanes, top, LEVELS)
     if scales is not None:
-        total, sigma = _total_and_sigma(lanes, top, length, LEVELS)
-        if LONG or LEVELS == 3:
-            tl.debug_barrier()
-        lanes, few = tl.zeros([BUCKETS, ROW], tl.float32), tl.zeros([BUCKETS], tl.int64)
-        some, many = few, few
-        for turn in range(turns):
-            row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
-            if LONG:
-                v = _read(left, starts_of + i, inside, whole).to(tl.float32)
-            level = _nearest(tl.abs(v), sigma[:, None, None], numbers, LEVELS, STEPS)
-            lanes, few, some, many = _tallied(v, level, lanes, few, some, many, numbers, LEVELS, STEPS)
-            _write_codes(codes, places_of, i, inside, row, lengths_of, v < 0, level, LEVELS, PLANES)
-        found = _fitted(total, lanes, few, some, many, sigma, length, numbers, LEVELS, STEPS)
-        tl.store(scales + number, found.to(tl.uint16).to(tl.int16, bitcast=True), mask=length > 0)
-        tl.store(finite, 0, mask=tl.max(((found == NAN) & (length > 0)).to(tl.int32)) > 0)
-        scale = (found << 16).to(tl.float32, bitcast=True)
-        if LONG or LEVELS == 3:
-            tl.debug_barrier()
-        if LEVELS == 3:
-            _pack_three(left, start, length, codes, place, sigma, scale, numbers, BYTES)
-        else:
-            for turn in range(turns):
-                row, i, inside, whole = _turn(turn, lengths_of, shortest, ROWS)
-                if LONG:
-                    v = _read(left, starts_of + i, inside, whole).to(tl.float32)
-                level = _nearest(tl.abs(v), sigma[:, None, None], numbers, LEVELS, STEPS)
-                sent = _value(level, v < 0, scale[:, None, None], 0.0, numbers, LEVELS)
-                _write(left, starts_of + i, inside, whole, v - sent)
+        _encode_sums(
+            v, lanes, top, number, start, length, place, shortest, turns, numbers, left, codes, scales, finite, LEVELS,
+            PLANES, STEPS, ROWS, LONG, BYTES,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["codes_of_rank", "scales_of_rank", "ranks", "buckets", "n"])
@@ -358,7 +365,7 @@ def _spread_kernel(
     tl.store(finite, 0, mask=strange > 0)
     # zeros up to the next multiple of 64, where the next tensor begins
     inside = (i < (lengths_of + 63) // 64 * 64) & (starts_of + i < n)
-    _write(out, starts_of + i, inside, whole, value.to(out.dtype.element_ty))
+    write_at(out, starts_of + i, inside, whole, value.to(out.dtype.element_ty))
 
 
 def _constants(levels: int) -> tuple[int, int, int]:

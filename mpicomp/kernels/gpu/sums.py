@@ -26,30 +26,20 @@ FEW = 64  # sums of a bucket's blocks that a program which needs their total add
 
 
 @triton.jit
-def _add_two(total, columns):
+def _add_halves(total, columns):
+    """Add the columns, in two halves of halves, one after the other."""
     low, high = tl.split(columns)
-    return total + low + high
-
-
-@triton.jit
-def _add_four(total, columns):
-    low, high = tl.split(columns)
-    return _add_two(_add_two(total, low), high)
-
-
-@triton.jit
-def _add_eight(total, columns):
-    low, high = tl.split(columns)
-    return _add_four(_add_four(total, low), high)
+    if len(low.shape) == 1:
+        return total + low + high
+    else:  # noqa: RET505 - Triton compiles what is behind an `if` whatever its condition
+        return _add_halves(_add_halves(total, low), high)
 
 
 @triton.jit
 def add_columns(total, columns):
-    """Total, [rows], plus 16 columns, [rows, 16], the first one first; both float64."""
+    """Add 16 columns to the totals, one after the other."""
     rows: tl.constexpr = columns.shape[0]
-    halves = tl.permute(tl.reshape(columns, [rows, 2, 2, 2, 2]), (0, 4, 3, 2, 1))
-    low, high = tl.split(halves)
-    return _add_eight(_add_eight(total, low), high)
+    return _add_halves(total, tl.permute(tl.reshape(columns, [rows, 2, 2, 2, 2]), (0, 4, 3, 2, 1)))
 
 
 @triton.jit

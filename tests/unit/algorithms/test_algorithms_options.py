@@ -32,7 +32,8 @@ from mpicomp.algorithms import (
     algorithm,
 )
 from mpicomp.codecs import COMPRESSORS, Clipping, Levels, OneBit, Quantizer, Ternary
-from mpicomp.codecs.top_k import RandomSparsification, TopK
+from mpicomp.codecs.random_sparsification import RandomSparsification
+from mpicomp.codecs.top_k import TopK
 
 # Every option of every method and codec, with values that its type excludes.
 OPTIONS = [

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from apps.figure_style import WIDTH_INCHES
 from apps.figures import DATA, DRAWN, FIGURES, main
-from mpicomp.cli.figure_style import WIDTH_INCHES
 from tests.documents import DOCUMENTS, PROJECT
 
 MOST_BYTES = 120_000

@@ -10,6 +10,7 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
+from apps.figure_style import WIDTH_INCHES
 from apps.plotting import (
     Bars,
     Curve,
@@ -25,7 +26,6 @@ from apps.plotting import (
     save,
     unit_ticks,
 )
-from mpicomp.cli.figure_style import WIDTH_INCHES
 
 
 def test_a_bar_is_made_of_its_parts() -> None:

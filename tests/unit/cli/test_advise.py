@@ -22,7 +22,7 @@ from collectives.threads.run_local import run_local
 from mpicomp.aggregator.arguments import expression
 from mpicomp.aggregator.registration import UNTRIED
 from mpicomp.algorithms import Dense, Marsit
-from mpicomp.cli.advise import AdviseRequest, add_arguments, predicted_methods, predictions, report, speeds
+from mpicomp.cli.advise import add_arguments, predicted_methods, predictions, report, speeds
 from mpicomp.cli.advise.predict import (
     MOST_WALKED,
     PredictedJob,
@@ -34,6 +34,7 @@ from mpicomp.cli.advise.predict import (
     ways,
 )
 from mpicomp.cli.advise.report import COMPARED, LEARNING, METHODS, Grade, choose, explain_passed_over, lines_to_copy
+from mpicomp.cli.advise.request import AdviseRequest
 from mpicomp.cli.advise.speeds import NodeSpeed, Speed, _solve
 from mpicomp.cli.command import UsageError
 from tests.documents import PROJECT, inline_code, tables
@@ -49,6 +50,10 @@ HEAD = {
 SPEED = Speed(ComputeModel(4e-10, 1e-10, 3e-10, 5e-6), 1e-4)
 DENSE_SPEED = Speed(ComputeModel(0.0, 5e-10, 0.0, 5e-6), 5e-5)
 N = 1_000_000
+
+
+def whole_text(record: dict[str, Any]) -> str:
+    return "\n".join((*report.heading(record), *report.rows(record, record["rows"]), report.conclusion(record)))
 
 
 def request(*arguments: str) -> AdviseRequest:
@@ -89,7 +94,7 @@ def test_mpi_is_a_dense_sum_too() -> None:
 
 def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     record = advised(1e7)
-    lines = report.text(record).splitlines()
+    lines = whole_text(record).splitlines()
     every = [name for name, _ in topologies(4, LinkModel(0.0, 1.0))]
     own = {name: METHODS[name].message_model(N, "float32", 4, 57_344).route for name in METHODS}
     expected = [(name, of) for name, route in own.items() for of in (every if route is None else [route.name])]
@@ -97,7 +102,7 @@ def test_the_report_has_a_line_for_every_method_and_topology() -> None:
     assert not lines[3 + len(expected)]
     assert {("qsgd", "all-gather"), ("double-squeeze", "direct"), ("scalecom", "star")} < set(expected)
     assert "80 Mbit/s" in lines[1]
-    assert report.text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
+    assert whole_text(record | {"mpi_s": 0.25}).splitlines()[2].endswith("250 ms; below is predicted")
 
 
 def test_methods_for_comparison_are_advised_only_where_no_others_were_requested() -> None:
@@ -166,7 +171,7 @@ def test_each_way_that_is_faster_than_the_advice_has_a_reason() -> None:
     assert explain_passed_over(slower, choose(slower)) == [
         "marsit over ring: a step is 3.0% shorter than without, which is not worth the noise of compressing"
     ]
-    assert "Predicted to be faster, but passed over:\n  marsit over ring: " in report.text(slower | HEAD)
+    assert "Predicted to be faster, but passed over:\n  marsit over ring: " in whole_text(slower | HEAD)
 
 
 def test_the_lines_to_copy_make_the_advised_method() -> None:
@@ -199,7 +204,7 @@ def test_the_lines_to_copy_make_the_advised_method() -> None:
 @pytest.mark.timeout(240)  # a first optimizer loads torch's compiler
 def test_threads_that_were_asked_for_are_in_the_report_and_in_the_lines_to_copy() -> None:
     record = advised(1e6, "--threads", "2")
-    assert report.text(record | {"hosts": 1, "mpi_s": None}).startswith("# 4 ranks of 2 threads; measured")
+    assert whole_text(record | {"hosts": 1, "mpi_s": None}).startswith("# 4 ranks of 2 threads; measured")
     assert ", threads=2)" in lines_to_copy(record, choose(record))[1]
 
 
@@ -229,7 +234,7 @@ def test_methods_that_are_not_predicted_for_many_ranks_are_named() -> None:
     record = predictions(asked, job, dict.fromkeys(asked.methods, SPEED), None) | {"hosts": 4}
     assert {row["topology"] for row in record["rows"]} == {"ring", "torus:5x13", "halving-doubling"}
     told = "\n# not predicted for so many ranks: tree, double-tree, star, segmented-ring, all-gather, direct\n"
-    assert told in report.text(record)
+    assert told in whole_text(record)
 
 
 def test_methods_with_a_route_of_their_own_are_left_out_among_many_ranks() -> None:
@@ -311,7 +316,7 @@ def advised_on_nodes(*arguments: str) -> dict[str, Any]:
 
 def test_ways_between_nodes_are_in_the_report_and_in_the_lines_to_copy() -> None:
     record = advised_on_nodes("--methods", "marsit", "--ranks-per-node", "2")
-    told = report.text(record)
+    told = whole_text(record)
     assert "\n# per node: 2 nodes of 2 ranks, which sum and gather the vector in 20 us\n" in told
     assert re.search(r"^marsit +ring, per node +", told, re.MULTILINE)
     choice = choose(record)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpicomp.codecs import ROW_CODECS, FullRows, LevelRows, RowQuantizer, TopRows, row_codec
-from mpicomp.codecs.levels import MAGNITUDES
+from mpicomp.codecs.level_buckets import MAGNITUDES
 from tests.contracts import draw_at, gaussian, guarded
 from tests.reference.rows import encoded_in_levels
 

@@ -10,7 +10,7 @@ import pytest
 from mpicomp import EF21, CollectiveMismatch, Communicator, Dense, LocalTopK, redistribute, run_local
 from mpicomp.codecs import COMPRESSORS, OneBit, Quantizer, compressor
 from mpicomp.codecs.full_precision import FullPrecision
-from mpicomp.codecs.top_k import RandomSparsification
+from mpicomp.codecs.random_sparsification import RandomSparsification
 from tests.exact import Trial, gradient
 
 N = 1003

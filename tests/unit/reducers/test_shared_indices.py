@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpicomp import Communicator
 from mpicomp.algorithms import RandomK, ScaleCom, TrueTopK
 from mpicomp.codecs.top_k import count_kept
-from mpicomp.feedback.memory import PART_ELEMENTS, lay_out
+from mpicomp.feedback.chunk_parts import PART_ELEMENTS, lay_out
 
 N = 4096 + 77
 

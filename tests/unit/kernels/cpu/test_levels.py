@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from collectives.arrays.elements import aligned_empty
-from mpicomp.codecs.levels import Buckets, Levels
+from mpicomp.codecs.level_buckets import Buckets
+from mpicomp.codecs.levels import Levels
 from mpicomp.feedback.relayed_sums import TensorLevels
 from tests.contracts import guarded
 from tests.reference.levels import coded

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from mpicomp.codecs.base import Draw
-from mpicomp.codecs.quantizer import Quantizer, Ternary
+from mpicomp.codecs.quantizer import Quantizer
 from mpicomp.codecs.scaled_sign import OneBit, TwoMeans
+from mpicomp.codecs.ternary import Ternary
 from mpicomp.codecs.top_k import TopK
 from mpicomp.feedback.error_feedback import take_mean
 from mpicomp.kernels.streams import Stream

@@ -20,7 +20,7 @@ FAMILIES = (
 # kernels for blocks of many tensors on devices.
 OF_HOST = {
     "shared_selection": {"unpack_pair"},
-    "sign": {"add_and_clear", "add_up", "encode", "follow", "set_steps", "subtract_result"},
+    "sign": {"add_and_clear", "encode", "subtract_result"},
 }
 
 

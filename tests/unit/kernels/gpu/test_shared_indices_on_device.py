@@ -11,7 +11,7 @@ import pytest
 from collectives import Communicator, NonFiniteGradient, Ring
 from collectives.threads.run_local import run_local
 from mpicomp import RandomK, ScaleCom, TrueTopK
-from mpicomp.feedback.memory import join_runs, lay_out
+from mpicomp.feedback.chunk_parts import join_runs, lay_out
 from tests.fake_device import FakeArray, FakeDevice
 from tests.unit.kernels.gpu import on_device
 
@@ -42,13 +42,13 @@ def test_results_and_states_are_those_of_the_cpu(
     if pieces:
         monkeypatch.setattr("mpicomp.reducers.choosers.BRIEF_ELEMENTS", 0)
         monkeypatch.setattr("mpicomp.reducers.shared_indices.BRIEF_ELEMENTS", 0)
-        monkeypatch.setattr("mpicomp.feedback.memory.PART_ELEMENTS", 128)
+        monkeypatch.setattr("mpicomp.feedback.chunk_parts.PART_ELEMENTS", 128)
     on_device.assert_same_as_on_cpu(method, n, dtype, lengths)
 
 
 def test_ranks_with_workers_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpicomp.reducers.choosers.BRIEF_ELEMENTS", 0)
-    monkeypatch.setattr("mpicomp.feedback.memory.PART_ELEMENTS", 64)
+    monkeypatch.setattr("mpicomp.feedback.chunk_parts.PART_ELEMENTS", 64)
 
     def take(comm: Communicator) -> Any:
         method = ScaleCom(5, chunk=20)
@@ -148,7 +148,7 @@ def test_large_numbers_are_sent_and_their_overflow_is_told_as_on_the_cpu(method:
 
 
 def test_parts_are_joined_where_chunks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpicomp.feedback.memory.PART_ELEMENTS", 80)
+    monkeypatch.setattr("mpicomp.feedback.chunk_parts.PART_ELEMENTS", 80)
     parts = lay_out([90, 320, 120, 80], [10, 10, 10, 20], 40)
     assert len(parts) == 2 + 4 + 2 + 1
     runs = [(run.start, run.stop, run.keep, run.first, run.last) for run in join_runs(parts)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from apps.performance.gpu_blocks import scale_rows, whole_blocks
-from mpicomp.kernels.gpu.sign import add_and_clear_blocks, encode_blocks, subtract_blocks
+from mpicomp.kernels.gpu.sign_blocks import add_and_clear_blocks, encode_blocks, subtract_blocks
 
 
 def encode(

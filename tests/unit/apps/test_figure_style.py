@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpicomp.cli.figure_style import LOOKS, OTHERS, known_look, looks_of
+from apps.figure_style import FAINT, INK, LOOKS, OTHERS, known_look, looks_of
+from mpicomp.cli.demo import picture
 
 FAMILIES = (
     ("dense", "marsit", "open mpi", "gloo"),
@@ -59,6 +60,11 @@ def test_the_longest_name_counts() -> None:
     assert known_look("Marsit, one winner") != known_look("Marsit")
     assert known_look("dense, every 8 local steps") == LOOKS["local steps"]
     assert known_look("K = 100") is None
+
+
+def test_the_picture_of_the_demo_has_the_colours_of_the_figures() -> None:
+    assert {name: LOOKS[name.lower()].color for name in picture.COLORS} == picture.COLORS
+    assert (picture.INK, picture.FAINT) == (INK, FAINT)
 
 
 @pytest.mark.parametrize("eye", EYES)
