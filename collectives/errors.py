@@ -244,6 +244,32 @@ def reword(error: Exception, text: str) -> Exception:
     return kind(text)
 
 
+def refusal(error: Exception, text: str) -> Exception:
+    """Return an error of the same type with another text, by which a rank refuses a call.
+
+    The error of a signal handler, which says nothing about the call that it has interrupted, is raised as it is, also
+    where a function has taken it for an error of another library.
+    """
+    for one in (error, error.__cause__):
+        if one is not None and is_of_handler(one):
+            raise one
+    return reword(error, text)
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return True if a signal handler has raised the error: a function with the frame that it interrupts as argument.
+
+    Functions of users' objects and of other libraries raise anything, so that the type of an error does not tell.
+    """
+    trace = error.__traceback__
+    while trace is not None and (following := trace.tb_next) is not None:
+        for one in following.tb_frame.f_locals.values():
+            if one is trace.tb_frame or (isinstance(one, tuple) and any(part is trace.tb_frame for part in one)):
+                return True
+        trace = following
+    return False
+
+
 # An MPI library that cannot be loaded ---------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from collectives.arrays import gpu_mpi
 from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
 from collectives.emulation.slow_link import link_of, linked_node, slow_down, validate_link
-from collectives.errors import LauncherMismatch, NotARank, marked, reword
+from collectives.errors import LauncherMismatch, NotARank, marked, refusal
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import GroupOptions, refuse
 from collectives.losses import Losses
@@ -89,8 +89,9 @@ def validate_arguments(
             partial(with_checksums, checks=checks), partial(slow_down, link=own_link),
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
+        found = refusal(error, f"rank {parent.rank} of {parent.size}: {error}")
         refuse(parent)
-        raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
+        raise marked(found) from None
 
 
 def _require_whole_job(parent: MPI.Comm, alone: bool) -> None:

@@ -26,7 +26,7 @@ from collectives.dense.broadcast_gather import (
     gather_sizes,
     is_long,
 )
-from collectives.errors import reword
+from collectives.errors import is_of_handler, refusal
 from collectives.execution.handle import Call, Steps, keep_uncompiled
 from collectives.execution.staged import stage
 from collectives.execution.traffic import Traffic
@@ -60,7 +60,7 @@ def validate_array(comm: Group, x: Array, call: str, allowed: tuple[str, ...], c
     try:
         return flat(x, allowed, crosses)
     except (TypeError, ValueError, MemoryError) as error:
-        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
+        comm.reject(refusal(error, f"{comm.here}, {call}: {error}"), call)
 
 
 def validate_sum(comm: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
@@ -88,7 +88,7 @@ def allocate_like(comm: Group, x: Array, call: str, shape: tuple[int, ...] | Non
     try:
         return empty_like(x, shape)
     except (TypeError, MemoryError) as error:
-        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
+        comm.reject(refusal(error, f"{comm.here}, {call}: {error}"), call)
 
 
 def validate_operation(comm: Group, op: object) -> str:
@@ -355,7 +355,9 @@ def _pickle(comm: Group, obj: object, name: str) -> Bytes:
     """Return the object's bytes, read-only; raises on every rank if it cannot be pickled."""
     try:
         return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
-    except Exception as error:  # noqa: BLE001 - objects define how they are pickled
+    except Exception as error:  # objects define how they are pickled
+        if is_of_handler(error):
+            raise
         problem = f"a {type(obj).__name__} cannot be pickled ({type(error).__name__}: {one_line(error)})"
         _refuse(comm, name, f"{problem}; send plain data that it can be made of", TypeError)
 
@@ -365,7 +367,9 @@ def _unpickle(comm: Group, payloads: list[Bytes], name: str) -> list[Any]:
     read = f"{name}, unpickled"
     try:
         objects = [pickle.loads(payload.data) for payload in payloads]
-    except Exception as error:  # noqa: BLE001 - of modules that are missing here, and of any code that objects run
+    except Exception as error:  # of modules that are missing here, and of any code that objects run
+        if is_of_handler(error):
+            raise
         problem = f"an object cannot be unpickled here ({type(error).__name__}: {one_line(error)})"
         cure = "every rank must have the modules that define it"
         comm.reject(TypeError(f"{comm.here}, {name}: {problem}; {cure}"), read)

@@ -13,7 +13,7 @@ from collectives.arrays.elements import Combine, add
 from collectives.consistency.call_check import CallCheck, most_bytes
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, reword
+from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, refusal
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.observer import Observer
 from collectives.execution.recovery import Recovery
@@ -289,7 +289,7 @@ class Group(metaclass=Listed):
         try:
             yield
         except kinds as error:
-            self.reject(reword(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
+            self.reject(refusal(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
 
     def given_up(self) -> bool:
         """Return whether another rank has given the communicator up."""
