@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from operator import index
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -139,11 +138,9 @@ class Grid:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         for comm in self._along.values():
-            comm.__exit__(kind, error, traceback)
+            comm.__exit__(kind, error, *rest)
 
     def __repr__(self) -> str:
         places = ", ".join(f"{axis}={place} of {self.shape[axis]}" for axis, place in self.coordinates.items())

@@ -164,7 +164,7 @@ class CallCheck:
         )
         call.mismatch = mine
         # if one rank cannot use the communicator any more, no rank can
-        closes = not call.group.ending.tolerates_mismatch(call)
+        closes = not call.outlasts_mismatch
         description = mine.wire if isinstance(mine, Description) else mine
         message = np.frombuffer(description.encode() + CLOSES * closes, np.uint8)
         others = [rank for rank in range(comm.size) if rank != comm.rank]

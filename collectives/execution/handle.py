@@ -237,6 +237,15 @@ class Call(Backoff):
         """True if no other call of the communicator is in flight."""
         return len(self.group.calls.ordered) == 1
 
+    @property
+    def outlasts_mismatch(self) -> bool:
+        """True if this rank could go on with the communicator after a mismatch in this call.
+
+        A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
+        call in the background raises, the ranks may have begun different calls since.
+        """
+        return self.is_pairwise or not self.background or self.group.calls.ordered == [self]
+
     def standstill_s(self, rest: bool) -> float:
         """Return the shortest stall among calls that may have to end first; they have timeouts of their own."""
         # A busy call whose waiting does not drive this one is interrupted, and cannot end before this one.

@@ -77,19 +77,11 @@ class Ending:
                 (call.caller or call.thread).mismatch = call
             calls.unseen_mismatch = call if call.background and is_alone else None  # other calls would raise it too
             # A call that was begun while the ranks exchanged descriptions may wait for ranks that do not make it.
-            if not error.closes and self.tolerates_mismatch(call):
+            if not error.closes and call.outlasts_mismatch:
                 return error  # raised here and now, with nothing of the call in flight
         if isinstance(error, DamagedMessage) and not self._missing.damage:  # found here, where the call is not known
             error = DamagedMessage(f"{call.name()}: {error}")
         return self.abort(error, call)
-
-    def tolerates_mismatch(self, call: Call) -> bool:
-        """Return True if this rank could go on with the communicator after a mismatch in this call.
-
-        A blocking call raises here and now, and a caller of other calls in flight can still wait for these. Where a
-        call in the background raises, the ranks may have begun different calls since.
-        """
-        return call.is_pairwise or not call.background or self._calls.ordered == [call]
 
     def abort(self, error: BaseException, *alive: object) -> BaseException:
         """Reject further calls, and end those in flight; keep the owners of all buffers for ever, as MPI may use them.
