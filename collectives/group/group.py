@@ -112,8 +112,7 @@ class Group(metaclass=Listed):
         self.traffic = Traffic()
         if options.observe is not None:
             with self.exchange():
-                link = "" if self.link is None else str(self.link)
-                self.observer = options.observe(self.mpi_comm, self.timeout, link, self.close)
+                self.observer = options.observe(self.mpi_comm, self.timeout, options.link_text, self.close)
             self.ending.observer = self.observer
         self.losses.watch()
 
@@ -124,12 +123,12 @@ class Group(metaclass=Listed):
             if found.damage:
                 raise DamagedMessage(found.damage)
             try:
-                network = opening.agree_on_network(self.mpi_comm, options.network, self.timeout)
+                known = opening.agree_on_network(self.mpi_comm, options.network, self.timeout)
             except ValueError:
                 self.close()
                 raise
             eager = SHARED_PIECE_BYTES if self.one_node else opening.eager_piece_bytes(self.mpi_comm, self.timeout)
-        self.routes = Routes(self.rank, self.size, self.topology, network, options.piece_bytes, eager, self.link)
+        self.routes = Routes(self.rank, self.size, self.topology, known, options.piece_bytes, eager, options.link_text)
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""
