@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from collectives.errors import PeerFailure
-from collectives.process_end import (
-    expect_deaths,
-    fail_at_end,
-    leave_without_finalizing,
-    meet_at_end,
-    say_farewell,
-)
+from collectives.exit_without_mpi import expect_deaths, fail_at_end, leave_without_finalizing
+from collectives.process_end import meet_at_end, say_farewell
 from collectives.recovery.answers import watch
 from collectives.recovery.arguments import validate_on_failure, validate_spares
 from collectives.recovery.fault_tolerance import (

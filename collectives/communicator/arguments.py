@@ -12,6 +12,7 @@ from typing import cast
 from mpi4py import MPI
 
 from collectives import launcher
+from collectives.abort_hook import install_unless_attended
 from collectives.arrays import gpu_mpi
 from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
@@ -21,7 +22,6 @@ from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import GroupOptions, refuse
 from collectives.losses import validate_losses
 from collectives.nodes.layout import validate_ranks_per_node
-from collectives.process_end import install_unless_attended
 from collectives.recovery.arguments import validate_copies
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
