@@ -20,7 +20,8 @@ from collectives.execution.recovery import Recovery
 from collectives.execution.traffic import Traffic
 from collectives.group import opening
 from collectives.group.calls import Calls, await_request
-from collectives.group.ending import Ending, close
+from collectives.group.closing import close
+from collectives.group.ending import Ending
 from collectives.group.opening import Duplicate, GroupOptions
 from collectives.group.routes import Routes
 from collectives.group.users import Users
