@@ -17,7 +17,7 @@ from apps.faults.fault import Fault, Kind, Phase
 from apps.faults.full_disk import full_disk, replaced
 from apps.faults.messages import WatchedComm
 from collectives import atomic_file
-from collectives.consistency.call_check import rounds_of
+from collectives.consistency.recursive_doubling import rounds_of
 from collectives.execution.handle import Call, Steps
 from collectives.recovery.regroup import Regroup, is_settled
 from mpicomp.aggregator.base import Aggregator

@@ -19,9 +19,10 @@ from collectives.checksum import digest
 from collectives.checksums.checked_messages import compare_seal, seal_message
 from collectives.communicator import exchanges
 from collectives.communicator.point_to_point import read_header
-from collectives.consistency.call_check import CLOSES, RecursiveDoubling, read_description
+from collectives.consistency.call_check import CLOSES, read_description
 from collectives.consistency.descriptions import Description, difference
 from collectives.consistency.missing_ranks import MissingRanks
+from collectives.consistency.recursive_doubling import RecursiveDoubling
 from collectives.errors import CollectiveMismatch, DamagedMessage
 from mpicomp.codecs import RowQuantizer
 from mpicomp.pipeline.activations import Deltas

@@ -10,9 +10,10 @@ from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes
 from collectives.arrays.elements import Combine, add
-from collectives.consistency.call_check import CallCheck, most_bytes
+from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
+from collectives.consistency.recursive_doubling import most_bytes
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, refusal
 from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.observer import Observer
