@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from collectives.annotations import Array, Kept
 from collectives.arrays.vectors import Flat
-from collectives.communicator import arguments, exchanges, other_names, point_to_point, splitting, stopping
-from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
+from collectives.communicator import arguments, exchanges, objects, other_names, point_to_point, splitting, stopping
 from collectives.communicator.nodes import Nodes, open_nodes
+from collectives.communicator.operands import NUMBERS, validate_operation, validate_sum
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
@@ -422,7 +422,7 @@ class Communicator(Group):
     # Exchanges and messages: functions that take the communicator -----------------------------------------------------
 
     broadcast, allgather, barrier = exchanges.broadcast, exchanges.allgather, exchanges.barrier
-    broadcast_object, allgather_object = exchanges.broadcast_object, exchanges.allgather_object
+    broadcast_object, allgather_object = objects.broadcast_object, objects.allgather_object
     stop_requested = stopping.stop_requested
     admit = admit
     send, recv, isend, irecv = point_to_point.send, point_to_point.recv, point_to_point.isend, point_to_point.irecv

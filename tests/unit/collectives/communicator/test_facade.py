@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
-from collectives.communicator import exchanges
+from collectives.communicator import operands
 from collectives.group.group import Group
 from tests.documents import PROJECT, inline_code, prose
 from tests.interruptions import interrupted_by
@@ -116,7 +116,7 @@ def test_an_exception_of_a_signal_handler_is_not_taken_for_a_lack_of_memory(monk
     def interrupt(*_: object) -> None:
         raise RuntimeError("of a handler")
 
-    monkeypatch.setattr(exchanges, "empty_like", interrupt)
+    monkeypatch.setattr(operands, "empty_like", interrupt)
     with Communicator() as comm, pytest.raises(RuntimeError, match=r"^of a handler$"):
         comm.allreduce(np.ones(3))
 
