@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives import transports
 from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.checksum import digest
 from collectives.errors import DamagedMessage
@@ -108,7 +109,7 @@ class CheckedComm(Wrapper):
 
     def Iallgatherv(self, source: Any, landing: Any) -> Testable:
         """Gather buffers of different lengths, and their checksums."""
-        counts = np.asarray(landing[1]) * _itemsize(landing)
+        counts = np.asarray(landing[1]) * transports.itemsize_of(landing)
         return self._gathered(self._comm.Iallgatherv(source, landing), source, memory_of(landing), counts)
 
     def _gathered(self, request: Any, source: Any, landing: Bytes | None, counts: AnyArray) -> Testable:
@@ -234,16 +235,8 @@ def compare_seal(memory: Bytes | None, seal: AnyArray, here: str, sender: int) -
 
 def memory_of(buffer: Any) -> Bytes | None:
     """Return the bytes of a buffer as mpi4py takes it; None if this process cannot read them."""
-    if isinstance(buffer, np.ndarray):
-        return buffer.reshape(-1).view(np.uint8)
-    memory, count = buffer[0], buffer[1]
-    if not isinstance(memory, np.ndarray):
-        return None
-    return memory.reshape(-1).view(np.uint8)[: int(np.sum(count)) * _itemsize(buffer)]
-
-
-def _itemsize(buffer: Any) -> int:
-    return int(buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize)
+    memory = buffer if isinstance(buffer, np.ndarray) else buffer[0]
+    return transports.memory_of(buffer) if isinstance(memory, np.ndarray) else None
 
 
 def _start(request: Any) -> Any:

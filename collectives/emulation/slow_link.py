@@ -28,7 +28,7 @@ from collectives.consistency.part_ranks import ranks_in
 from collectives.cost.rate import EmulatedLink
 from collectives.emulation.link_clock import IN, OUT, LinkClock, share_clock
 from collectives.nodes.layout import NodeLabel
-from collectives.transports import Wrapper
+from collectives.transports import Wrapper, nbytes_of
 
 SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP over Ethernet: 14 of Ethernet, 20 of IP, 32 of TCP
 SAMPLE_BYTES = 1 << 22
@@ -244,7 +244,7 @@ class SlowComm(Wrapper):
         """Post a message."""
         if self._passes_by(dest):
             return HeldReceive(self._link, self._comm.Isend(buffer, dest, tag), _at_once)
-        send = HeldSend(self._link, _nbytes(buffer), lambda: self._comm.Isend(buffer, dest, tag))
+        send = HeldSend(self._link, nbytes_of(buffer), lambda: self._comm.Isend(buffer, dest, tag))
         send.Start()
         return send
 
@@ -253,7 +253,7 @@ class SlowComm(Wrapper):
         request = self._comm.Send_init(buffer, dest, tag)
         if self._passes_by(dest):
             return HeldReceive(self._link, request, _at_once)
-        return HeldSend(self._link, _nbytes(buffer), request.Start, request)
+        return HeldSend(self._link, nbytes_of(buffer), request.Start, request)
 
     def Irecv(self, buffer: Any, source: int, tag: int) -> HeldReceive:
         """Receive a message."""
@@ -289,7 +289,7 @@ class SlowComm(Wrapper):
 
     def Ibcast(self, buffer: Any, root: int) -> HeldReceive:
         """Send the root's buffer to all ranks."""
-        return self._after(self._comm.Ibcast(buffer, root), _nbytes(buffer))
+        return self._after(self._comm.Ibcast(buffer, root), nbytes_of(buffer))
 
     def Iallgather(self, source: Any, landing: Any) -> HeldReceive:
         """Gather the buffers of all ranks."""
@@ -300,15 +300,15 @@ class SlowComm(Wrapper):
         return self._after(self._comm.Iallgatherv(source, landing), *self._gathered(source, landing))
 
     def _gathered(self, source: Any, landing: Any) -> tuple[int, int]:
-        return _nbytes(landing) - _nbytes(source), self._n_nodes - 1
+        return nbytes_of(landing) - nbytes_of(source), self._n_nodes - 1
 
     def Ialltoallv(self, source: Any, landing: Any) -> HeldReceive:
         """Send a part of the buffer to each rank."""
-        return self._after(self._comm.Ialltoallv(source, landing), _nbytes(landing) * self._n_here)
+        return self._after(self._comm.Ialltoallv(source, landing), nbytes_of(landing) * self._n_here)
 
     def Iallreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> HeldReceive:
         """Sum the buffers of all ranks."""
-        nbytes = 2 * _nbytes(landing) * (self.size - 1) / self.size
+        nbytes = 2 * nbytes_of(landing) * (self.size - 1) / self.size
         return self._after(self._comm.Iallreduce(source, landing, op), nbytes, 2 * (self._n_nodes - 1))
 
     def Allreduce(self, source: Any, landing: Any, op: MPI.Op = MPI.SUM) -> None:
@@ -346,14 +346,6 @@ def linked_node(comm: Any, link: EmulatedLink | None) -> NodeLabel | None:
     if link is not None:
         return NodeLabel(comm.rank)
     return None if link_of(comm) is None else NodeLabel(comm.node)
-
-
-def _nbytes(buffer: Any) -> int:
-    """Return the bytes of a buffer as mpi4py takes it: an array, or a list of an array, a count and perhaps a type."""
-    if isinstance(buffer, np.ndarray):
-        return buffer.nbytes
-    itemsize = buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize
-    return int(np.sum(buffer[1])) * int(itemsize)
 
 
 def _at_once(status: MPI.Status) -> float:
