@@ -16,7 +16,7 @@ from collectives.abort_hook import install_unless_attended
 from collectives.arrays import gpu_mpi
 from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
-from collectives.emulation.slow_link import link_of, linked_node, slow_down, validate_link
+from collectives.emulation.slow_comm import link_of, linked_node, slow_down, validate_link
 from collectives.errors import LauncherMismatch, NotARank, marked, refusal
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import GroupOptions, refuse
