@@ -13,7 +13,7 @@ from collectives.execution.program import Program
 
 if TYPE_CHECKING:
     from collectives.execution.handle import Call, Steps
-    from collectives.execution.workers import PieceWork
+    from collectives.execution.jobs import PieceWork
 
 
 class Observer(Protocol):

@@ -19,12 +19,12 @@ from mpi4py import MPI
 from collectives.annotations import Testable
 from collectives.errors import PeerFailure
 from collectives.execution.handle import Call, Steps
+from collectives.execution.jobs import Jobs
 from collectives.execution.payload import MergedPayload, MessageStarter, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
 from collectives.execution.requests import Cache, Requests
 from collectives.execution.stepwise import StepwiseExecution
 from collectives.execution.traffic import Traffic
-from collectives.execution.workers import Jobs
 
 
 def runs_stepwise(program: Program, payload: Payload) -> bool:

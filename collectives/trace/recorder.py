@@ -24,9 +24,9 @@ from collectives.trace.runs import END, Labels, TracedPayload, TracedRequests, f
 
 if TYPE_CHECKING:
     from collectives.execution.handle import Call, Steps
+    from collectives.execution.jobs import PieceWork
     from collectives.execution.payload import MessageStarter, Payload
     from collectives.execution.program import Program
-    from collectives.execution.workers import PieceWork
 
 TAG = tags.CLOCKS.start
 ROUNDS = 48
