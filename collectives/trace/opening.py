@@ -13,8 +13,9 @@ from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_texts
 from collectives.progress.polling import wait
+from collectives.trace.clocks import compare_clocks
 from collectives.trace.flight_recorder import RecordedGroup, recorder_here
-from collectives.trace.recorder import Trace, compare_clocks
+from collectives.trace.recorder import Trace
 
 if TYPE_CHECKING:
     from collectives.group.calls import Calls

@@ -13,7 +13,8 @@ from collectives.execution.program import Message, Program
 from collectives.execution.workers import worker_number
 
 if TYPE_CHECKING:
-    from collectives.trace.recorder import Event, Trace
+    from collectives.trace.event_format import Event
+    from collectives.trace.recorder import Trace
 
 END = 3  # index of an event
 
