@@ -19,7 +19,8 @@ from apps.faults.messages import WatchedComm
 from collectives import atomic_file
 from collectives.consistency.recursive_doubling import rounds_of
 from collectives.execution.handle import Call, Steps
-from collectives.recovery.regroup import Regroup, is_settled
+from collectives.recovery.commit_rule import is_settled
+from collectives.recovery.regroup import Regroup
 from mpicomp.aggregator.base import Aggregator
 
 

@@ -17,6 +17,7 @@ from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
 from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
+from collectives.execution.recovery import from_copy
 from collectives.execution.traffic import Traffic
 from collectives.group.group import Group
 from collectives.nodes.layout import NodeLabel, NodeLayout
@@ -414,7 +415,7 @@ class Communicator(Group):
             return dense.sum_arrays(self, call, source, target, op, traffic, mark, background=background)
 
         if self.recovery is not None:
-            call.remake = self.recovery.from_copy(source, target, steps)
+            call.remake = from_copy(source, target, steps)
         return steps()
 
     dense_steps, mean_of_arrays = dense.dense_steps, dense.mean_of_arrays

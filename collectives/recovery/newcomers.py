@@ -31,8 +31,8 @@ from collectives.errors import DamagedMessage, PeerFailure
 from collectives.execution.handle import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from collectives.recovery.fault_tolerance import agree, failed_ranks, may_repeat, revoke
-from collectives.recovery.regroup import SavedUser, names_in_all
 from collectives.recovery.state_transfer import pack, transfer, unpack
+from collectives.recovery.survivors import SavedUser, names_in_all, renew_all
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -218,9 +218,11 @@ class Newcomers:
         with regroup.active():
             start, here = time.perf_counter(), comm.here
             regroup.on_death()
-            saved = None if self.is_spare else regroup.save_users()
+            saved = None if self.is_spare else regroup.survivors.save()
             names, place = [one.name for one in saved or ()], -1 if self.is_spare else comm.rank
-            admission = _Admission(comm, regroup, transfer, _View(self._number, place, names, regroup.n_joined), saved)
+            admission = _Admission(
+                comm, regroup, transfer, _View(self._number, place, names, regroup.survivors.n_joined), saved
+            )
             revoke(self._pool)
             self._pool = self._agreed(admission)
         if admission.damage:
@@ -356,7 +358,7 @@ class _Admission:
             self._regroup.members = numbers
             self._comm.renew(self.new, numbers, layouts)
             n_joined = min(self.views[rank].n_joined for rank in self.members)
-            self._regroup.renew_users(self._saved, self._users_of_all(), n_joined, tuple(range(len(self.members))))
+            renew_all(self._saved, self._users_of_all(), n_joined, tuple(range(len(self.members))))
 
     def _users_of_all(self) -> set[str]:
         """Return the names of users that all members have."""
@@ -380,7 +382,7 @@ class _Admission:
             (state, users, shared, counters), _ = sent[0]
             _adopt(comm, shared)
             self._transfer.load(state, [each for _, each in sent])
-            own = regroup.save_users()
+            own = regroup.survivors.save()
             here, there = [one.name for one in own], [name for name, _ in users]
             if here != there:
                 pairs = [*zip(here, there, strict=False)]
