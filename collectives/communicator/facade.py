@@ -412,13 +412,13 @@ class Communicator(Group):
 
         def steps() -> Steps:
             call.is_compared = dense.is_small(self, source.values, source.dtype)
-            return dense.sum_arrays(self, call, source, target, op, traffic, mark, background=background)
+            return self.sum_arrays(call, source, target, op, traffic, mark, background=background)
 
         if self.recovery is not None:
             call.remake = from_copy(source, target, steps)
         return steps()
 
-    dense_steps, mean_of_arrays = dense.dense_steps, dense.mean_of_arrays
+    dense_steps, sum_arrays = dense.dense_steps, dense.sum_arrays
 
     # Exchanges and messages: functions that take the communicator -----------------------------------------------------
 
