@@ -104,7 +104,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
     others = "collectives" if name in collectives.__all__ else "mpicomp.algorithms"
-    with import_module("collectives.errors").explaining_mpi():
+    with import_module("collectives.missing_mpi").explaining_mpi():
         return getattr(import_module(_HOMES.get(name, others)), name)
 
 
