@@ -16,9 +16,10 @@ from collectives.communicator.operands import NUMBERS, validate_operation, valid
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
+from collectives.execution.handle import Call, Handle, Steps
 from collectives.execution.recovery import from_copy
 from collectives.execution.traffic import Traffic
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.group import Group
 from collectives.nodes.layout import NodeLabel, NodeLayout
 from collectives.recovery.fault_tolerance import repeat_after_deaths

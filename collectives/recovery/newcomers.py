@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import DamagedMessage
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import list_ranks
 from collectives.recovery.admission import Admission, GetState, PoolReport, StateTransfer
 from collectives.recovery.fault_tolerance import failed_ranks, revoke

@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import Description, fingerprint
 from collectives.errors import CollectiveMismatch
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import list_ranks, one_line
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.caller_modes import in_own_mode

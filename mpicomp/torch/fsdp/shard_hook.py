@@ -22,7 +22,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.algorithms import PerNode

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from collectives import CollectiveTimeout, Communicator, CommunicatorClosed
 from collectives.consistency.descriptions import fingerprint
-from collectives.execution.handle import keep_methods_uncompiled
+from collectives.execution.uncompiled import keep_methods_uncompiled
 from collectives.quoting import list_ranks
 from mpicomp.torch.process_group import collective
 from mpicomp.torch.process_group.collective import Collective, Operands
