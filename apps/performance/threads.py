@@ -17,7 +17,7 @@ import numpy as np
 from apps.performance.part import MS, Part, Row, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.jobs import in_parts
 from collectives.execution.traffic import Traffic
 from mpicomp import (

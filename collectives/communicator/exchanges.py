@@ -13,7 +13,7 @@ from collectives.arrays.vectors import is_read_only
 from collectives.communicator.operands import allocate_like, refuse_call, require_root, validate_array
 from collectives.consistency.descriptions import fingerprint
 from collectives.dense.broadcast_gather import all_gather_rows, broadcast_chain, broadcast_steps, is_long
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.staged import stage
 from collectives.execution.traffic import Traffic
 from collectives.execution.uncompiled import keep_uncompiled

@@ -16,7 +16,8 @@ from collectives.communicator.operands import NUMBERS, validate_operation, valid
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.call import Call, Steps
+from collectives.execution.handle import Handle
 from collectives.execution.recovery import from_copy
 from collectives.execution.traffic import Traffic
 from collectives.execution.uncompiled import keep_uncompiled

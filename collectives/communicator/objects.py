@@ -15,7 +15,7 @@ from collectives.communicator.operands import refuse_call, require_root
 from collectives.consistency.descriptions import fingerprint
 from collectives.dense.broadcast_gather import broadcast_payload, gather_payloads, gather_sizes
 from collectives.errors import is_of_handler
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import one_line
 

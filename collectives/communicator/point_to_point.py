@@ -17,7 +17,8 @@ from collectives.annotations import Array, Bytes, Kept, SupportsDLPack
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
 from collectives.errors import CollectiveMismatch, refusal
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.call import Call, Steps
+from collectives.execution.handle import Handle
 from collectives.execution.staged import stage
 from collectives.progress.polling import wait
 from collectives.tags import BETWEEN_TWO_RANKS, LARGEST_OF_USERS

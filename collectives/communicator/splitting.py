@@ -14,7 +14,7 @@ from collectives.annotations import Indices
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.part_ranks import require_ranks
 from collectives.errors import RanksLost
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.process_end import forget_endings
 from collectives.progress.polling import wait
 from collectives.recovery.parts import count_ranks

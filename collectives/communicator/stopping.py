@@ -21,7 +21,7 @@ import numpy as np
 from collectives.arrays.elements import COMBINE
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import refusal
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.progress.main_thread import NotMainThread, run_in_main_thread
 from collectives.trace.flight_recorder import write_all

@@ -20,7 +20,7 @@ from collectives.consistency.descriptions import MARK_BITS, Description, differe
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import DIFFERENT, RecursiveDoubling, rounds_of
 from collectives.errors import CollectiveMismatch
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import until
 from collectives.quoting import list_ranks

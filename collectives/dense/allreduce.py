@@ -15,7 +15,7 @@ from collectives.arrays.vectors import Flat, crossing
 from collectives.dense.device_sum import are_on_one_device, copy_on_device, sum_on_device
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.errors import CollectiveMismatch, OutOfMemory
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.execution.staged import stage

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from collectives.annotations import Testable
 from collectives.arrays import Queued
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.staged import leave_queued
 from collectives.execution.traffic import Traffic
 from collectives.execution.workers import Task, Workers

@@ -9,7 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collectives.arrays.vectors import Flat
-    from collectives.execution.handle import Call, Steps
+    from collectives.execution.call import Call, Steps
 
 _Made = TypeVar("_Made")
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.errors import PeerFailure
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.group.ending import CLOSED
 from collectives.progress.polling import until
 from collectives.states import State

@@ -23,7 +23,7 @@ from collectives.errors import (
     PeerFailure,
     RanksLost,
 )
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.observer import Observer
 from collectives.execution.workers import Workers
 from collectives.group.calls import Calls

@@ -15,7 +15,8 @@ from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import most_bytes
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, refusal
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.call import Call, Steps
+from collectives.execution.handle import Handle
 from collectives.execution.observer import Observer
 from collectives.execution.recovery import Recovery
 from collectives.execution.traffic import Traffic

@@ -22,7 +22,7 @@ from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, PeerFailure
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call
+    from collectives.execution.call import Call
     from collectives.execution.observer import Observer
 
 POLLS = 16  # tests of a request in a row if there is no other call to advance

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpi4py import MPI
 
 from collectives.errors import CollectiveMismatch, NonFiniteGradient, RanksLost
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.progress.polling import keep_alive, until
 from collectives.recovery.farewell import barrier
 from collectives.recovery.fault_tolerance import reports_death

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collectives.errors import CollectiveTimeout, DamagedMessage
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.progress.polling import SLEEP_S
 from collectives.progress.thread import is_supported
 from collectives.recovery.answers import answering

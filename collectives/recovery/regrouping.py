@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_objects
 from collectives.errors import DamagedMessage, PeerFailure
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.quoting import list_ranks
 from collectives.recovery.commit_rule import CallReport, raising
 from collectives.recovery.fault_tolerance import agree, may_repeat, revoke

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from collectives.quoting import one_line
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call
+    from collectives.execution.call import Call
     from collectives.trace.flight_recorder import RecordedGroup
 
 FORMAT = 1

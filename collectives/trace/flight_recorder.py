@@ -38,7 +38,7 @@ from collectives.quoting import one_line
 from collectives.trace.flight_file import COMPARED, ENDED, ERROR, Record, content_of
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call
+    from collectives.execution.call import Call
     from collectives.group.calls import Calls
 
 FOLDER = "MPICOMP_FLIGHT_DIR"

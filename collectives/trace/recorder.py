@@ -20,7 +20,7 @@ from collectives.trace.event_format import ARGS, Event, parts_of
 from collectives.trace.runs import END, Labels, TracedPayload, TracedRequests, find_labels, record_work
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call, Steps
+    from collectives.execution.call import Call, Steps
     from collectives.execution.jobs import PieceWork
     from collectives.execution.payload import MessageStarter, Payload
     from collectives.execution.program import Program

@@ -13,7 +13,7 @@ from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.vectors import Flat
 from collectives.errors import refusal
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.routes import VERSION
 from collectives.listed_names import Listed

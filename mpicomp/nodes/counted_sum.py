@@ -12,7 +12,7 @@ from collectives.annotations import AnyArray, override
 from collectives.arrays.elements import PAGE
 from collectives.arrays.shared_memory import SharedMemory
 from collectives.communicator.nodes import Nodes
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.quoting import list_ranks
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel

@@ -13,7 +13,7 @@ from collectives.arrays.elements import aligned_empty
 from collectives.arrays.peer_memory import PeerMemory
 from collectives.arrays.shared_memory import SharedMemory
 from collectives.communicator.nodes import Nodes
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.codecs.sign import UNSIGNED

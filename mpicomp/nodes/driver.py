@@ -18,7 +18,7 @@ from collectives import CollectiveMismatch, Communicator, NonFiniteGradient
 from collectives.annotations import Array, FloatArray, override
 from collectives.communicator.nodes import Nodes
 from collectives.consistency.descriptions import fingerprint
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from mpicomp.aggregator.algorithm import Algorithm
 from mpicomp.aggregator.call import CallText, VectorCall
 from mpicomp.aggregator.parts import Driver, Parts

@@ -12,7 +12,7 @@ from collectives.arrays.elements import PAGE
 from collectives.arrays.peer_memory import read_peers
 from collectives.arrays.shared_memory import Gather, share_memory
 from collectives.communicator.nodes import Nodes
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.kernels import of

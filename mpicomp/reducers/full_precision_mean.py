@@ -10,7 +10,7 @@ from collectives.annotations import Array, FloatArray, override
 from collectives.arrays.elements import NARROW
 from collectives.arrays.vectors import Flat, held
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import MessageModel

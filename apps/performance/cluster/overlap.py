@@ -28,7 +28,7 @@ from apps.performance.cluster.targets import render_overlaps
 from apps.performance.cluster.vectors import make_vectors
 from apps.records import Record, read_record
 from collectives import Communicator, Traffic
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message
 from collectives.execution.requests import Cache

@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Ring
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.jobs import in_parts
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.process_end import _open
 from collectives.recovery.regroup import Regroup
 from collectives.recovery.survivors import renew_all
