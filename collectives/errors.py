@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from traceback import walk_tb
 from typing import Self
 
 
@@ -258,10 +260,9 @@ def is_of_handler(error: BaseException) -> bool:
 
     Functions of users' objects and of other libraries raise anything, so that the type of an error does not tell.
     """
-    trace = error.__traceback__
-    while trace is not None and (following := trace.tb_next) is not None:
-        for one in following.tb_frame.f_locals.values():
-            if one is trace.tb_frame or (isinstance(one, tuple) and any(part is trace.tb_frame for part in one)):
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    for outer, inner in pairwise(frames):
+        for one in inner.f_locals.values():
+            if any(part is outer for part in (one if isinstance(one, tuple) else (one,))):
                 return True
-        trace = following
     return False

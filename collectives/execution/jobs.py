@@ -100,7 +100,11 @@ class Jobs:
 
     def are_queued(self, count: int) -> bool:
         """Return True if `count` jobs are left, and a stream may wait for all of them in the host's place."""
-        return len(self._pending) == count and not self._given and all(_is_queued(job) for job in self._pending)
+        return (
+            len(self._pending) == count
+            and not self._given
+            and all(isinstance(job.handle, Queued) for job in self._pending)
+        )
 
     def leave_queued(self, call: Call) -> None:
         """Leave the jobs that are left to the stream that the caller has named."""
@@ -173,10 +177,6 @@ def _do(
         job.error = error
     job.seconds, job.is_over = clock() - start, True
     finished.put(job)
-
-
-def _is_queued(job: _Job) -> bool:
-    return isinstance(job.handle, Queued)
 
 
 def in_parts(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -146,22 +146,22 @@ class Regroup(CommitRule):
             self._regroup()
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Regroup within this block, in which other ranks that regroup other communicators are answered."""
+    def active(self, helps: bool = False) -> Iterator[None]:
+        """Regroup within this block, in which other ranks that regroup other communicators are answered.
+
+        A thread that `helps` answers none: the one that it helps does.
+        """
         self.thread, self.is_active = get_ident(), True
         try:
-            with answering(self):
+            with nullcontext() if helps else answering(self):
                 yield
         finally:
             self.is_active = False
 
     def run_in_helper(self) -> None:
         """Regroup in this thread, while the one that drives the calls regroups another communicator."""
-        self.thread, self.is_active = get_ident(), True
-        try:
+        with self.active(helps=True):
             self._regroup()
-        finally:
-            self.is_active = False
 
     @property
     def is_active_here(self) -> bool:
