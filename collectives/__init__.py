@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from collectives.errors import explaining_mpi
 from collectives.launcher import leave_mpi_uninitialized
+from collectives.missing_mpi import explaining_mpi
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator as Communicator

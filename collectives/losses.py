@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from collectives.errors import PeerFailure
-from collectives.process_end import (
-    expect_deaths,
-    fail_at_end,
-    leave_without_finalizing,
-    meet_at_end,
-    say_farewell,
-)
+from collectives.exit_without_mpi import expect_deaths, fail_at_end, leave_without_finalizing
+from collectives.process_end import meet_at_end, say_farewell
 from collectives.recovery.answers import watch
+from collectives.recovery.arguments import validate_on_failure, validate_spares
 from collectives.recovery.fault_tolerance import (
     ADVICE,
     LONGEST_NOTICE_S,
@@ -149,3 +145,17 @@ class Losses:
         found = PeerFailure(text)
         found.__cause__ = error
         return found
+
+
+def validate_losses(on_failure: str, spares: object, parent: MPI.Comm, others: Mapping[str, object]) -> Losses:
+    """Return the losses of a group with these arguments of `Communicator`, in a communicator `parent` of MPI.
+
+    `others` are arguments that cannot be combined with ranks that wait.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument cannot be used.
+    """
+    regroups = validate_on_failure(on_failure, parent)
+    return Losses(regroups, validate_spares(spares, on_failure, parent, others))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         PeerFailure,
         RanksLost,
     )
-    from collectives.process_end import install_abort_hook
+    from collectives.abort_hook import install_abort_hook
     from collectives.threads.run_local import run_local
     from mpicomp.algorithms import (
         ALGORITHMS,
@@ -84,7 +84,7 @@ _MOST_FRAMES = 4  # between dir() and pydoc, which calls inspect.getmembers
 # All other names are in `collectives` or `mpicomp.algorithms`.
 _HOMES = {
     "help_page": "mpicomp.manual",
-    "install_abort_hook": "collectives.process_end",
+    "install_abort_hook": "collectives.abort_hook",
     "load_state": "mpicomp.state.state_file",
     "redistribute": "mpicomp.state.redistribute",
     "run_local": "collectives.threads.run_local",
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise import_module("mpicomp.other_names").missing(__name__, name, __all__)
     others = "collectives" if name in collectives.__all__ else "mpicomp.algorithms"
-    with import_module("collectives.errors").explaining_mpi():
+    with import_module("collectives.missing_mpi").explaining_mpi():
         return getattr(import_module(_HOMES.get(name, others)), name)
 
 

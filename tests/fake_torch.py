@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from collectives.arrays import MAKERS, Taken
-from collectives.arrays.torch_device import NAMES
+from collectives.arrays.device_lookup import NAMES
 from tests.fake_device import FakeDevice, order_of_test
 
 NAME, KIND = "fake", 12  # DLPack's number of devices that it does not know

@@ -17,9 +17,10 @@ from apps.faults.fault import Fault, Kind, Phase
 from apps.faults.full_disk import full_disk, replaced
 from apps.faults.messages import WatchedComm
 from collectives import atomic_file
-from collectives.consistency.call_check import rounds_of
-from collectives.execution.handle import Call, Steps
-from collectives.recovery.regroup import Regroup, is_settled
+from collectives.consistency.recursive_doubling import rounds_of
+from collectives.execution.call import Call, Steps
+from collectives.recovery.commit_rule import is_settled
+from collectives.recovery.regroup import Regroup
 from mpicomp.aggregator.base import Aggregator
 
 

@@ -17,11 +17,12 @@ from apps.fuzz.target import Target
 from collectives.annotations import Bytes, Testable, override
 from collectives.checksum import digest
 from collectives.checksums.checked_messages import compare_seal, seal_message
-from collectives.communicator import exchanges
+from collectives.communicator import objects
 from collectives.communicator.point_to_point import read_header
-from collectives.consistency.call_check import CLOSES, RecursiveDoubling, read_description
+from collectives.consistency.call_check import CLOSES, read_description
 from collectives.consistency.descriptions import Description, difference
 from collectives.consistency.missing_ranks import MissingRanks
+from collectives.consistency.recursive_doubling import RecursiveDoubling
 from collectives.errors import CollectiveMismatch, DamagedMessage
 from mpicomp.codecs import RowQuantizer
 from mpicomp.pipeline.activations import Deltas
@@ -169,7 +170,7 @@ def _unpickle(content: bytes) -> None:
             pass
 
     with mock.patch.object(pickle, "loads", lambda data: _SafeUnpickler(BytesIO(data)).load()):
-        exchanges._unpickle(Comm(), [np.frombuffer(content, np.uint8)], "allgather_object")  # type: ignore[arg-type]
+        objects._unpickle(Comm(), [np.frombuffer(content, np.uint8)], "allgather_object")  # type: ignore[arg-type]
 
 
 # Pipelines ------------------------------------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ TARGETS = [
            lambda: [struct.pack("<qq", kind, 7) + b"text" * (kind % 2) for kind in range(5)], _receive_question, ()),
     Target("array-headers", "point_to_point.read_header",
            lambda: [b"float32[4, 8]".ljust(96, b"\0"), b"\0" * 96], lambda content: read_header(content), ()),
-    Target("objects", "exchanges._unpickle",
+    Target("objects", "objects._unpickle",
            lambda: [pickle.dumps(one, 5) for one in ({"a": [1, 2.5]}, ("x", None), b"bytes", 1 << 70)],
            _unpickle, (TypeError,)),
     Target("pipeline-layouts", "MessageLayout.from_numbers, from_text, unpack", _layout_seeds, _read_layout,

@@ -12,7 +12,7 @@ from apps.fuzz.scratch import scratch_file
 from apps.fuzz.target import Target
 from apps.performance.cluster.grid import Cluster, parse_size
 from apps.train import options as train_options
-from collectives import launcher, process_end
+from collectives import exit_without_mpi, launcher
 from collectives.arrays.gpu_mpi import verdict
 from collectives.communicator.arguments import timeouts
 from collectives.cost.rate import EmulatedLink, Rate
@@ -116,7 +116,7 @@ def _read_settings(content: bytes) -> None:
     doctor.threads(1, environ, 2, 2.0)
     doctor.obstacles(environ)
     with mock.patch.dict("os.environ", {key: one for key, one in environ.items() if _is_encodable(one)}):
-        process_end._status_after_death()
+        exit_without_mpi.status_after_death()
         verdict.mode()
         timeouts(None, None)
 

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from collectives.arrays import MAKERS, TorchDevice
-from collectives.arrays.torch_device import NAMES
+from collectives.arrays.device_lookup import NAMES
 
 NAME, KIND = "meta", 13  # a number that DLPack does not use
 

@@ -14,7 +14,7 @@ from apps.performance.durations import summary
 from apps.performance.part import US, Column, Part, Row, both, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.observer import History
 from mpicomp.cli.timing import Calls, alternate
 

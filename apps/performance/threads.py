@@ -18,9 +18,9 @@ from apps.performance.durations import summary
 from apps.performance.part import MS, Part, Row, get, in_unit, make_record, vectors
 from apps.records import Record
 from collectives import Communicator
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
+from collectives.execution.jobs import in_parts
 from collectives.execution.traffic import Traffic
-from collectives.execution.workers import in_parts
 from mpicomp import (
     ECQSGD,
     QSGD,

@@ -118,7 +118,7 @@ class Dealer:
         """Go on in an epoch behind as many of its images."""
         self.epoch, self.images = epoch, images
 
-    # Survivor of deaths, see `collectives.recovery.regroup` -----------------------------------------------------------
+    # Survivor of deaths, see `collectives.recovery.survivors` ---------------------------------------------------------
 
     def save(self) -> _State:
         """Return place and shares."""

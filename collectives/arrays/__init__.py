@@ -11,8 +11,10 @@ Arrays of PyTorch, CuPy and JAX are taken by DLPack. PyTorch makes the copies; i
 from __future__ import annotations
 
 from collectives.arrays.device import HOST_DEVICE, Device, DeviceStream, HostDevice, Queued, Taken
+from collectives.arrays.device_lookup import CUDA, MAKERS, device_at, named
 from collectives.arrays.staging import Landed, Place, Staging, after_copy, wait
-from collectives.arrays.torch_device import CUDA, MAKERS, TorchDevice, device_at, named, require_stream
+from collectives.arrays.torch_device import TorchDevice
+from collectives.arrays.torch_events import require_stream
 
 __all__ = [
     "CUDA",

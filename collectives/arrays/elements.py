@@ -90,3 +90,9 @@ def narrow(values: NDArray[np.float32], dtype: str, out: FloatArray) -> None:
     else:
         with np.errstate(over="ignore"):
             np.copyto(out, values, casting="unsafe")
+
+
+def round_in_place(values: NDArray[np.float32], dtype: str, rounded: FloatArray) -> None:
+    """Round float32 values to those of float16 or bfloat16, which are stored in `rounded` too."""
+    narrow(values, dtype, rounded)
+    widen(rounded, dtype, values)

@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA and AMD, by PyTorch: memory, copies and sums; and devices by their numbers in DLPack, and by name."""
+"""GPUs of NVIDIA and AMD, by PyTorch: memory, copies and sums."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from collectives.annotations import Array, Bytes, Tensor, Testable, override
-from collectives.arrays.device import HOST_DEVICE, Device, DeviceStream, Queued, Taken
+from collectives.arrays.device import Device, Queued, Taken
+from collectives.arrays.torch_events import CopyInTurn, Event, QueuedEvent
 
-CPU, CUDA, PINNED, ROCM, ROCM_PINNED = 1, 2, 3, 10, 11  # kinds of devices, by their numbers in DLPack
-HOST = (CPU, PINNED, ROCM_PINNED)
-_making = threading.Lock()  # of devices
-_Event = TypeVar("_Event", bound="Event")
+_Event = TypeVar("_Event", bound=Event)
 OPERATIONS = {"sum": "add", "mean": "add", "min": "minimum", "max": "maximum"}
 """Names in PyTorch of the functions that `collectives.arrays.elements.COMBINE` has for the host."""
 
@@ -240,104 +238,6 @@ def relax_capture(hip: bool) -> None:
         getattr(ctypes.CDLL(library), function)(ctypes.byref(ctypes.c_int(RELAXED)))
 
 
-class Event(Testable):
-    """Work of a device that is under way, until `done()` returns True; `ends` are kept alive until then."""
-
-    __slots__ = ("_done", "_ends")
-
-    def __init__(self, done: Callable[[], bool], ends: object = None) -> None:
-        self._done: Callable[[], bool] | None = done
-        self._ends = ends
-
-    @override
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        done = self._done  # which another thread may set to None
-        if done is not None and not done():
-            return False
-        self._done = self._ends = None
-        return True
-
-
-class QueuedEvent(Event, Queued):
-    """Kernels, or copies to a device, up to an event."""
-
-    __slots__ = ("_call_on", "_event", "device")
-
-    def __init__(self, device: TorchDevice, event: Any, ends: object = None) -> None:
-        # not by `super()`: as often as events are recorded, a call counts
-        self._done, self._ends = partial(device._call_on, None, event.query), ends
-        self.device, self._call_on, self._event = device, device._call_on, event
-
-    @override
-    def block(self, stream: DeviceStream) -> None:
-        self._call_on(None, stream.wait_event, self._event)
-
-
-class CopyInTurn(Queued):
-    """Copy to a device among its kernels: an event is recorded once a caller needs one."""
-
-    __slots__ = ("_done", "_queued", "device")
-
-    def __init__(self, device: TorchDevice) -> None:
-        self.device, self._done = device, device.done
-        self._queued: Queued | None = None
-
-    def _recorded(self) -> Queued:
-        queued = self._queued
-        if queued is None:
-            self._queued = queued = self._done()
-        return queued
-
-    @override
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        return self._recorded().Test()
-
-    @override
-    def block(self, stream: DeviceStream) -> None:
-        self._recorded().block(stream)
-
-
-def require_stream(stream: object) -> DeviceStream:
-    """Return a stream that a result can be handed to.
-
-    Raises
-    ------
-    TypeError
-        It is no stream of PyTorch.
-    ValueError
-        It captures a CUDA graph, which cannot wait for work outside of the graph.
-    """
-    if not callable(getattr(stream, "wait_event", None)):
-        raise TypeError(
-            f"stream is {stream!r}: pass a stream of PyTorch, such as torch.cuda.current_stream(); for one of another "
-            "library, torch.cuda.ExternalStream(its address)"
-        )
-    taken: Any = stream
-    cuda = _torch().cuda
-    if isinstance(taken, cuda.Stream):
-        if _is_current(taken):
-            captures = cuda.is_current_stream_capturing()
-        else:
-            with cuda.stream(taken):
-                captures = cuda.is_current_stream_capturing()
-        if captures:
-            raise ValueError("stream captures a CUDA graph: wait for the call before or after the capture")
-    checked: DeviceStream = taken
-    return checked
-
-
-def _is_current(stream: Any) -> bool:
-    """Return True for the current stream of the current GPU, on which optimizers use their results."""
-    torch = _torch()
-    number_of_current = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    index = getattr(stream, "device_index", None)
-    return bool(
-        number_of_current is not None
-        and index == torch.cuda.current_device()
-        and number_of_current(index) == stream.cuda_stream
-    )
-
-
 @cache
 def _torch() -> Any:
     import torch
@@ -361,68 +261,3 @@ def combine(op: str, held: Tensor, incoming: Tensor, out: Tensor) -> None:
 def divide(vector: Tensor, divisor: Tensor) -> None:
     """Divide in place by a vector of one element. For a number of the host PyTorch multiplies with its reciprocal."""
     _torch().div(vector, divisor, out=vector)
-
-
-# Lookup ---------------------------------------------------------------------------------------------------------------
-
-
-def device_at(kind: int, index: int) -> Device:
-    """Return the device that has these numbers in DLPack.
-
-    Raises
-    ------
-    ValueError
-        There is no way to reach it.
-    """
-    make = MAKERS.get(kind)
-    if make is None:
-        raise ValueError(f"the array is on device {(kind, index)}, which cannot be reached: pass a copy in CPU memory")
-    with _making:  # a cache alone would make two devices for two threads
-        return make(index)
-
-
-def named(name: str) -> Device:
-    """Return the device of a name of PyTorch: ``"cpu"``, ``"cuda"`` (the current one) or ``"cuda:1"``.
-
-    AMD's devices have NVIDIA's names there.
-
-    Raises
-    ------
-    ValueError
-        No device has this name.
-    """
-    if name == "cpu":
-        return HOST_DEVICE
-    kind, _, index = name.partition(":")
-    if kind not in NAMES or not (index or "0").isdecimal():
-        raise ValueError(f"there is no device {name!r}: write 'cpu', 'cuda' or 'cuda:1'")
-    return device_at(NAMES[kind], int(index) if index else _current_index())
-
-
-@cache
-def _torch_device(index: int) -> TorchDevice:
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError(f"the array is on GPU {index}, which takes PyTorch: install it, or pass CPU memory") from error
-    if not torch.cuda.is_available():
-        raise ValueError(f"the array is on GPU {index}, but PyTorch finds none: install its build for the GPU")
-    if index >= torch.cuda.device_count():
-        raise ValueError(f"there is no GPU {index}: PyTorch finds {torch.cuda.device_count()}")
-    return TorchDevice(torch, index)
-
-
-def _current_index() -> int:
-    """Return the index of the GPU that PyTorch calls "cuda"; 0 where it finds no GPU."""
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
-MAKERS: dict[int, Callable[[int], Device]] = {CUDA: _torch_device, ROCM: _torch_device}
-"""Functions that make a device, by kind."""
-
-NAMES = {"cuda": CUDA}
-"""Kinds of devices, by their names in PyTorch."""

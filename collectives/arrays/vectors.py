@@ -13,10 +13,10 @@ import numpy as np
 
 from collectives.annotations import AnyArray, Array, Bytes, Tensor
 from collectives.arrays.device import Device, Taken
+from collectives.arrays.device_lookup import HOST, device_at
 from collectives.arrays.dlpack import device_numbers, exported, require_values
 from collectives.arrays.elements import COPIED, FLOATS, dtype_name, storage
 from collectives.arrays.staging import Place, Staging
-from collectives.arrays.torch_device import HOST, device_at
 
 
 class Flat(NamedTuple):

@@ -18,11 +18,13 @@ that are not checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives import transports
 from collectives.annotations import AnyArray, Bytes, Testable, override
 from collectives.checksum import digest
 from collectives.errors import DamagedMessage
@@ -61,29 +63,20 @@ class CheckedComm(Wrapper):
 
     def Isend(self, buffer: Any, dest: int, tag: int) -> Testable:
         """Send a message, and its checksum."""
-        return _started(self.Send_init(buffer, dest, tag, persistent=False))
+        return _started(CheckedSend(*_pair(partial(partial, self._comm.Isend), buffer, dest, tag)))
 
-    def Send_init(self, buffer: Any, dest: int, tag: int, persistent: bool = True) -> CheckedSend:
-        """Make a persistent send; otherwise one that is started once."""
-        seal, comm = np.empty(2, _SEALED), self._comm
-        if persistent:
-            starts = comm.Send_init(buffer, dest, tag), comm.Send_init(seal, dest, tag)
-        else:
-            starts = (lambda: comm.Isend(buffer, dest, tag)), (lambda: comm.Isend(seal, dest, tag))
-        return CheckedSend(*starts, memory_of(buffer), seal)
+    def Send_init(self, buffer: Any, dest: int, tag: int) -> CheckedSend:
+        """Make a persistent send."""
+        return CheckedSend(*_pair(self._comm.Send_init, buffer, dest, tag))
 
     def Irecv(self, buffer: Any, source: int, tag: int) -> Testable:
         """Receive a message, and its checksum."""
-        return _started(self.Recv_init(buffer, source, tag, persistent=False))
+        pair = _pair(partial(partial, self._comm.Irecv), buffer, source, tag)
+        return _started(CheckedReceive(*pair, self._here, source))
 
-    def Recv_init(self, buffer: Any, source: int, tag: int, persistent: bool = True) -> CheckedReceive:
-        """Make a persistent receive; otherwise one that is started once."""
-        seal, comm = np.empty(2, _SEALED), self._comm
-        if persistent:
-            starts = comm.Recv_init(buffer, source, tag), comm.Recv_init(seal, source, tag)
-        else:
-            starts = (lambda: comm.Irecv(buffer, source, tag)), (lambda: comm.Irecv(seal, source, tag))
-        return CheckedReceive(*starts, memory_of(buffer), seal, self._here, source)
+    def Recv_init(self, buffer: Any, source: int, tag: int) -> CheckedReceive:
+        """Make a persistent receive."""
+        return CheckedReceive(*_pair(self._comm.Recv_init, buffer, source, tag), self._here, source)
 
     # Collectives of MPI ----------------------------------------------------------------------------------------------
 
@@ -108,7 +101,7 @@ class CheckedComm(Wrapper):
 
     def Iallgatherv(self, source: Any, landing: Any) -> Testable:
         """Gather buffers of different lengths, and their checksums."""
-        counts = np.asarray(landing[1]) * _itemsize(landing)
+        counts = np.asarray(landing[1]) * transports.itemsize_of(landing)
         return self._gathered(self._comm.Iallgatherv(source, landing), source, memory_of(landing), counts)
 
     def _gathered(self, request: Any, source: Any, landing: Bytes | None, counts: AnyArray) -> Testable:
@@ -130,6 +123,15 @@ def with_checksums(comm: Any, checks: bool) -> Any:
     return CheckedComm(comm) if checks and comm.size > 1 else comm
 
 
+def _pair(make: Callable[..., Any], buffer: Any, peer: int, tag: int) -> tuple[Any, Any, Bytes | None, AnyArray]:
+    """Return what `make` returns for a message and for its seal, and the memory of both.
+
+    That is a persistent request, or a function which starts a request.
+    """
+    seal = np.empty(2, _SEALED)
+    return make(buffer, peer, tag), make(seal, peer, tag), memory_of(buffer), seal
+
+
 class CheckedSend(Testable):
     """Send of a message and its seal. They are persistent requests, or functions that start a request."""
 
@@ -147,10 +149,7 @@ class CheckedSend(Testable):
 
     @override
     def Test(self) -> bool:
-        requests = self._requests
-        while requests and requests[-1].Test():
-            requests.pop()
-        return not requests
+        return _are_over(self._requests)
 
     def Free(self) -> None:
         """Free the persistent requests."""
@@ -207,15 +206,9 @@ class CheckedCollective(Testable):
 
     @override
     def Test(self) -> bool:
-        requests = self._requests
-        if not requests:
-            return True
-        while requests and requests[-1].Test():
-            requests.pop()
-        if requests:
-            return False
-        self._compare()
-        return True
+        if self._requests and _are_over(self._requests):
+            self._compare()
+        return not self._requests
 
 
 def seal_message(memory: Bytes | None, seal: AnyArray) -> None:
@@ -234,16 +227,15 @@ def compare_seal(memory: Bytes | None, seal: AnyArray, here: str, sender: int) -
 
 def memory_of(buffer: Any) -> Bytes | None:
     """Return the bytes of a buffer as mpi4py takes it; None if this process cannot read them."""
-    if isinstance(buffer, np.ndarray):
-        return buffer.reshape(-1).view(np.uint8)
-    memory, count = buffer[0], buffer[1]
-    if not isinstance(memory, np.ndarray):
-        return None
-    return memory.reshape(-1).view(np.uint8)[: int(np.sum(count)) * _itemsize(buffer)]
+    memory = buffer if isinstance(buffer, np.ndarray) else buffer[0]
+    return transports.memory_of(buffer) if isinstance(memory, np.ndarray) else None
 
 
-def _itemsize(buffer: Any) -> int:
-    return int(buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize)
+def _are_over(requests: list[Any]) -> bool:
+    """Return True if all requests are over, which are tested from the last one on and then dropped."""
+    while requests and requests[-1].Test():
+        requests.pop()
+    return not requests
 
 
 def _start(request: Any) -> Any:

@@ -12,21 +12,21 @@ from typing import cast
 from mpi4py import MPI
 
 from collectives import launcher
+from collectives.abort_hook import install_unless_attended
 from collectives.arrays import gpu_mpi
 from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
-from collectives.emulation.slow_link import link_of, linked_node, slow_down, validate_link
-from collectives.errors import LauncherMismatch, NotARank, marked, reword
+from collectives.emulation.slow_comm import link_of, linked_node, slow_down, validate_link
+from collectives.errors import LauncherMismatch, NotARank, marked, refusal
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import GroupOptions, refuse
-from collectives.losses import Losses
+from collectives.losses import validate_losses
 from collectives.nodes.layout import validate_ranks_per_node
-from collectives.process_end import install_unless_attended
-from collectives.recovery.arguments import validate_recovery
+from collectives.recovery.arguments import validate_copies
 from collectives.schedules.plan import Topology
 from collectives.schedules.registry import TopologyName
 from collectives.schedules.registry import topology as topology_of
-from collectives.trace.opening import open_history, open_trace
+from collectives.trace.opening import open_history, opener_of
 
 LONGEST_PIECE_BYTES = 1 << 30  # MPI counts elements of a message in 32 bits
 SILENCE_S = 60.0  # default within a collective, where all ranks are at work
@@ -76,7 +76,8 @@ def validate_arguments(
         gpu_mpi.require_if_on(parent)
         own_link = validate_link(link, parent)
         others = {"link": own_link, "trace": trace, "copy_residuals_every": copy_residuals_every}
-        regroups, n_spares, every = validate_recovery(on_failure, spares, copy_residuals_every, parent, others)
+        losses = validate_losses(on_failure, spares, parent, others)
+        every = validate_copies(copy_residuals_every, on_failure)
         checks = validate_checksums(checksums, topology)
         per_node = validate_ranks_per_node(ranks_per_node)
         if per_node is None:
@@ -85,12 +86,13 @@ def validate_arguments(
         return GroupOptions(
             parent, _topology(topology, parent), *limits, Workers(n_threads) if n_threads > 1 else None,
             own_link or link_of(parent), per_node, checks, every, verify, piece_bytes, network,
-            None if trace is None else partial(open_trace, trace), open_history, Losses(regroups, n_spares),
-            partial(with_checksums, checks=checks), partial(slow_down, link=own_link),
+            opener_of(trace), open_history, losses, partial(with_checksums, checks=checks),
+            partial(slow_down, link=own_link),
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
+        found = refusal(error, f"rank {parent.rank} of {parent.size}: {error}")
         refuse(parent)
-        raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
+        raise marked(found) from None
 
 
 def _require_whole_job(parent: MPI.Comm, alone: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, cast, overload
 
 import numpy as np
@@ -11,14 +10,17 @@ from mpi4py import MPI
 
 from collectives.annotations import Array, Kept
 from collectives.arrays.vectors import Flat
-from collectives.communicator import arguments, exchanges, other_names, point_to_point, splitting, stopping
-from collectives.communicator.exchanges import NUMBERS, validate_operation, validate_sum
+from collectives.communicator import arguments, exchanges, objects, other_names, point_to_point, splitting, stopping
 from collectives.communicator.nodes import Nodes, open_nodes
+from collectives.communicator.operands import NUMBERS, validate_operation, validate_sum
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
-from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
+from collectives.execution.call import Call, Steps
+from collectives.execution.handle import Handle
+from collectives.execution.recovery import from_copy
 from collectives.execution.traffic import Traffic
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.group import Group
 from collectives.nodes.layout import NodeLabel, NodeLayout
 from collectives.recovery.fault_tolerance import repeat_after_deaths
@@ -220,9 +222,7 @@ class Communicator(Group):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -414,18 +414,18 @@ class Communicator(Group):
 
         def steps() -> Steps:
             call.is_compared = dense.is_small(self, source.values, source.dtype)
-            return dense.sum_arrays(self, call, source, target, op, traffic, mark, background=background)
+            return self.sum_arrays(call, source, target, op, traffic, mark, background=background)
 
         if self.recovery is not None:
-            call.remake = self.recovery.from_copy(source, target, steps)
+            call.remake = from_copy(source, target, steps)
         return steps()
 
-    dense_steps, mean_of_arrays = dense.dense_steps, dense.mean_of_arrays
+    dense_steps, sum_arrays = dense.dense_steps, dense.sum_arrays
 
     # Exchanges and messages: functions that take the communicator -----------------------------------------------------
 
     broadcast, allgather, barrier = exchanges.broadcast, exchanges.allgather, exchanges.barrier
-    broadcast_object, allgather_object = exchanges.broadcast_object, exchanges.allgather_object
+    broadcast_object, allgather_object = objects.broadcast_object, objects.allgather_object
     stop_requested = stopping.stop_requested
     admit = admit
     send, recv, isend, irecv = point_to_point.send, point_to_point.recv, point_to_point.isend, point_to_point.irecv

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from operator import index
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -15,7 +14,7 @@ from collectives.annotations import Indices
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.part_ranks import require_ranks
 from collectives.errors import RanksLost
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.process_end import forget_endings
 from collectives.progress.polling import wait
 from collectives.recovery.parts import count_ranks
@@ -139,11 +138,9 @@ class Grid:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         for comm in self._along.values():
-            comm.__exit__(kind, error, traceback)
+            comm.__exit__(kind, error, *rest)
 
     def __repr__(self) -> str:
         places = ", ".join(f"{axis}={place} of {self.shape[axis]}" for axis, place in self.coordinates.items())

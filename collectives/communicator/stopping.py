@@ -20,9 +20,10 @@ import numpy as np
 
 from collectives.arrays.elements import COMBINE
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import reword
-from collectives.execution.handle import Call, keep_uncompiled
-from collectives.progress.main_thread import run_in_main_thread
+from collectives.errors import refusal
+from collectives.execution.call import Call
+from collectives.execution.uncompiled import keep_uncompiled
+from collectives.progress.main_thread import NotMainThread, run_in_main_thread
 from collectives.trace.flight_recorder import write_all
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class StopSignals:
 
         Raises
         ------
-        RuntimeError
+        NotMainThread
             This thread can install no handlers.
         ValueError
             There is no such signal, or a program cannot handle it.
@@ -76,7 +77,7 @@ class StopSignals:
         """Restore the handlers from before unless other communicators use these signals, or one has come."""
         if self._previous and set(self._users) == {comm}:
             # otherwise no main thread waits, and a signal restores them, see `_note`
-            with suppress(RuntimeError):
+            with suppress(NotMainThread):
                 run_in_main_thread(self._restore_unless_requested)
         self._users.discard(comm)
 
@@ -164,11 +165,11 @@ def stop_requested(comm: Group, signals: int | Iterable[int] = STOP_SIGNALS) -> 
         numbers = (signals,) if isinstance(signals, int) else tuple(signals)
         if not STOP.watches(comm, numbers):
             STOP.watch(comm, numbers)
-    except RuntimeError as error:
+    except NotMainThread as error:
         cure = "call it once in the main thread, before other threads do"
         comm.reject(RuntimeError(f"{comm.here}, {_NAME}: {error}, and only that can install handlers; {cure}"), _NAME)
     except (TypeError, ValueError) as error:
-        comm.reject(reword(error, f"{comm.here}, {_NAME}: {error}"), _NAME)
+        comm.reject(refusal(error, f"{comm.here}, {_NAME}: {error}"), _NAME)
     values = np.array([STOP.requested], np.int64)
     call, result = Call(comm, _describe), values.copy()
     call.remake = lambda: comm.check(call, _MARK, None, values, result, combine=COMBINE["max"])

@@ -15,7 +15,7 @@ from collectives.arrays.vectors import Flat, crossing
 from collectives.dense.device_sum import are_on_one_device, copy_on_device, sum_on_device
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
 from collectives.errors import CollectiveMismatch, OutOfMemory
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program
 from collectives.execution.staged import stage
@@ -75,52 +75,33 @@ def dense_steps(
     overlapped : bool
         Work goes on meanwhile, so that the pipelined executor runs the program; the bits are the same.
     """
-    if is_small(comm, values, dtype):
-        start = traffic.clock()
-        source, sums = _operands(values, dtype, out)
-        if mark is None:
-            yield from call.turn()
-            yield from comm.call_check.sum(call, source, sums, traffic)
-        else:
-            yield from comm.check(call, mark, traffic, source, sums, combine=combine)
-        _finish(comm.size, sums, dtype, mean, out)
-        traffic.seconds_total += traffic.clock() - start
-        return
-    if mark is not None:
+    small, itemsize = is_small(comm, values, dtype), itemsize_in_messages(values, dtype)
+    if mark is not None and not small:
         yield from comm.check(call, mark, traffic)
     if comm.size == 1:
         if values.dtype == out.dtype:
             out[:] = values
         else:
             narrow(values, dtype, out)
-    elif _by_mpi(comm, values.size * itemsize_in_messages(values, dtype), combine):
+    elif small or _by_mpi(comm, values.size * itemsize, combine):
         start = traffic.clock()
         source, sums = _operands(values, dtype, out)
-        if source is sums and dtype not in NARROW:
-            source = source.copy()
-        yield from _mpi_allreduce(comm, call, source, sums, traffic)
+        if not small:
+            yield from _mpi_allreduce(comm, call, source, sums, dtype in NARROW, traffic)
+        elif mark is None:
+            yield from call.turn()
+            yield from comm.call_check.sum(call, source, sums, traffic)
+        else:
+            yield from comm.check(call, mark, traffic, source, sums, combine=combine)
         _finish(comm.size, sums, dtype, mean, out)
         traffic.seconds_total += traffic.clock() - start
     else:
         alone = call.is_alone and not overlapped
-        itemsize = itemsize_in_messages(values, dtype)
         program = sum_program(comm, values.size, itemsize, scratch is not None)
         nbytes = program.longest_piece * itemsize
         landing = _buffers(comm, scratch or (), nbytes) if alone else allocate_buffers(nbytes)
         payload = DensePayload(program, values, dtype, mean, landing, out, combine)
         yield from execute(call, program, payload, call.tag, traffic, overlapped=overlapped)
-
-
-def mean_of_arrays(
-    comm: Group,
-    call: Call,
-    source: Flat,
-    target: Flat,
-    traffic: Traffic,
-    scratch: Sequence[FloatArray] | None = None,
-) -> Steps:
-    """Like `dense_steps` for the mean of arrays that are on one device; `target` is overwritten."""
-    return sum_arrays(comm, call, source, target, "mean", traffic, None, scratch=scratch)
 
 
 def sum_arrays(
@@ -130,11 +111,14 @@ def sum_arrays(
     target: Flat,
     op: str,
     traffic: Traffic,
-    mark: int | None,
+    mark: int | None = None,
     background: bool = False,
     scratch: Sequence[FloatArray] | None = None,
 ) -> Steps:
-    """Return the steps of a sum of arrays in any memory; in the background the bits are the same."""
+    """Return the steps of a sum of arrays in any memory, `target` of which is overwritten; see `dense_steps`.
+
+    In the background the bits are the same.
+    """
     combine, mean = COMBINE[op], op == "mean"
     dtype, rest = source.dtype, (traffic, scratch, mark, combine, background)
     if source.place is None and target.place is None:
@@ -254,14 +238,16 @@ def _finish(ranks: int, sums: FloatArray, dtype: str, mean: bool, out: FloatArra
         narrow(sums, dtype, out)
 
 
-def _mpi_allreduce(comm: Group, call: Call, source: FloatArray, sums: FloatArray, traffic: Traffic) -> Steps:
+def _mpi_allreduce(
+    comm: Group, call: Call, source: FloatArray, sums: FloatArray, in_place: bool, traffic: Traffic
+) -> Steps:
     yield from call.turn()
     # MPI reduces in place on all ranks or on none, and only this rank knows its `out`: so `out` must not decide.
-    if source is not sums and np.may_share_memory(source, sums):
+    if not in_place and np.may_share_memory(source, sums):
         source = source.copy()
     # mpi4py derives no type for memory that is not aligned
     kind = MPI.Datatype.fromcode(sums.dtype.char)
-    message = MPI.IN_PLACE if source is sums else [source, sums.size, kind]
+    message = MPI.IN_PLACE if in_place else [source, sums.size, kind]
     request = comm.mpi_comm.Iallreduce(message, [sums, sums.size, kind])
     missing = f"{comm.here}: MPI's all-reduce does not end"
     yield from comm.await_request(call, request, lambda: missing, "MPI's all-reduce")

@@ -16,7 +16,7 @@ from collectives.annotations import Array, Bytes, Indices, Tensor, override
 from collectives.arrays.torch_device import as_type
 from collectives.arrays.vectors import Flat, empty_like, flat
 from collectives.dense.device_sum import DIRECT_BYTES
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.payload import MessageMemory, Payload
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Program

@@ -18,7 +18,7 @@ from collectives.arrays import Device
 from collectives.arrays.elements import NARROW
 from collectives.arrays.torch_device import as_type, combine, divide
 from collectives.arrays.vectors import Flat
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.payload import MergedPayload, MessageMemory
 from collectives.execution.pipelined import execute
 from collectives.execution.program import Message, Program

@@ -12,8 +12,8 @@ from collectives.execution.payload import MessageStarter, Payload
 from collectives.execution.program import Program
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call, Steps
-    from collectives.execution.workers import PieceWork
+    from collectives.execution.call import Call, Steps
+    from collectives.execution.jobs import PieceWork
 
 
 class Observer(Protocol):

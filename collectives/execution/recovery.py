@@ -1,19 +1,23 @@
-"""Contract of the object that goes on with calls after ranks are lost; the core calls it where there is one."""
+"""Contract of the object that goes on with calls after ranks are lost, and repetition of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collectives.arrays.vectors import Flat
-    from collectives.execution.handle import Call, Steps
+    from collectives.execution.call import Call, Steps
 
 _Made = TypeVar("_Made")
 
 
 class Recovery(Protocol):
     """Continuation of a group's calls and long-lived users: a `collectives.recovery.regroup.Regroup`.
+
+    The core calls it where there is one.
 
     Attributes
     ----------
@@ -42,10 +46,6 @@ class Recovery(Protocol):
         """Return steps that end once all ranks have done their part of a call; at most once for each call."""
         ...
 
-    def from_copy(self, source: Flat, target: Flat, steps: Callable[[], Steps]) -> Callable[[], Steps]:
-        """Return `steps` for repetition: from a copy of the array if the result takes its memory."""
-        ...
-
     @property
     def has_pool(self) -> bool:
         """True if ranks of the job wait for the loss of others; perhaps this one does."""
@@ -71,3 +71,17 @@ class Recovery(Protocol):
     def complete(self, make: Callable[[], _Made]) -> _Made:
         """Return the result of a blocking call of MPI, in which all ranks take part that are left."""
         ...
+
+
+def from_copy(source: Flat, target: Flat, steps: Callable[[], Steps]) -> Callable[[], Steps]:
+    """Return `steps` for repetition: from a copy of the array if the result takes its memory."""
+    if not source.overlaps(target):
+        return steps
+    values = source.values
+    copy = values.copy() if isinstance(values, np.ndarray) else values.clone()
+
+    def again() -> Steps:
+        values[:] = copy
+        return steps()
+
+    return again

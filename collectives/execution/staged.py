@@ -8,7 +8,7 @@ from typing import TypeVar
 from collectives.annotations import Testable
 from collectives.arrays import Device, Queued, Staging
 from collectives.arrays.gpu_mpi import verdict
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.progress.polling import done
 
 _Found = TypeVar("_Found")

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives.annotations import Testable
 from collectives.errors import PeerFailure
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.payload import MergedPayload, MessageStarter, Payload, not_received, not_sent
 from collectives.execution.program import Message, Program
 from collectives.execution.staged import until_queued

@@ -12,7 +12,8 @@ from mpi4py import MPI
 
 from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CommunicatorClosed, NonFiniteGradient
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.execution.call import Call, Steps
+from collectives.execution.handle import Handle
 from collectives.execution.observer import History, Observer
 from collectives.execution.recovery import Recovery
 from collectives.group.users import Users

@@ -10,17 +10,20 @@ from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes
 from collectives.arrays.elements import Combine, add
-from collectives.consistency.call_check import CallCheck, most_bytes
+from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, reword
-from collectives.execution.handle import Call, Handle, Steps
+from collectives.consistency.recursive_doubling import most_bytes
+from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, refusal
+from collectives.execution.call import Call, Steps
+from collectives.execution.handle import Handle
 from collectives.execution.observer import Observer
 from collectives.execution.recovery import Recovery
 from collectives.execution.traffic import Traffic
 from collectives.group import opening
 from collectives.group.calls import Calls, await_request
-from collectives.group.ending import Ending, close
+from collectives.group.closing import close
+from collectives.group.ending import Ending
 from collectives.group.opening import Duplicate, GroupOptions
 from collectives.group.routes import Routes
 from collectives.group.users import Users
@@ -112,8 +115,7 @@ class Group(metaclass=Listed):
         self.traffic = Traffic()
         if options.observe is not None:
             with self.exchange():
-                link = "" if self.link is None else str(self.link)
-                self.observer = options.observe(self.mpi_comm, self.timeout, link, self.close)
+                self.observer = options.observe(self.mpi_comm, self.timeout, options.link_text, self.close)
             self.ending.observer = self.observer
         self.losses.watch()
 
@@ -124,12 +126,12 @@ class Group(metaclass=Listed):
             if found.damage:
                 raise DamagedMessage(found.damage)
             try:
-                network = opening.agree_on_network(self.mpi_comm, options.network, self.timeout)
+                known = opening.agree_on_network(self.mpi_comm, options.network, self.timeout)
             except ValueError:
                 self.close()
                 raise
             eager = SHARED_PIECE_BYTES if self.one_node else opening.eager_piece_bytes(self.mpi_comm, self.timeout)
-        self.routes = Routes(self.rank, self.size, self.topology, network, options.piece_bytes, eager, self.link)
+        self.routes = Routes(self.rank, self.size, self.topology, known, options.piece_bytes, eager, options.link_text)
 
     def _open(self, mpi_comm: MPI.Comm, layout: NodeLayout, hosts: NodeLayout) -> None:
         """Make all that depends on the group of ranks, except for the routes of messages."""
@@ -289,7 +291,7 @@ class Group(metaclass=Listed):
         try:
             yield
         except kinds as error:
-            self.reject(reword(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
+            self.reject(refusal(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
 
     def given_up(self) -> bool:
         """Return whether another rank has given the communicator up."""

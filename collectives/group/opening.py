@@ -69,6 +69,11 @@ class GroupOptions(NamedTuple):
     slowed: Callable[[Any, Sequence[int]], Any]
 
     @property
+    def link_text(self) -> str:
+        """The emulated link in words; empty if there is none."""
+        return "" if self.link is None else str(self.link)
+
+    @property
     def threads(self) -> int:
         """Number of threads that work on pieces."""
         return 1 if self.workers is None else self.workers.threads

@@ -12,7 +12,6 @@ from typing import TypeVar
 from collectives.arrays.vectors import Flat
 from collectives.consistency.descriptions import Description, fingerprint
 from collectives.cost.link import LinkModel
-from collectives.cost.rate import EmulatedLink
 from collectives.cost.simulate import simulate_time
 from collectives.execution.program import Program, compile_plan
 from collectives.schedules.halving_doubling import HalvingDoubling
@@ -33,7 +32,8 @@ _Value = TypeVar("_Value")
 class Routes:
     """The routes of one communicator.
 
-    Packed payloads travel in messages of `piece_bytes` where the user has set it, else of `eager_bytes`.
+    Packed payloads travel in messages of `piece_bytes` where the user has set it, else of `eager_bytes`. `link` is the
+    emulated link in words, if there is one.
     """
 
     version = VERSION
@@ -46,7 +46,7 @@ class Routes:
         network: LinkModel | None,
         piece_bytes: int | None,
         eager_bytes: int,
-        link: EmulatedLink | None = None,
+        link: str = "",
     ) -> None:
         self._rank, self._size, self._topology, self.network = rank, size, topology, network
         self._piece_bytes, self.eager_bytes = piece_bytes, eager_bytes
@@ -66,7 +66,7 @@ class Routes:
         """Return the routes in words: ranks must agree on them."""
         pieces = f" in pieces of {self._piece_bytes} bytes" if self._piece_bytes else ""
         network = f" on {self.network}" if self.network is not None else ""
-        link = f" over an emulated link of {self._link}" if self._link is not None else ""
+        link = f" over an emulated link of {self._link}" if self._link else ""
         return f"{self._topology}{pieces}{network}{link}"
 
     @property
@@ -74,7 +74,7 @@ class Routes:
         """The same words, one property each."""
         pieces = f"{self._piece_bytes} bytes" if self._piece_bytes else "the default length"
         network = "no known network" if self.network is None else str(self.network)
-        link = "no emulated link" if self._link is None else f"an emulated link of {self._link}"
+        link = f"an emulated link of {self._link}" if self._link else "no emulated link"
         routes = f"routes by {self._topology}", f"in pieces of {pieces}", f"on {network}", f"over {link}"
         return *routes, f"wire format {VERSION}"
 

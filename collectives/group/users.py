@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 from weakref import ref
 
-from collectives.execution.pipelined import Cache, free_all, free_inactive
+from collectives.execution.requests import Cache, free_all, free_inactive
 from collectives.progress.polling import keep_alive
 from collectives.tags import OF_LONG_LIVED_USERS
 

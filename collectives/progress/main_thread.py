@@ -13,6 +13,10 @@ Work = Callable[[], None]
 _inbox: SimpleQueue[Work | None] | None = None  # of the main thread, while it waits in `run_threads`
 
 
+class NotMainThread(RuntimeError):
+    """Only the main thread can do this work, which neither runs here nor waits in `run_threads`."""
+
+
 def run_threads(n: int, work: Callable[[int], None], name: str) -> None:
     """Call ``work(0)`` to ``work(n - 1)``, which must not raise, in daemon threads, and wait for all of them."""
     global _inbox
@@ -45,13 +49,13 @@ def run_threads(n: int, work: Callable[[int], None], name: str) -> None:
 
 
 def run_in_main_thread(function: Work) -> None:
-    """Call a function in the main thread, and raise its error here; RuntimeError unless `run_threads` waits there."""
+    """Call a function in the main thread, and raise its error here; NotMainThread unless `run_threads` waits there."""
     if threading.current_thread() is threading.main_thread():
         function()
         return
     inbox, done, errors = _inbox, threading.Event(), list[BaseException]()
     if inbox is None:
-        raise RuntimeError(f"{threading.current_thread().name} is not the main thread")
+        raise NotMainThread(f"{threading.current_thread().name} is not the main thread")
 
     def report() -> None:
         try:

@@ -22,7 +22,7 @@ from collectives.annotations import Testable
 from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, PeerFailure
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call
+    from collectives.execution.call import Call
     from collectives.execution.observer import Observer
 
 POLLS = 16  # tests of a request in a row if there is no other call to advance
@@ -201,7 +201,11 @@ class Backoff:
             time.sleep(SLEEP_S)
         if answer_others is not None and self.answers and answer_others(self.group):
             return  # the call may begin again, with another timeout
-        group, given_up, limit_s = self.group, self.group.given_up, self.timeout
+        self._check_limits(stalled_s, rest)
+
+    def _check_limits(self, stalled_s: float, rest: bool) -> None:
+        """Warn, or raise CollectiveTimeout, after a stall; raise if another rank has ended what this one waits for."""
+        group, limit_s = self.group, self.timeout
         if limit_s is None:
             limit_s = group.timeout if self.arrival is None else group.arrival_timeout
         if not self._notice_s:
@@ -211,7 +215,7 @@ class Backoff:
             stalled_s = self._stalled_s = min(stalled_s, self.standstill_s(rest))
         if stalled_s > limit_s:
             raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s")
-        if given_up is not None and given_up():
+        if group.given_up is not None and group.given_up():
             cause = getattr(getattr(self.group, "missing", None), "error_elsewhere", "")
             raise self._error(f"{self.describe()} after {_format_s(stalled_s)} s, and another rank has given up{cause}")
         if self.arrival and (gone := group.missing.describe_gone(self.arrival)):

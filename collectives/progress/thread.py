@@ -22,7 +22,7 @@ from collectives.progress import polling
 from collectives.transports import has_processes
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call
+    from collectives.execution.call import Call
 
 SPINS = 8  # turns without progress before the thread sleeps or yields; other threads compute on the same cores
 NAP_S = 0.00005

@@ -10,31 +10,20 @@ from mpi4py import MPI
 from collectives.recovery.fault_tolerance import CURE, is_tolerant
 
 
-def validate_recovery(
-    on_failure: str, spares: object, copy_every: object, parent: MPI.Comm, others: Mapping[str, object]
-) -> tuple[bool, int, int | None]:
-    """Return whether survivors regroup, the number of ranks that wait, and the steps between copies of residuals.
-
-    `others` are arguments that cannot be combined with ranks that wait.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument cannot be used.
-    """
-    _validate_on_failure(on_failure, parent)
-    n_spares = _validate_spares(spares, on_failure, parent, others)
-    return on_failure == "regroup", n_spares, _validate_copies(copy_every, on_failure)
-
-
-def _validate_on_failure(on_failure: str, parent: MPI.Comm) -> None:
+def validate_on_failure(on_failure: str, parent: MPI.Comm) -> bool:
+    """Return whether survivors regroup; raises ValueError."""
     if on_failure not in ("raise", "regroup"):
         raise ValueError(f"on_failure is {on_failure!r}: choose 'raise' or 'regroup'")
     if on_failure == "regroup" and parent.size > 1 and not is_tolerant(parent):
         raise ValueError(f"on_failure='regroup' needs an MPI whose ranks outlive others: {CURE}")
+    return on_failure == "regroup"
 
 
-def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, others: Mapping[str, object]) -> int:
+def validate_spares(spares: object, on_failure: str, parent: MPI.Comm, others: Mapping[str, object]) -> int:
+    """Return the number of ranks that wait; raises TypeError or ValueError.
+
+    `others` are arguments that cannot be combined with ranks that wait.
+    """
     if isinstance(spares, bool) or not isinstance(spares, Integral):
         raise TypeError(f"spares must be a whole number, not {spares!r}")
     if not 0 <= int(spares) < parent.size:
@@ -47,7 +36,8 @@ def _validate_spares(spares: object, on_failure: str, parent: MPI.Comm, others: 
     return int(spares)
 
 
-def _validate_copies(every: object, on_failure: str) -> int | None:
+def validate_copies(every: object, on_failure: str) -> int | None:
+    """Return the steps between copies of residuals, None without them; raises TypeError or ValueError."""
     if every is None:
         return None
     if isinstance(every, bool) or not isinstance(every, Integral):

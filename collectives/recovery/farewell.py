@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.consistency.call_check import rounds_of
 from collectives.consistency.descriptions import gather_objects
+from collectives.consistency.recursive_doubling import rounds_of
 from collectives.errors import CollectiveError, DamagedMessage, PeerFailure
 from collectives.progress.polling import SLEEP_S, keep_alive
 from collectives.recovery.fault_tolerance import CHECK_S, agree, is_revoked, look, may_repeat, revoke

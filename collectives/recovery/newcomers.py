@@ -17,22 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Bytes
-from collectives.consistency.descriptions import gather_objects, gather_texts
-from collectives.consistency.part_ranks import require_ranks
-from collectives.errors import DamagedMessage, PeerFailure
-from collectives.execution.handle import keep_uncompiled
-from collectives.quoting import list_ranks, one_line
-from collectives.recovery.fault_tolerance import agree, failed_ranks, may_repeat, revoke
-from collectives.recovery.regroup import SavedUser, names_in_all
-from collectives.recovery.state_transfer import pack, transfer, unpack
+from collectives.errors import DamagedMessage
+from collectives.execution.uncompiled import keep_uncompiled
+from collectives.quoting import list_ranks
+from collectives.recovery.admission import Admission, GetState, PoolReport, StateTransfer
+from collectives.recovery.fault_tolerance import failed_ranks, revoke
 
 if TYPE_CHECKING:
     from collectives.communicator.facade import Communicator
@@ -43,39 +38,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.01  # between two looks of any spare of a host at the pool: each takes its core from a member for 0.1 ms
 _DISMISSAL, _READY = 1, 2  # tags of messages: a member ends a spare; a spare has come to `admit`
 _log = logging.getLogger("collectives")
-
-GetState = Callable[[], Any]
-
-
-class StateTransfer(NamedTuple):
-    """The functions by which a newcomer gets the state on which the next step depends.
-
-    Parameters
-    ----------
-    state : callable
-        Returns the state that one member sends.
-    load : callable
-        Takes it on the newcomer, and the list of all members' `each`.
-    each : callable
-        Returns a state that every member sends.
-    is_ready : bool
-        False: this member's state cannot be taken now.
-    """
-
-    state: GetState
-    load: Callable[[Any, list[Any]], object]
-    each: GetState
-    is_ready: bool = True
-
-
-class _View(NamedTuple):
-    """Report of a rank of the pool."""
-
-    number: int  # rank in the job's first pool
-    place: int  # rank among the members; -1: a spare
-    users: list[str]  # names of a member's long-lived ones
-    n_joined: int  # of those that it has made
-    damage: str = ""  # text of a damaged message in an earlier try
 
 
 class Newcomers:
@@ -218,15 +180,16 @@ class Newcomers:
         with regroup.active():
             start, here = time.perf_counter(), comm.here
             regroup.on_death()
-            saved = None if self.is_spare else regroup.save_users()
+            saved = None if self.is_spare else regroup.survivors.save()
             names, place = [one.name for one in saved or ()], -1 if self.is_spare else comm.rank
-            admission = _Admission(comm, regroup, transfer, _View(self._number, place, names, regroup.n_joined), saved)
+            mine = PoolReport(self._number, place, names, regroup.survivors.n_joined)
+            admission = Admission(comm, regroup, transfer, mine, saved)
             revoke(self._pool)
-            self._pool = self._agreed(admission)
+            self._pool = admission.run(self._pool, self.n_wanted, self._layouts)
         if admission.damage:
             raise comm.ending.abort(DamagedMessage(f"admit(), with the ranks that wait: {admission.damage}"))
         self._members, self._spares = admission.members + admission.taken, admission.left
-        self._look_s = self._look_interval([admission.views[rank].number for rank in admission.left])
+        self._look_s = self._look_interval([admission.reports[rank].number for rank in admission.left])
         self._n_admitted = len(admission.taken)
         self.is_spare = self._pool.rank in self._spares
         if not self.is_spare:
@@ -234,211 +197,10 @@ class Newcomers:
         if not self.is_spare and admission.taken:
             _log.warning(
                 "%s, %s before: %s joined; %d ranks go on after %.0f ms", comm.here, here,
-                list_ranks([admission.views[rank].number for rank in admission.taken]), comm.size,
+                list_ranks([admission.reports[rank].number for rank in admission.taken]), comm.size,
                 1e3 * (time.perf_counter() - start),
             )  # fmt: skip
         return self._n_admitted
-
-    def _agreed(self, admission: _Admission) -> MPI.Comm:
-        """Return the pool in which all ranks have ended this admission."""
-        _, regroup = self._parts()
-        pool = self._pool
-        while True:
-            pool = regroup.complete(pool.Shrink)
-            pool.Set_errhandler(MPI.ERRORS_RETURN)
-            has_ended = False
-            try:
-                admission.try_in(pool, self.n_wanted, self._layouts)
-                has_ended = not any(admission.problems)
-            except (MPI.Exception, PeerFailure, DamagedMessage) as error:
-                if not may_repeat(error, pool, admission.damages):
-                    raise
-                revoke(pool)
-                if admission.new != MPI.COMM_NULL:
-                    revoke(admission.new)
-            if regroup.complete(partial(agree, pool, has_ended)):
-                return pool
-            # A rank may have died while the problems were exchanged, so that some ranks have not received them.
-            if regroup.complete(partial(agree, pool, any(admission.problems))):
-                pool = admission.refuse(pool)
-
-
-class _Admission:
-    """One admission, tried in ever smaller pools until no rank dies in it and all newcomers can join.
-
-    Parameters
-    ----------
-    comm : Group
-    regroup : Regroup
-    transfer : StateTransfer
-    mine : _View
-    saved : list of SavedUser or None
-        This rank's users; None: a spare has no state yet.
-
-    Attributes
-    ----------
-    views : list of _View
-        Of all ranks of the pool.
-    members, taken, left : list of int
-        Ranks of the pool: the members as they were, the newcomers, and the spares that go on waiting.
-    new : MPI.Comm
-        Of members and newcomers.
-    problems : list of str
-        Of all ranks of the pool, once they are exchanged: the reason for which a newcomer cannot join, or "".
-    damages : list of str
-        Texts of the damaged messages that this rank has received.
-    damage : str
-        Text of the one that a rank has received in an earlier try, for which nobody joins; or "".
-    """
-
-    def __init__(
-        self, comm: Group, regroup: Regroup, transfer: StateTransfer, mine: _View, saved: list[SavedUser] | None
-    ) -> None:
-        self._comm, self._regroup, self._transfer = comm, regroup, transfer
-        self._mine, self._saved = mine, saved
-        self.damages: list[str] = []
-        self._forget()
-
-    def _forget(self) -> None:
-        self.views: list[_View] = []
-        self.members: list[int] = []
-        self.taken: list[int] = []
-        self.left: list[int] = []
-        self.new: MPI.Comm = MPI.COMM_NULL
-        self.problems: list[str] = []
-        self.damage = ""
-
-    def try_in(self, pool: MPI.Comm, n_wanted: int, layouts: Sequence[NodeLayout]) -> None:
-        """Try it with all ranks of this pool.
-
-        Raises
-        ------
-        SystemExit
-            No member is left.
-        MPI.Exception, PeerFailure
-            A rank has died.
-        DamagedMessage
-        """
-        self._forget()
-        checked = self._comm.options.checked(pool)
-        mine = self._mine._replace(damage="".join(self.damages[:1]))
-        self.views = gather_objects(checked, mine, self._comm.timeout)
-        self.damage = next((one.damage for one in self.views if one.damage), "")
-        if self.damage:
-            return
-        ranks = range(pool.size)
-        self.members = sorted(
-            (rank for rank in ranks if self.views[rank].place >= 0), key=lambda rank: self.views[rank].place
-        )
-        if not self.members:
-            sys.exit(1)  # whose status is recorded, unlike that of a bare SystemExit
-        spares = [rank for rank in ranks if rank not in self.members]
-        n_taken = max(0, n_wanted - len(self.members))
-        self.taken, self.left = spares[:n_taken], spares[n_taken:]
-        chosen = self.members + self.taken
-        takes_part = pool.rank in chosen
-        color, key = (0, chosen.index(pool.rank)) if takes_part else (MPI.UNDEFINED, 0)
-        self.new = self._regroup.complete(partial(pool.Split, color, key))
-        if takes_part:
-            self.new.Set_errhandler(MPI.ERRORS_RETURN)
-            require_ranks(pool, self.new, chosen)
-        problem = ""
-        if self.taken:
-            frames = pack(self._content(is_first=pool.rank == self.members[0])) if pool.rank in self.members else []
-            states = transfer(checked, self.members, self.taken, frames, self._comm.timeout, self._comm.arrival_timeout)
-            if states:
-                problem = self._take(states)
-                del states  # the memory of all that the newcomer has copied
-        self.problems = gather_texts(checked, problem, self._comm.arrival_timeout)  # `load` may take long
-        if takes_part and not any(self.problems):
-            assert self._saved is not None
-            numbers = tuple(self.views[rank].number for rank in chosen)
-            self._regroup.members = numbers
-            self._comm.renew(self.new, numbers, layouts)
-            n_joined = min(self.views[rank].n_joined for rank in self.members)
-            self._regroup.renew_users(self._saved, self._users_of_all(), n_joined, tuple(range(len(self.members))))
-
-    def _users_of_all(self) -> set[str]:
-        """Return the names of users that all members have."""
-        return names_in_all(self.views[rank].users for rank in self.members)
-
-    def _content(self, is_first: bool) -> tuple[Any, Any]:
-        """Return the objects that this member sends: the first one its whole state, the others their parts."""
-        whole = None
-        if is_first:  # another member than before if that has died
-            assert self._saved is not None
-            common = self._users_of_all()
-            users = [(one.name, one.state) for one in self._saved if one.name in common]
-            whole = self._transfer.state(), users, _shared(self._comm), self._regroup.counters()
-        return whole, self._transfer.each()
-
-    def _take(self, states: Sequence[Sequence[Bytes]]) -> str:
-        """Take the members' states as a newcomer; returns the reason for which it cannot, or ""."""
-        comm, regroup = self._comm, self._regroup
-        try:
-            sent = [unpack(frames) for frames in states]
-            (state, users, shared, counters), _ = sent[0]
-            _adopt(comm, shared)
-            self._transfer.load(state, [each for _, each in sent])
-            own = regroup.save_users()
-            here, there = [one.name for one in own], [name for name, _ in users]
-            if here != there:
-                pairs = [*zip(here, there, strict=False)]
-                differing = next((pair for pair in pairs if pair[0] != pair[1]), (f"{len(here)}", f"{len(there)}"))
-                raise ValueError(f"its aggregators differ from the members': {differing[0]} and {differing[1]}")
-            self._saved = [
-                one._replace(state=one.user.enter(peers)) for one, (_, peers) in zip(own, users, strict=True)
-            ]
-        except Exception as error:  # noqa: BLE001 - of the caller's functions, which raise anything
-            return f"{one_line(error) or type(error).__name__}"
-        _adopt(comm, shared)
-        regroup.adopt(counters)
-        return ""
-
-    def refuse(self, pool: MPI.Comm) -> MPI.Comm:
-        """Return a pool without the newcomers that have a problem.
-
-        Raises
-        ------
-        ValueError
-            On these.
-        """
-        mine = self.problems[pool.rank]
-        left = self._regroup.complete(partial(pool.Split, MPI.UNDEFINED if mine else 0, pool.rank))
-        if mine:
-            raise ValueError(
-                f"rank {self._mine.number} of the job cannot join: {mine}; start all ranks with the same program, "
-                "model, options and version of mpicomp"
-            )
-        if pool.rank == self.members[0]:
-            for rank, problem in enumerate(self.problems):
-                if problem:
-                    _log.warning(
-                        "%s: rank %d of the job cannot join, and the others go on: %s",
-                        self._comm.here, self.views[rank].number, problem,
-                    )  # fmt: skip
-        left.Set_errhandler(MPI.ERRORS_RETURN)
-        return left
-
-
-def _shared(comm: Group) -> dict[str, Any]:
-    """Return names and numbers that are equal on all members, which a newcomer adopts."""
-    routes = comm.routes
-    return {"key": comm.key, "eager": routes.eager_bytes, "tag": comm.users.last_tag, "version": routes.version}
-
-
-def _adopt(comm: Group, shared: dict[str, Any]) -> None:
-    """Take over the names and numbers of a member.
-
-    Raises
-    ------
-    ValueError
-        The member has another version of the wire format.
-    """
-    version = comm.routes.version
-    if shared["version"] != version:
-        raise ValueError(f"wire format {version} here, and {shared['version']} on the members")
-    comm.key, comm.routes.eager_bytes = shared["key"], shared["eager"]
 
 
 def newcomers_of(comm: Group) -> Newcomers | None:

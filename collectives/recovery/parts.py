@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch, PeerFailure, RanksLost
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.traffic import Traffic
 from collectives.recovery.fault_tolerance import reports_death, revoke
 

@@ -30,15 +30,7 @@ TOPOLOGIES: Mapping[str, Callable[[], Topology]] = MappingProxyType(
 """Maker of each topology with its default options."""
 
 TopologyName: TypeAlias = Literal[
-    "auto",
-    "mpi",
-    "ring",
-    "segmented-ring",
-    "torus",
-    "tree",
-    "double-tree",
-    "halving-doubling",
-    "star",
+    "auto", "mpi", "ring", "segmented-ring", "torus", "tree", "double-tree", "halving-doubling", "star"
 ]
 """Names that a communicator accepts, for type checkers and for completion in editors."""
 

@@ -12,15 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray, Bytes, Indices
-
-BufferSpec: TypeAlias = Any
-"""Buffer as mpi4py takes it: an array, or a list of an array, a count or counts per rank, and an MPI type."""
+from collectives.transports import BufferSpec, array_of, itemsize_of, memory_of
 
 REST_S = 0.002  # longest sleep of a rank, after which it tests again
 _OPERATIONS = ((MPI.SUM, np.add), (MPI.MAX, np.maximum), (MPI.MIN, np.minimum))
@@ -192,10 +190,10 @@ class LocalComm:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def Send_init(self, buffer: BufferSpec, dest: int, tag: int) -> _Message:
-        return _Message(self._world, (self._context, self.rank, dest, tag), self.thread, _memory(buffer), True)
+        return _Message(self._world, (self._context, self.rank, dest, tag), self.thread, memory_of(buffer), True)
 
     def Recv_init(self, buffer: BufferSpec, source: int, tag: int) -> _Message:
-        return _Message(self._world, (self._context, source, self.rank, tag), self.thread, _memory(buffer), False)
+        return _Message(self._world, (self._context, source, self.rank, tag), self.thread, memory_of(buffer), False)
 
     def Isend(self, buffer: BufferSpec, dest: int, tag: int) -> _Message:
         return _start(self.Send_init(buffer, dest, tag))
@@ -230,10 +228,10 @@ class LocalComm:
         return _start(_Collective(self, None, lambda parts: None))
 
     def Ibcast(self, buffer: BufferSpec, root: int) -> _Collective:
-        return _start(_Collective(self, (_memory(buffer), root), _broadcast))
+        return _start(_Collective(self, (memory_of(buffer), root), _broadcast))
 
     def Allgather_init(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
-        return _Collective(self, (_memory(source), _memory(landing)), _gather)
+        return _Collective(self, (memory_of(source), memory_of(landing)), _gather)
 
     def Iallgather(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
         return _start(self.Allgather_init(source, landing))
@@ -242,12 +240,12 @@ class LocalComm:
         return self.Iallgather(source, landing)
 
     def Ialltoallv(self, source: BufferSpec, landing: BufferSpec) -> _Collective:
-        counts = source[1] * _itemsize(source)
-        return _start(_Collective(self, (_memory(source), counts, _memory(landing)), _exchange))
+        counts = source[1] * itemsize_of(source)
+        return _start(_Collective(self, (memory_of(source), counts, memory_of(landing)), _exchange))
 
     def Iallreduce(self, source: BufferSpec, landing: BufferSpec, op: MPI.Op = MPI.SUM) -> _Collective:
-        target = _array(landing)
-        values = target if source is MPI.IN_PLACE else _array(source)
+        target = array_of(landing)
+        values = target if source is MPI.IN_PLACE else array_of(source)
         operation = next(function for known, function in _OPERATIONS if known == op)
         return _start(_Collective(self, (values, target, operation), _reduce))
 
@@ -258,23 +256,6 @@ _Started = TypeVar("_Started", _Message, _Collective)
 def _start(request: _Started) -> _Started:
     request.Start()
     return request
-
-
-def _array(buffer: BufferSpec) -> AnyArray:
-    """Return the array of a buffer as mpi4py takes it: the buffer itself, or the first item of a list."""
-    array: AnyArray = buffer if isinstance(buffer, np.ndarray) else np.asarray(buffer[0])
-    return array.reshape(-1)
-
-
-def _memory(buffer: BufferSpec) -> Bytes:
-    """Return the bytes of a buffer: of the array, or of as many elements as the list counts, in all or per rank."""
-    memory: Bytes = _array(buffer).view(np.uint8)
-    return memory if isinstance(buffer, np.ndarray) else memory[: int(np.sum(buffer[1])) * _itemsize(buffer)]
-
-
-def _itemsize(buffer: BufferSpec) -> int:
-    """Return the bytes of a counted element: of the MPI type if the list has one, else of the array."""
-    return int(buffer[2].Get_size() if len(buffer) > 2 else buffer[0].itemsize)
 
 
 def _broadcast(parts: list[tuple[Bytes, int]]) -> None:

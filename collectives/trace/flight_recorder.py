@@ -16,19 +16,17 @@ import json
 import logging
 import math
 import os
-import platform
 import re
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from mpi4py import MPI
@@ -37,24 +35,18 @@ from collectives.atomic_file import replacing
 from collectives.errors import CollectiveTimeout, PeerFailure
 from collectives.launcher import parent
 from collectives.quoting import one_line
+from collectives.trace.flight_file import COMPARED, ENDED, ERROR, Record, content_of
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call
+    from collectives.execution.call import Call
     from collectives.group.calls import Calls
 
 FOLDER = "MPICOMP_FLIGHT_DIR"
-FORMAT = 1
 MOST_RECORDS = 2000
-MOST_FRAMES = 100  # of a stack, the innermost ones
 ENDING_S = 10.0  # time after an error in which SIGTERM belongs to the end of the job
 WRITING_S = 1.0  # longest wait for a file; far more than the 10 to 20 ms that writing takes
-GROUP, NUMBER, LABEL, STEP, BEGUN, COMPARED, ENDED, ERROR = range(8)  # indices of a record
-
-Record: TypeAlias = list[Any]
-"""[group, number, label, step, time begun, time compared or 0, time ended or 0, name of the error or None]"""
 
 _log = logging.getLogger("collectives")
-_ARRAY = re.compile(r"\b(bool|u?int\d+|b?float\d+|complex\d+)\[([\d, ]*)\]")
 # Variables with the name of a job, by which its ranks on a host find one folder.
 _JOBS = ("PMIX_NAMESPACE", "PALS_APID", "PMI_JOBID", "FLUX_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _RANK_NAMES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
@@ -195,63 +187,8 @@ class FlightRecorder:
 
     def snapshot(self, reason: str, missing: Sequence[int] = ()) -> dict[str, Any]:
         """Return the content of a file."""
-        place = self.place or (0, 1)
-        records = _copy_records(self._records)
-        groups = list({id(one): one for one in self._known_groups(records)}.values())
-        numbers = {id(group): number for number, group in enumerate(groups)}
-        live = {id(call.note): call for group in groups for call in group.in_flight()}
-        texts: dict[str, int] = {}
-        calls = []
-        for record in records:
-            text = _text(record[LABEL])
-            found = _ARRAY.search(text)
-            one = {
-                "communicator": numbers.get(id(record[GROUP]), -1),
-                "call": record[NUMBER],
-                "text": texts.setdefault(text, len(texts)),
-                "step": record[STEP],
-                "dtype": found[1] if found else "",
-                "shape": [int(part) for part in found[2].split(",") if part.strip()] if found else [],
-                "bytes": _n_bytes(*found.groups()) if found else 0,
-                "begun": record[BEGUN],
-                "compared": record[COMPARED],
-                "ended": record[ENDED],
-                "state": _state(record),
-            }
-            if record[ERROR]:
-                one["error"] = record[ERROR]
-            call = live.get(id(record))
-            if call is not None and not record[ENDED]:
-                one["number"] = call.number  # in messages
-                one["waits_for"] = _describe_wait(call)
-                one["stalled_s"] = call.stalled_s
-            calls.append(one)
-        return {
-            "format": FORMAT,
-            "reason": reason,
-            "rank": place[0],
-            "ranks": place[1],
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "version": str(getattr(sys.modules.get("mpicomp"), "__version__", "")),
-            "python": platform.python_version(),
-            "clock": {"monotonic": time.perf_counter(), "wall": time.time()},
-            "missing": list(missing),
-            "communicators": [
-                {"key": one.key, "rank": one.rank, "members": list(one.members), "begun": one.begun} for one in groups
-            ],
-            "texts": list(texts),
-            "calls": calls,
-            "threads": _stacks(),
-        }
-
-    def _known_groups(self, records: list[Record]) -> Iterator[RecordedGroup]:
-        for one in self._groups:
-            group = one()
-            if group is not None:
-                yield group
-        for record in records:
-            yield record[GROUP]
+        known = (group for one in self._groups if (group := one()) is not None)
+        return content_of(self.place or (0, 1), _copy_records(self._records), known, reason, missing)
 
 
 def _copy_records(records: deque[Record]) -> list[Record]:
@@ -259,50 +196,6 @@ def _copy_records(records: deque[Record]) -> list[Record]:
         with suppress(RuntimeError):  # another thread has added a record meanwhile
             return list(records)
     return []
-
-
-def _text(label: Callable[[], str] | str) -> str:
-    try:
-        return label if isinstance(label, str) else str(label())
-    except Exception as error:  # noqa: BLE001 - a description that fails must not keep the others from the file
-        return f"a call whose description fails ({one_line(error)})"
-
-
-def _describe_wait(call: Call) -> str:
-    try:
-        return str(call.describe())
-    except Exception as error:  # noqa: BLE001 - as above
-        return f"unknown ({one_line(error)})"
-
-
-def _state(record: Record) -> str:
-    if record[ERROR]:
-        return "failed"
-    return "ended" if record[ENDED] else "compared" if record[COMPARED] else "begun"
-
-
-def _n_bytes(dtype: str, shape: str) -> int:
-    count = 1
-    for part in shape.split(","):
-        count *= int(part) if part.strip() else 1
-    bits = int("".join(filter(str.isdigit, dtype)) or 8)
-    return count * bits // 8
-
-
-def _stacks() -> list[dict[str, Any]]:
-    """Return the Python stack of each thread, innermost line first."""
-    known: dict[int, threading.Thread] = getattr(threading, "_active", {})  # `threading.enumerate` takes a lock
-    names, main = {number: thread.name for number, thread in known.copy().items()}, threading.main_thread().ident
-    found = []
-    for number, top in sys._current_frames().items():
-        frame: FrameType | None = top
-        lines = list[str]()
-        while frame is not None and len(lines) < MOST_FRAMES:
-            if frame.f_globals is not globals():
-                lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
-            frame = frame.f_back
-        found.append({"name": names.get(number, f"thread {number}"), "main": number == main, "stack": lines})
-    return sorted(found, key=lambda one: not one["main"])
 
 
 # Folders --------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from mpi4py import MPI
 
 from collectives.consistency.descriptions import gather_texts
 from collectives.progress.polling import wait
+from collectives.trace.clocks import compare_clocks
 from collectives.trace.flight_recorder import RecordedGroup, recorder_here
-from collectives.trace.recorder import Trace, compare_clocks
+from collectives.trace.recorder import Trace
 
 if TYPE_CHECKING:
     from collectives.group.calls import Calls
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 def open_history(key: str, rank: int, members: Sequence[int], calls: Calls) -> RecordedGroup:
     """Return the history of a new group's calls, in the flight recorder of this process."""
     return RecordedGroup(recorder_here(), key, rank, members, calls)
+
+
+def opener_of(folder: str | Path | None) -> Callable[..., Trace] | None:
+    """Return the function that opens a trace in a folder; None without one."""
+    return None if folder is None else partial(open_trace, folder)
 
 
 def open_trace(folder: str | Path, comm: MPI.Comm, timeout_s: float, link: str, close: Callable[[], None]) -> Trace:

@@ -1,89 +1,36 @@
-"""Trace of one rank: its latest events, the file that they are written to, and the offset between ranks' clocks."""
+"""Trace of one rank: its latest events, and the file that they are written to."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import math
-import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
-from collectives import tags
 from collectives.annotations import override
 from collectives.atomic_file import replacing
-from collectives.progress.polling import wait
+from collectives.trace.clocks import Reading, compare_clocks, offset_at
+from collectives.trace.event_format import ARGS, Event, parts_of
 from collectives.trace.runs import END, Labels, TracedPayload, TracedRequests, find_labels, record_work
 
 if TYPE_CHECKING:
-    from collectives.execution.handle import Call, Steps
+    from collectives.execution.call import Call, Steps
+    from collectives.execution.jobs import PieceWork
     from collectives.execution.payload import MessageStarter, Payload
     from collectives.execution.program import Program
-    from collectives.execution.workers import PieceWork
 
-TAG = tags.CLOCKS.start
-ROUNDS = 48
 MOST_EVENTS = 1 << 17  # 22 MB of memory along a plan, 40 MB of short calls; new events replace the oldest ones
 PROGRAMS_OF_PARTS = 10_000_000  # numbers of the programs of communicators of some ranks are above it
-KIND, START, ARGS, CALL = 0, 2, 4, 5  # indices of an event, as `END`
-
-Event: TypeAlias = Any
-"""(kind, name, start, end, args, call, bytes), with times of this rank's clock; a list if the end is set later."""
+KIND, START, CALL = 0, 2, 5  # indices of an event, as `END` and `ARGS`
 
 _open: dict[Path, Trace] = {}
 _log = logging.getLogger("collectives")
-
-
-class Reading(NamedTuple):
-    """Comparison of this rank's clock with rank 0's, in seconds."""
-
-    at: float  # time of this rank's clock
-    offset: float  # rank 0's clock minus this rank's
-    round_trip: float  # time of the fastest ping-pong; half of it limits the error of the offset
-
-
-def compare_clocks(comm: MPI.Comm, clock: Callable[[], float], timeout_s: float) -> Reading:
-    """Compare every rank's `clock`, in seconds, with rank 0's by ping-pongs, one rank after the other; collective."""
-
-    def wait_for(request: MPI.Request, peer: int) -> None:
-        wait(request, timeout_s, lambda: f"rank {comm.rank} of {comm.size}: rank {peer} does not compare clocks")
-
-    ping, pong = np.zeros(1), np.zeros(1)
-    if comm.rank == 0:
-        for peer in range(1, comm.size):
-            for _ in range(ROUNDS):
-                wait_for(comm.Irecv(ping, peer, TAG), peer)
-                pong[0] = clock()
-                wait_for(comm.Isend(pong, peer, TAG), peer)
-        return Reading(clock(), 0.0, 0.0)
-    best = Reading(0.0, 0.0, np.inf)
-    for _ in range(ROUNDS):
-        receive = comm.Irecv(pong, 0, TAG)
-        before = clock()
-        send = comm.Isend(ping, 0, TAG)
-        wait_for(receive, 0)
-        after = clock()
-        wait_for(send, 0)
-        if after - before < best.round_trip:
-            middle = (before + after) / 2
-            best = Reading(middle, float(pong[0]) - middle, after - before)
-    return best
-
-
-def offset_at(readings: list[Reading], at: float) -> float:
-    """Return the offset at a time of this rank's clock: linear between two readings, constant outside."""
-    first, last = readings[0], readings[-1]
-    if at <= first.at or last.at <= first.at:
-        return first.offset
-    part = min(1.0, (at - first.at) / (last.at - first.at))
-    return first.offset + part * (last.offset - first.offset)
 
 
 class Span:
@@ -286,61 +233,9 @@ class Trace:
         self.path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        with replacing(self.path, durable=False) as file:  # readers never find half a file
-            file.writelines(part.encode() for part in self._parts())
-
-    def _parts(self) -> Iterator[str]:
-        """Yield the parts of the file."""
         events = list(self._events)
-        about = {
-            "rank": self.rank,
-            "ranks": self.size,
-            "run": self.run,
-            "link": self.link,
-            "host": platform.node(),
-            "complete": len(events) < MOST_EVENTS,
-            "clock": [reading._asdict() for reading in self.readings],
-        }
-        yield f'{{"displayTimeUnit": "ns", "otherData": {_json(about)},\n"traceEvents": [\n'
-        yield ",\n".join(map(_json, self._names(events)))
-        now = self.clock()
-        for number, event in enumerate(events):
-            for line in self._lines(event, number, now):
-                yield ",\n" + _json(line)
-        yield "\n]}\n"
-
-    def _names(self, events: list[Event]) -> Iterator[dict[str, object]]:
-        names = [("process_name", 0, f"rank {self.rank} on {platform.node()}"), ("thread_name", 0, "calls")]
-        if self.driven_since < math.inf:
-            names.append(("thread_name", 1, "progress thread"))
-        workers = max((event[ARGS].get("worker", 0) for event in events), default=0)
-        names += [("thread_name", 1 + worker, f"worker {worker}") for worker in range(1, workers + 1)]
-        for key, thread, name in names:
-            yield {"ph": "M", "name": key, "pid": self.rank, "tid": thread, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": self.rank, "tid": 0, "args": {"sort_index": self.rank}}
-
-    def _lines(self, event: Event, number: int, now: float) -> Iterator[dict[str, object]]:
-        """Yield the lines of the file for an event."""
-        kind, name, start, end, args, call, nbytes = event
-        begun = _nanoseconds(self.aligned(start))
-        ended = _nanoseconds(self.aligned(now if end is None else end))
-        more = {"call": call, **args} if call else args
-        if end is None:
-            more = {**more, "finished": False}
-        driven = start >= self.driven_since and kind not in ("call", "exposed")
-        worker = args.get("worker", 0)
-        where = {"cat": kind, "pid": self.rank, "tid": 1 + worker if worker else int(driven)}
-        if kind in ("send", "receive"):
-            name, more = f"{'to' if kind == 'send' else 'from'} rank {args['peer']}", {**more, "bytes": nbytes}
-        elif kind != "flight":
-            # whole nanoseconds, since rounding could make nested spans overlap
-            times = {"ts": begun / 1e3, "dur": (ended - begun) / 1e3}
-            yield {"ph": "X", "name": name or kind, **where, **times, "args": more}
-            return
-        # Messages and calls in flight overlap, which only asynchronous events may; those of one name share a track.
-        where |= {"name": name, "id": hex((self.rank << 32) + number)}
-        yield {"ph": "b", **where, "ts": begun / 1e3, "args": more}
-        yield {"ph": "e", **where, "ts": ended / 1e3}
+        with replacing(self.path, durable=False) as file:  # readers never find half a file
+            file.writelines(part.encode() for part in parts_of(self, events, len(events) < MOST_EVENTS))
 
 
 class PartTrace(Trace):
@@ -370,14 +265,6 @@ class PartTrace(Trace):
     @override
     def start_program(self, background: int | None) -> None:
         super().start_program(None if background is None else PROGRAMS_OF_PARTS + background)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def _json(line: dict[str, object]) -> str:
-    return json.dumps(line, default=str)  # arguments of spans may be any objects of callers
 
 
 def flush() -> None:

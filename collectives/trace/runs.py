@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from collectives.annotations import Testable, override
+from collectives.execution.jobs import PieceWork
 from collectives.execution.payload import MergedPayload, MessageMemory, MessageStarter, Payload
 from collectives.execution.program import Message, Program
-from collectives.execution.workers import PieceWork, worker_number
+from collectives.execution.workers import worker_number
 
 if TYPE_CHECKING:
-    from collectives.trace.recorder import Event, Trace
+    from collectives.trace.event_format import Event
+    from collectives.trace.recorder import Trace
 
 END = 3  # index of an event
 

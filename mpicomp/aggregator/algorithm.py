@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.errors import explains_itself, reword
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import suggestion
 from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.arguments import memory_in_words, vector_spec

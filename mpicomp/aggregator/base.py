@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Protocol, overload
+from typing import Any, Protocol, overload
 from weakref import ref
 
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.vectors import Flat
-from collectives.errors import reword
-from collectives.execution.handle import Steps, keep_uncompiled
+from collectives.errors import refusal
+from collectives.execution.call import Steps
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.routes import VERSION
 from collectives.listed_names import Listed
 from collectives.quoting import one_line
@@ -138,10 +139,8 @@ class Aggregator(metaclass=Listed):
         state = f"{self.step} step{'s'[: self.step != 1]} done"
         if self._call is not None and not self._call.done:
             state += ", one pending"
-        try:
-            self.feedback.check_ready()
-        except RuntimeError as error:
-            state += f", unusable: {one_line(error)}"
+        if problem := self.feedback.why_unusable():
+            state += f", unusable: {one_line(problem)}"
         return f"<Aggregator by {expression(self.algorithm)} of {kind}, {comm.here}: {state}>"
 
     @property
@@ -302,16 +301,22 @@ class Aggregator(metaclass=Listed):
             self._carried = _NO_NUMBERS
         difference, source, target = None, None, None
         result: Array = out
-        try:
-            if self._call is not None:
-                self._reject_second_call(self._call)
-            self.feedback.check_ready()
-            if not self.views.are_plain(vector, out):
+        # not raised: a RuntimeError in the block below is none of ours, such as that of a signal handler
+        refused: Exception | None = None
+        if self._call is not None:
+            refused = self._second_call(self._call)
+        elif problem := self.feedback.why_unusable():
+            refused = RuntimeError(problem)
+        elif not self.views.are_plain(vector, out):
+            try:
                 difference = vector if isinstance(vector, Difference) else None
                 source, target, result = self.views.of(vector, out)
-        except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+            except (TypeError, ValueError, MemoryError) as error:
+                refused = error
+        if refused is not None:
+            found = refusal(refused, f"{comm.here}, vector {self.vector_id}: {refused}")
             self._can_undo = False  # as on the other ranks, where this step fails
-            comm.reject(reword(error, f"{comm.here}, vector {self.vector_id}: {error}"), "aggregate")
+            comm.reject(found, "aggregate")
         traffic = self.traffic.begin()
         values: Any = vector if source is None else source.values if difference is None else None
         written: Any = out if target is None else target.values
@@ -421,9 +426,10 @@ class Aggregator(metaclass=Listed):
         if self._call is call:
             self._call = None
 
-    def _reject_second_call(self, call: VectorCall) -> NoReturn:
+    def _second_call(self, call: VectorCall) -> RuntimeError:
+        """Return the error of a call, or of a change of the state, before this call has ended as its caller knows."""
         if not call.dropped:
-            raise RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
+            return RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
         failure, ended = None, ""
         try:
             # all ranks have begun this call, so it ends
@@ -433,7 +439,9 @@ class Aggregator(metaclass=Listed):
         finally:
             call.mark_seen()
         dropped = f"the call of step {call.step} was dropped without wait()"
-        raise RuntimeError(f"{dropped}: keep what begin() returns{ended}") from failure
+        found = RuntimeError(f"{dropped}: keep what begin() returns{ended}")
+        found.__cause__ = failure
+        return found
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -473,12 +481,13 @@ class Aggregator(metaclass=Listed):
         array([0., 6.], dtype=float32)
         """
         if self._call is not None and self._call.error is None:
-            self._reject_second_call(self._call)
+            raise self._second_call(self._call)
         return self.state()
 
     def state(self) -> dict[str, Any]:
         """Return a state that later steps overwrite."""
-        self.feedback.check_ready()
+        if problem := self.feedback.why_unusable():
+            raise RuntimeError(problem)
         return self._state(self.feedback.state())
 
     def load(self, state: dict[str, Any]) -> str:
@@ -527,7 +536,7 @@ class Aggregator(metaclass=Listed):
             The caller has not waited for a call.
         """
         if self._call is not None and self._call.error is None:
-            self._reject_second_call(self._call)
+            raise self._second_call(self._call)
         restored = self.load(state)
         if self.joint_end is not None:
             self.joint_end.forget()

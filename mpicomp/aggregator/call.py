@@ -11,7 +11,7 @@ from collectives import Communicator, NonFiniteGradient, Traffic
 from collectives.annotations import AnyArray, FloatArray, override
 from collectives.arrays.elements import Combine
 from collectives.consistency.descriptions import Description, fingerprint
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.progress.polling import Backoff
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec

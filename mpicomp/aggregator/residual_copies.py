@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.annotations import AnyArray
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import keep_alive, until
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives import Communicator, Traffic
 from collectives.annotations import Array
 from collectives.arrays.elements import add, aligned_empty
-from collectives.execution.pipelined import Requests
+from collectives.execution.requests import Requests
 from collectives.group.routes import LATENCY_BYTES
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import Compare, VectorCall

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from collectives import Communicator, NonFiniteGradient
 from collectives.annotations import Testable, override
+from collectives.execution.jobs import in_parts
 from collectives.execution.staged import until_queued
-from collectives.execution.workers import in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Driver, Parts, Reducer

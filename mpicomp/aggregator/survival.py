@@ -80,7 +80,7 @@ class JointEnd:
 
 
 class Continuation:
-    """Continuation of an aggregator among other ranks: its view as a `collectives.recovery.regroup.Survivor`."""
+    """Continuation of an aggregator among other ranks: its view as a `collectives.recovery.survivors.Survivor`."""
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator

@@ -16,7 +16,7 @@ from collectives import Communicator
 from collectives.annotations import override
 from collectives.arrays import named
 from collectives.arrays.elements import NARROW
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from mpicomp.aggregator.algorithm import MessageModel, Parts, VectorSpec, on_instances
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.aggregator.registration import method

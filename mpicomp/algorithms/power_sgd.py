@@ -20,7 +20,7 @@ from typing import ClassVar
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.execution.workers import in_parts
+from collectives.execution.jobs import in_parts
 from mpicomp.aggregator.algorithm import Algorithm, MessageModel, Parts, VectorSpec
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import Reducer, Round

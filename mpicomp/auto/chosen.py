@@ -222,7 +222,7 @@ class ChosenFeedback:
     def __init__(self, inner: Feedback, driver: Chosen) -> None:
         self._inner, self._driver = inner, driver
         self.state_kinds: dict[str, StateKind] = {**inner.state_kinds, KEY: "shared"}
-        self.check_ready = inner.check_ready  # read in every call
+        self.why_unusable = inner.why_unusable  # read in every call
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__.get("_inner"), name)

@@ -79,7 +79,7 @@ def make_parser(chosen: Collection[str], lenient: bool = False) -> tuple[argpars
             # the options are left out; otherwise this ends the program
             if lenient:
                 continue
-            problem = importlib.import_module("collectives.errors").mpi_problem(error)
+            problem = importlib.import_module("collectives.missing_mpi").mpi_problem(error)
             if not problem:
                 raise
             parser.exit(1, f"mpicomp {name}: error: {problem}\n")

@@ -331,9 +331,9 @@ class Feedback(ABC):
         residual = self.residuals.get("residual")
         return None if residual is None else residual.current
 
-    def check_ready(self) -> None:
-        """Raise RuntimeError if an earlier error must be repaired first."""
-        return
+    def why_unusable(self) -> str:
+        """Return the earlier error that must be repaired first, and how; empty if the next step can be made."""
+        return ""
 
     def state(self) -> State:
         """Return copies of all that the next step depends on, by the keys of `state_kinds`."""

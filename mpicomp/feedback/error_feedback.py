@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectives.annotations import Array, override
-from collectives.arrays.elements import narrow, widen
+from collectives.arrays.elements import round_in_place
 from mpicomp import kernels
 from mpicomp.codecs.base import Codec, Draw, has_residual, is_averaging
 from mpicomp.feedback.base import Residual, StateKind
@@ -208,8 +208,7 @@ class FeedbackEncoder:
         finite = self._write(compensated, payload, draw, sent)
         if self._applied is not None:
             rounded = self._scratch.rounded[: len(cut)]
-            narrow(sent, self._applied, rounded)
-            widen(rounded, self._applied, sent)
+            round_in_place(sent, self._applied, rounded)
         kept = self._rule.keep(part, compensated, sent, residual, following)
         if self._is_host:
             return finite & kept

@@ -101,12 +101,13 @@ class SignResidual(Feedback):
     # One step --------------------------------------------------------------------------------------------------------
 
     @override
-    def check_ready(self) -> None:
-        if self.in_place is not None and self.in_place.spoiled:
-            raise RuntimeError(
-                "an earlier step met NaN or infinity, or was cut off, and its residual is spoiled: restore it by "
-                "load_state_dict, or start() anew"
-            )
+    def why_unusable(self) -> str:
+        if self.in_place is None or not self.in_place.spoiled:
+            return ""
+        return (
+            "an earlier step met NaN or infinity, or was cut off, and its residual is spoiled: restore it by "
+            "load_state_dict, or start() anew"
+        )
 
     @override
     def reads_pieces(self, step: int) -> bool:

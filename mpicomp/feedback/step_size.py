@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from collectives.annotations import AnyArray, Doubles, Indices
-from collectives.arrays.elements import NARROW, narrow, widen
+from collectives.arrays.elements import NARROW, narrow, round_in_place
 from mpicomp import kernels
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.base import compute_type
@@ -109,10 +109,10 @@ class StepSize:
         if self.rule.global_step == "auto":
             finite = self._scale(self.magnitudes, self.gamma)
         if self._narrow:
-            for values, rounded in zip((self.steps, self._minus_steps), self._rounded, strict=True):
-                narrow(values, self._dtype, rounded)
+            steps, minus_steps = self._rounded
+            narrow(self._minus_steps, self._dtype, minus_steps)
             # the residual is the part that the result misses, so it must see s, and limits, as rounded there
-            widen(self._rounded[0], self._dtype, self.steps)
+            round_in_place(self.steps, self._dtype, steps)
             finite = self._scale(self.steps.astype(np.float64), 1.0)
         return finite
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives.annotations import Array, Words, override
-from collectives.arrays.elements import NARROW, narrow, widen
+from collectives.arrays.elements import NARROW, round_in_place
 from mpicomp import kernels
 from mpicomp.codecs.vote_counts import write_values
 from mpicomp.feedback.base import Feedback, Residual, StepInput, compute_type, narrow_into
@@ -130,6 +130,5 @@ class VoteValues(Votes):
             return True
         largest = self._factors * self._kind(self._ranks)  # all ranks have one sign
         rounded = np.empty(largest.size, np.uint16 if self._dtype == "bfloat16" else np.float16)
-        narrow(largest, self._dtype, rounded)
-        widen(rounded, self._dtype, largest)
+        round_in_place(largest, self._dtype, rounded)
         return bool(np.isfinite(largest).all())

@@ -9,7 +9,7 @@ from collectives.annotations import Testable
 from collectives.arrays import Staging
 from collectives.arrays.vectors import Flat
 from collectives.dense.device_sum import are_on_one_device, settled_before
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.execution.staged import await_operation, deliver, fetch, run_before_arrival, use_in_background
 
 

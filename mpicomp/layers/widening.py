@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from mpicomp.spaces import space_at
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collectives import Communicator, Traffic
 from collectives.annotations import AnyArray, override
 from collectives.arrays.elements import PAGE
 from collectives.arrays.shared_memory import SharedMemory
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.quoting import list_ranks
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.side_channel import SideChannel

@@ -12,7 +12,7 @@ from collectives.annotations import AnyArray, FloatArray, override
 from collectives.arrays.elements import aligned_empty
 from collectives.arrays.peer_memory import PeerMemory
 from collectives.arrays.shared_memory import SharedMemory
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.codecs.sign import UNSIGNED
 from mpicomp.feedback.packed_signs import PackedSigns, SignUnpacker

@@ -16,7 +16,7 @@ import numpy as np
 from collectives.annotations import AnyArray, Array, FloatArray, override
 from collectives.arrays.elements import aligned_empty
 from collectives.arrays.torch_device import combine, divide
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done, until
 from mpicomp.aggregator.call import VectorCall

@@ -11,7 +11,7 @@ from collectives.annotations import AnyArray, FloatArray, override
 from collectives.arrays.elements import PAGE
 from collectives.arrays.peer_memory import read_peers
 from collectives.arrays.shared_memory import Gather, share_memory
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.kernels import of
 from mpicomp.nodes.counted_sum import DONE, FREE, SUMMED, CountedSum, TextChannel

@@ -10,7 +10,7 @@ from collectives.annotations import Array, FloatArray, override
 from collectives.arrays.elements import NARROW
 from collectives.arrays.vectors import Flat, held
 from collectives.dense.allreduce import PIECE_BYTES
-from collectives.execution.handle import Steps
+from collectives.execution.call import Steps
 from collectives.execution.staged import until_queued
 from collectives.progress.polling import done
 from mpicomp.aggregator.algorithm import MessageModel
@@ -74,7 +74,7 @@ class DeviceMean(HostMean):
     def steps(self, call: VectorCall, values: Array, out: Array, scratch: Sequence[FloatArray] | None = None) -> Steps:
         source = held(self._space.device, values, self._dtype, self._outward)
         target = held(self._space.device, out, self._dtype, self._back)
-        return call.group.mean_of_arrays(call, source, target, call.traffic, scratch)
+        return call.group.sum_arrays(call, source, target, "mean", call.traffic, scratch=scratch)
 
     @override
     def all_finite(self, call: VectorCall, vector: Array) -> Generator[bool, None, bool]:
@@ -130,7 +130,7 @@ class FullPrecisionMean(Reducer):
 
     def array_steps(self, call: VectorCall, source: Flat, target: Flat) -> Iterator[bool]:
         """Write the mean of vectors on one device to a result there, without a copy; see `run`."""
-        yield from call.group.mean_of_arrays(call, source, target, call.traffic)
+        yield from call.group.sum_arrays(call, source, target, "mean", call.traffic)
         if not (yield from _all_finite(call, target)):
             yield from self.reject(call, not (yield from _all_finite(call, source)))
 

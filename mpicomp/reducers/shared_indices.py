@@ -21,9 +21,9 @@ from collectives.annotations import FloatArray, override
 from collectives.arrays.elements import NARROW, aligned_empty
 from collectives.dense.allreduce import RECEIVE_BUFFERS
 from collectives.dense.host_sum import DensePayload, itemsize_in_messages
+from collectives.execution.jobs import in_parts
 from collectives.execution.pipelined import execute
 from collectives.execution.staged import until_queued
-from collectives.execution.workers import in_parts
 from collectives.progress.polling import done
 from mpicomp.aggregator.call import VectorCall
 from mpicomp.aggregator.parts import MessageModel, Reducer, Round, VectorSpec

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import Description, fingerprint
 from collectives.errors import CollectiveMismatch
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import list_ranks
 from mpicomp.aggregator.arguments import require_communicator
 from mpicomp.torch.devices import require_reachable

@@ -54,7 +54,7 @@ def impatient(mpi_comm: MPI.Intracomm, seconds: float, **options: Any) -> Commun
 
 def delay_messages(patch: pytest.MonkeyPatch, seed: int) -> None:
     """Let this rank sleep now and then from now on, so that messages arrive in another order."""
-    from collectives.consistency.call_check import RecursiveDoubling
+    from collectives.consistency.recursive_doubling import RecursiveDoubling
     from collectives.execution.pipelined import PipelinedExecution
     from collectives.execution.stepwise import StepwiseExecution
 

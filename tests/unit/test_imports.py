@@ -109,7 +109,9 @@ LAYERS = {
 LAZY = {
     (module, "torch")
     for module in (
+        "collectives.arrays.device_lookup",
         "collectives.arrays.torch_device",
+        "collectives.arrays.torch_events",
         "collectives.arrays.gpu_mpi.child",
         "mpicomp.cli.bench.vectors",
         "mpicomp.cli.cluster_report.training",

@@ -22,7 +22,7 @@ import collectives
 import mpicomp
 from apps.figures import demo_comparison
 from apps.train import options as train_options
-from collectives.consistency import call_check
+from collectives.consistency import recursive_doubling
 from collectives.dense import allreduce as sums
 from collectives.group import routes
 from mpicomp.cli import bench
@@ -296,7 +296,7 @@ def test_all_topologies_are_named() -> None:
 
 def test_thresholds_of_auto_are_those_of_the_code() -> None:
     limits = {row[2]: re.findall(r"\d+ [KM]iB", row[1]) for row in tables(TOPOLOGIES)["payload"]}
-    within, between = call_check.MOST_BYTES_IN_A_NODE >> 10, call_check.MOST_BYTES_BETWEEN_NODES >> 10
+    within, between = recursive_doubling.MOST_BYTES_IN_A_NODE >> 10, recursive_doubling.MOST_BYTES_BETWEEN_NODES >> 10
     assert [f"{within} KiB", f"{between} KiB"] in limits.values()
     a_rank, altogether = sums.RING_BYTES_A_RANK >> 10, sums.RING_BYTES >> 20
     assert limits["MPI's own all-reduce"] == [f"{a_rank} KiB", f"{altogether} MiB"]

@@ -29,9 +29,10 @@ from apps.performance.cluster.vectors import make_vectors
 from apps.performance.durations import elapsed_and_processor
 from apps.records import Record, read_record
 from collectives import Communicator, Traffic
-from collectives.execution.handle import Call
-from collectives.execution.pipelined import Cache, execute
+from collectives.execution.call import Call
+from collectives.execution.pipelined import execute
 from collectives.execution.program import Message
+from collectives.execution.requests import Cache
 from collectives.progress.polling import rest_by
 from mpicomp.cli.timing import alternate, gather
 from mpicomp.codecs.sign import Sign

@@ -12,7 +12,7 @@ import argparse
 import os
 from importlib import import_module
 
-from collectives.errors import mpi_problem
+from collectives.missing_mpi import mpi_problem
 
 COMMAND = "mpicomp demo"
 RANKS, STEPS, LINK, PICTURE = 4, 60, "100mbit", "mpicomp-demo.png"

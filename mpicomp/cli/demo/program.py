@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.cost.rate import EmulatedLink
-from collectives.emulation.slow_link import validate_link
+from collectives.emulation.slow_comm import validate_link
 from collectives.threads.run_local import run_local
 from mpicomp.algorithms import Algorithm, Dense, Marsit
 from mpicomp.cli.arguments import integer

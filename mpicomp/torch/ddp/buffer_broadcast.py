@@ -7,7 +7,7 @@ from torch import Tensor
 
 from collectives import Communicator
 from collectives.arrays.tensor_bytes import tensor_bytes
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 
 _WORD_BYTES = 4
 

@@ -18,7 +18,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from collectives import Communicator
 from collectives.consistency.descriptions import fingerprint
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import shown
 from collectives.recovery.fault_tolerance import repeat_after_deaths
 from mpicomp.aggregator.arguments import require_communicator

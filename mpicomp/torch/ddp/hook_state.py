@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Communicator, PeerFailure
 from collectives.annotations import override
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import list_ranks
 from mpicomp.algorithms import Dense
 from mpicomp.torch.buckets.bucket_layout import members_by_name

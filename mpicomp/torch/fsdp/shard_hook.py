@@ -21,7 +21,7 @@ from torch import distributed as dist
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.errors import CollectiveMismatch
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread, worse
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from collectives import Communicator
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from mpicomp.torch.process_group.tensor_memory import Operand, PackedTensors, StagingTensors, rows, split_sizes
 from mpicomp.torch.process_group.transfers import (
     BoundCollective,

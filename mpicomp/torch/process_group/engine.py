@@ -15,7 +15,7 @@ from collectives import CollectiveMismatch, Communicator
 from collectives.communicator.point_to_point import message
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from mpicomp.torch.devices import begin_event
 from mpicomp.torch.process_group.collective import Collective, Operands, bind_operands, leaves, require, require_rank
 from mpicomp.torch.process_group.tensor_memory import Operand, PackedTensors, StagingTensors, as_bytes

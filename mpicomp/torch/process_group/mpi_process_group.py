@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup, ReduceOp
 
 from collectives import Communicator, CommunicatorClosed
-from collectives.execution.handle import keep_methods_uncompiled
+from collectives.execution.uncompiled import keep_methods_uncompiled
 from mpicomp.torch.process_group import collective
 from mpicomp.torch.process_group.collective import Collective, Operands
 from mpicomp.torch.process_group.engine import Engine, Messages

@@ -18,7 +18,7 @@ from torch import Tensor
 from collectives.annotations import AnyArray, Bytes, Testable
 from collectives.arrays import Device, named
 from collectives.arrays.tensor_bytes import tensor_bytes
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.staged import await_operation, run_before_arrival, use_in_background
 
 Operand = Tensor | Sequence["Operand"]

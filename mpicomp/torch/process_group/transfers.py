@@ -22,7 +22,7 @@ from collectives import CollectiveMismatch, Communicator
 from collectives.annotations import Bytes
 from collectives.arrays.elements import FLOATS, INTEGERS
 from collectives.consistency.descriptions import fingerprint
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import until
 from mpicomp.torch.process_group.tensor_memory import PackedTensors, Segment, as_array, as_bytes

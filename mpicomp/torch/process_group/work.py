@@ -16,7 +16,8 @@ from torch.distributed import Work
 
 from collectives import CollectiveTimeout
 from collectives.annotations import override
-from collectives.execution.handle import Handle, keep_methods_uncompiled
+from collectives.execution.handle import Handle
+from collectives.execution.uncompiled import keep_methods_uncompiled
 from mpicomp.torch.devices import devices_of
 
 NO_TIMEOUT = timedelta(0)

@@ -10,7 +10,7 @@ from weakref import WeakMethod
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from collectives.execution.handle import keep_uncompiled
+from collectives.execution.uncompiled import keep_uncompiled
 
 
 class InnerSteps:

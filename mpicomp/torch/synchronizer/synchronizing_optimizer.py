@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from collectives.annotations import override
-from collectives.recovery.newcomers import StateTransfer, admit_by, is_waiting
+from collectives.recovery.admission import StateTransfer
+from collectives.recovery.newcomers import admit_by, is_waiting
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.caller_modes import in_own_mode

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator, CommunicatorClosed, Handle
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from mpicomp import ALGORITHMS, SSDM, DoubleSqueeze, Marsit, algorithm
 from mpicomp.algorithms import Aggregator
 from tests.exact import gradient

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Star
-from collectives.consistency.call_check import rounds_of
+from collectives.consistency.recursive_doubling import rounds_of
 from mpicomp import ECQSGD, QSGD, DoubleSqueeze, LocalTopK, MemSGD, OneBitSGD, TernGrad
 from mpicomp.codecs import Draw, OneBit, Quantizer, TwoMeans
 from mpicomp.kernels.streams import Stream

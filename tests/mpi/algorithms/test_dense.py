@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, NonFiniteGradient
-from collectives.consistency.call_check import rounds_of
+from collectives.consistency.recursive_doubling import rounds_of
 from mpicomp import Dense
 from tests.exact import gradient
 from tests.mpi.lanes import TIMEOUT_S

@@ -1,13 +1,17 @@
-"""An aggregator at a prompt."""
+"""An aggregator at a prompt, and one whose caller a signal interrupts."""
 
 from __future__ import annotations
 
 import re
 import rlcompleter
 
+import numpy as np
+import pytest
+
 import mpicomp
 from collectives import Communicator
 from tests.documents import DOCUMENTS, inline_code, prose
+from tests.interruptions import interrupted_by
 
 
 def test_completion_lists_the_names_that_pages_describe(comm: Communicator) -> None:
@@ -21,3 +25,18 @@ def test_completion_lists_the_names_that_pages_describe(comm: Communicator) -> N
     internal = {"let_go", "make_again", "carry"}
     assert internal <= {*vars(type(aggregator))}
     assert not internal & {*names}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, MemoryError])
+def test_an_exception_of_a_signal_handler_leaves_an_aggregator_as_it_is(
+    kind: type[Exception], comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal would end the other ranks' call by CollectiveMismatch, and nobody could undo the step before."""
+    votes, vector = mpicomp.Marsit(transactional=True).start(comm, 4), np.ones(4, np.float32)
+    for _ in range(2):
+        votes.aggregate(vector)
+    with interrupted_by(kind("of a handler")) as interrupt:
+        monkeypatch.setattr(votes.views, "of", interrupt)
+        with pytest.raises(kind, match=r"^of a handler$"):
+            votes.aggregate(vector)
+    assert votes.can_undo

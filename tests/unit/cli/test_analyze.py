@@ -23,7 +23,7 @@ def call(number: int, text: int = 0, state: str = "ended", begun: float = 1.0, c
 
 def write(folder: Path, rank: int, calls: list[dict[str, Any]], **changed: Any) -> None:
     """Write a file with communicators "RUN" of all ranks and, if calls are on it, "RUNpart" of ranks 0 and 1."""
-    stack = ["/lib/collectives/execution/handle.py:1 in wait"] if any(not one["ended"] for one in calls) else []
+    stack = ["/lib/collectives/execution/call.py:1 in wait"] if any(not one["ended"] for one in calls) else []
     groups = [{"key": RUN, "rank": rank, "members": list(ALL), "begun": 0}]
     if rank < 2:
         groups.append({"key": f"{RUN}part", "rank": rank, "members": [0, 1], "begun": 0})

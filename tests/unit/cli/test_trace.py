@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from collectives.trace.recorder import Reading, Trace, flush, offset_at
+from collectives.trace.clocks import Reading, offset_at
+from collectives.trace.recorder import Trace, flush
 from mpicomp.cli.main import main
 from mpicomp.cli.trace import RankTrace, overlap, read, table, union
 from tests.mutations import mutants

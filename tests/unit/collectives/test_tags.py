@@ -12,7 +12,7 @@ from collectives import Communicator, tags
 from collectives.consistency import call_check
 from collectives.consistency.missing_ranks import TAG as TAG_OF_MISSING
 from collectives.process_end import MEETING_TAG
-from collectives.trace.recorder import TAG as TAG_OF_CLOCKS
+from collectives.trace.clocks import TAG as TAG_OF_CLOCKS
 from mpicomp import run_local
 
 RANGES = [one for one in vars(tags).values() if isinstance(one, range)]

@@ -14,7 +14,7 @@ from collectives import CollectiveMismatch, CollectiveTimeout, Communicator
 from collectives.consistency.call_check import RECEIVE_EACH
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
 pytestmark = pytest.mark.mpi(min_size=2)

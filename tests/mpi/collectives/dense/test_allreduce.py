@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from collectives import Communicator, DoubleTree, Ring, Star, Traffic
 from collectives.dense import allreduce
 from collectives.execution import pipelined
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.schedules.registry import TOPOLOGIES
 from tests.mpi.lanes import TIMEOUT_S, eight_too, every_size, same_everywhere, topologies
 from tests.reference.one_process.allreduce import dense

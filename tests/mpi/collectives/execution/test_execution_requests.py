@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.pipelined import free_inactive
+from collectives.execution.requests import free_inactive
 from mpicomp import QSGD, MajorityVote, Marsit
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import mpicomp
 from collectives import Communicator, CommunicatorClosed, Handle
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from mpicomp import SSDM, DoubleSqueeze, Marsit, ScaleCom
 from tests.exact import gradient
 from tests.mpi.lanes import TIMEOUT_S, few_ranks, impatient, same_everywhere

@@ -14,7 +14,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.trace import Trace
-from collectives.trace.recorder import PROGRAMS_OF_PARTS, compare_clocks, offset_at
+from collectives.trace.clocks import compare_clocks, offset_at
+from collectives.trace.recorder import PROGRAMS_OF_PARTS
 from mpicomp import QSGD, CascadingSSDM, Marsit, PerNode, ScaleCom
 from mpicomp.cli.trace import RankTrace, table
 from tests.mpi.collectives.trace.traces import everyones, require_aligned, spans, vector

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from collectives.arrays import HOST_DEVICE, HostDevice, Landed, after_copy, named, torch_device, wait
 from collectives.arrays.elements import PAGE, aligned_empty
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 from collectives.progress.polling import done
 from tests.fake_device import FakeDevice
 from tests.fake_streams import StreamsDevice

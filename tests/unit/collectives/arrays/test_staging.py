@@ -10,8 +10,8 @@ import pytest
 
 from collectives import CollectiveMismatch, CollectiveTimeout, Communicator, Ring, arrays
 from collectives.arrays import Landed
-from collectives.arrays.torch_device import ROCM
-from collectives.execution.handle import Call
+from collectives.arrays.device_lookup import ROCM
+from collectives.execution.call import Call
 from collectives.threads.run_local import run_local
 from mpicomp import Dense, Marsit
 from mpicomp.algorithms import ALGORITHMS

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.arrays import Queued, TorchDevice, require_stream, torch_device, wait
+from collectives.arrays import Queued, TorchDevice, require_stream, torch_device, torch_events, wait
 from tests.fake_streams import INDEX, Stream, StreamsDevice
 
 
@@ -291,7 +291,7 @@ def test_a_long_copy_has_a_stream_of_its_own_and_short_ones_to_the_host_follow_i
             patch.setattr(torch_device, "SHORT_BYTES", 7)
             device.copy(*copy)
         assert stream.work
-    device._apart = torch_device.Event(lambda: False)
+    device._apart = torch_events.Event(lambda: False)
     before = len(device._to_host.work)
     device.copy(there, here)
     assert len(device._to_host.work) > before

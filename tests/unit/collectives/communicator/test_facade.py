@@ -15,9 +15,10 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
-from collectives.communicator import exchanges
+from collectives.communicator import operands
 from collectives.group.group import Group
 from tests.documents import PROJECT, inline_code, prose
+from tests.interruptions import interrupted_by
 
 
 def test_a_communicator_is_no_part_of_a_cycle() -> None:
@@ -115,6 +116,20 @@ def test_an_exception_of_a_signal_handler_is_not_taken_for_a_lack_of_memory(monk
     def interrupt(*_: object) -> None:
         raise RuntimeError("of a handler")
 
-    monkeypatch.setattr(exchanges, "empty_like", interrupt)
+    monkeypatch.setattr(operands, "empty_like", interrupt)
     with Communicator() as comm, pytest.raises(RuntimeError, match=r"^of a handler$"):
         comm.allreduce(np.ones(3))
+
+
+def test_an_exception_of_a_signal_handler_is_not_taken_for_an_object_that_cannot_be_pickled() -> None:
+    class Interrupted:
+        def __reduce__(self) -> str:
+            interrupt()
+            return "unreachable"
+
+    with (
+        Communicator() as comm,
+        interrupted_by(KeyError("of a handler")) as interrupt,
+        pytest.raises(KeyError, match="of a handler"),
+    ):
+        comm.allgather_object(Interrupted())

@@ -13,7 +13,7 @@ import mpicomp
 from collectives import CollectiveMismatch, Communicator
 from collectives.consistency.call_check import AT_ONCE, CallCheck
 from collectives.consistency.missing_ranks import MissingRanks
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
 
 
 def test_a_call_whose_check_is_over_at_once_has_not_stalled_since_it_waited_for_its_turn() -> None:

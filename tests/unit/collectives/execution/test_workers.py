@@ -15,11 +15,12 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, Ring
-from collectives.execution.handle import Call
+from collectives.execution.call import Call
+from collectives.execution.jobs import in_parts
 from collectives.execution.pipelined import execute
 from collectives.execution.program import gather_program
 from collectives.execution.traffic import Traffic
-from collectives.execution.workers import in_parts, worker_number
+from collectives.execution.workers import worker_number
 from collectives.threads.run_local import run_local
 from mpicomp import QSGD, Marsit, NonFiniteGradient
 

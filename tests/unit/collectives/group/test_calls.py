@@ -11,9 +11,10 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.handle import Call, Steps
+from collectives.execution.call import Call, Steps
 from collectives.process_end import _open
 from collectives.recovery.regroup import Regroup
+from collectives.recovery.survivors import renew_all
 from collectives.trace.flight_recorder import RecordedGroup
 from mpicomp import Marsit, run_local
 
@@ -29,9 +30,9 @@ def expect_deaths(comm: Communicator) -> None:
 def regroup(comm: Communicator) -> None:
     """Go on with all ranks in a new group, as after a death; collective."""
     assert isinstance(comm.recovery, Regroup)
-    saved, ranks = comm.recovery.save_users(), tuple(range(comm.size))
+    saved, ranks = comm.recovery.survivors.save(), tuple(range(comm.size))
     comm.renew(comm.mpi_comm.Dup(), ranks, (comm.layout, comm.hosts))
-    comm.recovery.renew_users(saved, [one.name for one in saved], len(saved), ranks)
+    renew_all(saved, [one.name for one in saved], len(saved), ranks)
     comm.recovery.count += 1
 
 

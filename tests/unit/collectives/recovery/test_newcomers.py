@@ -9,7 +9,8 @@ import pytest
 
 from collectives.nodes.layout import NodeLayout
 from collectives.recovery import newcomers
-from collectives.recovery.newcomers import LOOK_S, Newcomers, StateTransfer
+from collectives.recovery.admission import StateTransfer
+from collectives.recovery.newcomers import LOOK_S, Newcomers
 
 
 class Pool:

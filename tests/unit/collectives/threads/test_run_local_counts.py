@@ -9,13 +9,13 @@ import pytest
 
 from tests.mpi.aggregator import test_aggregator_begin
 from tests.mpi.collectives.communicator import test_exchanges_of_numbers
-from tests.mpi.collectives.consistency import test_call_check_doubling
+from tests.mpi.collectives.consistency import test_recursive_doubling
 from tests.mpi.collectives.dense import test_allreduce, test_dense_gather
 from tests.mpi.reducers import test_shared_selection, test_sign_merge
 from tests.ranks_as_threads import COUNTS, Case, cases
 
 CASES = [
-    *cases(test_aggregator_begin, test_exchanges_of_numbers, test_call_check_doubling, test_allreduce),
+    *cases(test_aggregator_begin, test_exchanges_of_numbers, test_recursive_doubling, test_allreduce),
     *cases(test_dense_gather, test_shared_selection, test_sign_merge),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator
-from collectives.consistency import call_check
+from collectives.consistency import recursive_doubling
 from collectives.consistency.call_check import AT_ONCE
 from tests.mpi.lanes import TIMEOUT_S, every_size, same_everywhere
 
@@ -28,7 +28,7 @@ def comm(verify: bool, mpi_comm: MPI.Intracomm) -> Iterator[Communicator]:
 
 def longest(comm: Communicator) -> int:
     """Float32 elements that still go this way."""
-    return call_check.most_bytes(comm.size, comm.one_node) // 4
+    return recursive_doubling.most_bytes(comm.size, comm.one_node) // 4
 
 
 @verified_or_not
@@ -62,7 +62,7 @@ def test_overflow_is_infinite_and_warns_nobody(comm: Communicator) -> None:
 
 @verified_or_not
 def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_check, "MOST_REMEMBERED", 4)
+    monkeypatch.setattr(recursive_doubling, "MOST_REMEMBERED", 4)
     for n in range(20):
         assert (comm.allreduce(np.ones(n)) == comm.size).all()
     assert all(len(exchange._known) <= 4 for exchange in comm.call_check._exchanges)
@@ -73,8 +73,8 @@ def test_lengths_that_come_only_once_take_no_more_memory(comm: Communicator, mon
 def test_what_a_call_costs_is_counted(comm: Communicator) -> None:
     before = comm.traffic.bytes_sent
     comm.allreduce(np.ones(100, np.float32))
-    sent = [one.sends for one in call_check.rounds_of(comm.rank, comm.size)].count(True)
-    assert comm.traffic.bytes_sent - before == sent * (call_check.NUMBERS_FROM + 400)
+    sent = [one.sends for one in recursive_doubling.rounds_of(comm.rank, comm.size)].count(True)
+    assert comm.traffic.bytes_sent - before == sent * (recursive_doubling.NUMBERS_FROM + 400)
     assert comm.traffic.calls == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.consistency.call_check import MOST_BYTES_IN_A_NODE, Swap, most_bytes, rounds_of
+from collectives.consistency.recursive_doubling import MOST_BYTES_IN_A_NODE, Swap, most_bytes, rounds_of
 
 SIZES = range(1, 34)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.errors import MissingMPI, mpi_problem
+from collectives.missing_mpi import MissingMPI, mpi_problem
 
 PROJECT = Path(__file__).resolve().parents[3]
 SIX_LINES = "cannot load MPI library\n" + "\n".join(

@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from collectives import CollectiveMismatch, Communicator, CommunicatorClosed
-from collectives.consistency.call_check import RecursiveDoubling
+from collectives.consistency.recursive_doubling import RecursiveDoubling
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 
 pytestmark = few_ranks
