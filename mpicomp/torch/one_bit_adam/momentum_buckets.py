@@ -252,7 +252,7 @@ def _members_of(reducers: Iterable[BucketReducer]) -> NamedTensors:
 
 
 def _joined_of(own: State) -> list[State]:
-    """Return the checked entries about parameters that joined later; states without any have none."""
+    """Return the checked entries about parameters that joined later; an empty list if no parameter did."""
     joined = own.get("joined", [])
     if not isinstance(joined, list):
         raise ValueError(f"the state's joined parameters are {shown(joined)}, not a list; load an earlier one")
