@@ -105,32 +105,33 @@ def _pack(digits, n, buckets, codes, place, three):
 
 
 @njit(nogil=True)
-def _add(planes, three, codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, digits, v):
+def _add_planes(planes, codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, v):
     """Add decoded values to some buckets, or with `fresh` write u + residual + decoded values."""
-    used, count = _count_used(n, planes, three), 0 if planes is None else len(planes)
-    stride, sizes = padded // 64, magnitudes_in_registers(levels, float32(0), count)
-    room, start = digits.size // AT_ONCE, 0
-    if planes is None:  # of all buckets first: bytes are in the first cache before they are read in other vectors
-        for b in range(buckets):
-            start = _unpack(codes, place + b * used, n, digits, b * room, three)
+    count, stride = len(planes), padded // 64
     for b in range(buckets):
-        scale = _scale(scales[first + b])
-        if planes is not None:
-            sizes = magnitudes_in_registers(levels, scale, count)
+        sizes = magnitudes_in_registers(levels, _scale(scales[first + b]), count)
         for j in range(stride):
             for k in range(0, 64, LANES):
                 at = b * padded + 64 * j + k
-                if planes is not None:
-                    x = decode_planes(codes, place + j, stride, count, uint64(k), sizes)
-                else:
-                    x = of_bytes(
-                        digits, start - (buckets - 1 - b) * room + 64 * j + k, three is not None, scale, levels[0]
-                    )
-                if fresh:
-                    store(v, at, _own(u, residual, i + at) + x)
-                else:
-                    store(v, at, load(v, at) + x)
-        place += used
+                x = decode_planes(codes, place + j, stride, count, uint64(k), sizes)
+                before = _own(u, residual, i + at) if fresh else load(v, at)
+                store(v, at, before + x)
+        place += _count_used(n, planes, None)
+
+
+@njit(nogil=True)
+def _add_bytes(three, codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, v, digits):
+    """Do as `_add_planes` with codes in bytes."""
+    used, room, start = _count_used(n, None, three), digits.size // AT_ONCE, 0
+    for b in range(buckets):  # all first: bytes are in the first cache before they are read in other vectors
+        start = _unpack(codes, place + b * used, n, digits, b * room, three)
+    for b in range(buckets):
+        scale = _scale(scales[first + b])
+        for k in range(0, padded, LANES):
+            at = b * padded + k
+            x = of_bytes(digits, start - (buckets - 1 - b) * room + k, three, scale, levels[0])
+            before = _own(u, residual, i + at) if fresh else load(v, at)
+            store(v, at, before + x)
 
 
 @njit(nogil=True)
@@ -189,7 +190,7 @@ def relay(
     planes, three, u, residual, fresh, incoming, scales_in, adds, base, starts, lengths, tables, streaming, encodes,
     work, left, codes, scales,
 ):  # fmt: skip
-    """Add up a piece, and with `encodes` encode the sum and keep its error.
+    """Add up a piece, and with `encodes` encode the sum and keep its error. Returns whether all scales are finite.
 
     Parameters
     ----------
@@ -216,11 +217,6 @@ def relay(
     codes : uint64[words] or uint8[bytes]
     scales : uint16[buckets]
         Overwritten like `codes`.
-
-    Returns
-    -------
-    bool
-        Whether all scales are finite.
     """
     v, digits, sums = work
     b, place, finite = 0, 0, True
@@ -233,11 +229,12 @@ def relay(
         fused = fresh and adds and padded == n
         if not fused:
             _gather(u if fresh else left, residual if fresh else left[:0], i, n * buckets, v)
+        added = incoming, place, scales_in, b, tables[1], padded, n, buckets, u, residual, i, fused, v
         if adds:
-            _add(
-                planes, three, incoming, place, scales_in, b, tables[1], padded, n, buckets, u, residual, i, fused,
-                digits, v,
-            )  # fmt: skip
+            if planes is not None:
+                _add_planes(planes, *added)
+            else:
+                _add_bytes(three, *added, digits)
         for k in range(n, padded if padded > n else n):
             v[k] = 0
         whole, ahead = padded == n, i + buckets * n
