@@ -207,7 +207,7 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         added, added_scales = made if incoming is None else given
         cpu, streaming = kernels.of("cpu").levels, streaming and left.ctypes.data % CACHE_LINE == 0
         finite: bool = cpu.relay(
-            cpu.PACKING[self.levels], u, residual, own is not None, added, added_scales, incoming is not None, base,
+            *cpu.PACKING[self.levels], u, residual, own is not None, added, added_scales, incoming is not None, base,
             buckets.starts, buckets.lengths, tables(self.levels), streaming, payload is not None,
             scratch(self.bucket).work, left, codes, scales,
         )  # fmt: skip
@@ -243,7 +243,7 @@ class Levels(FeedbackCodec, AveragingCodec, VariableCodec):
         cpu = kernels.of("cpu").levels
         streaming = len(out) >= STREAMING_ELEMENTS and out.ctypes.data % CACHE_LINE == 0
         finite: bool = cpu.spread(
-            cpu.PACKING[self.levels], codes, scales, np.float32(ranks), base, buckets.starts, buckets.lengths,
+            *cpu.PACKING[self.levels], codes, scales, np.float32(ranks), base, buckets.starts, buckets.lengths,
             tables(self.levels), streaming, scratch(self.bucket).work, out,
         )  # fmt: skip
         return finite

@@ -79,7 +79,7 @@ def pack_three(digits, at, used):
 def of_bytes(digits, at, three, scale, level):
     """Return the values of 16 codes, a byte each."""
     none, code = splat(float32(0)), to_uint32(load(digits, at))
-    if three:
+    if three is not None:
         up = splat(scale * level)
         # the level zero of a scale that is not finite is NaN, too, or a rank's NaN would end here
         return select(code == splat(uint32(2)), up, select(code == splat(uint32(1)), up - up, none - up))

@@ -22,10 +22,17 @@ __all__ = ["AT_ONCE", "BYTES", "NAN", "PACKING", "relay", "spread"]
 
 AT_ONCE = 16  # buckets
 NAN = np.uint16(0x7FC0)  # in bfloat16
-PACKING = {256: (), 3: (0,), 2: (0,) * 2, 4: (0,) * 3, 8: (0,) * 4, 16: (0,) * 5}
-"""Packing of the codes of each number of levels, by its length, which is a constant of a compiled form.
+PACKING = {
+    2: ((), None),
+    4: ((0,), None),
+    8: ((0,) * 2, None),
+    16: ((0,) * 3, None),
+    3: (None, True),
+    256: (None, None),
+}
+"""Packing of the codes of each number of levels, whose types are constants of a compiled form.
 
-0: a byte each; 1: five to a byte; more: in as many planes, less one.
+planes: a tuple as long as there are planes of magnitudes, or None. three: None unless five codes make a byte.
 """
 
 
@@ -73,77 +80,80 @@ def _deviation(v, at, padded, n):
 
 
 @njit(nogil=True, inline="always")
-def _count_used(n, packing):
+def _count_used(n, planes, three):
     """Return the words, or bytes, of the codes of a bucket."""
-    if len(packing) > 1:
-        return (len(packing) - 1) * -(-n // 64)
-    return -(-n // 5) if len(packing) == 1 else n
+    if planes is not None:
+        return (len(planes) + 1) * -(-n // 64)
+    return n if three is None else -(-n // 5)
 
 
 @njit(nogil=True, inline="always")
-def _unpack(codes, place, n, digits, at, packing):
+def _unpack(codes, place, n, digits, at, three):
     """Write the codes of a bucket, a byte each, behind digits[at]; returns the place of the first."""
-    used = _count_used(n, packing)
+    used = _count_used(n, None, three)
     copy_bytes(codes, place, used, digits, at)
-    return unpack_three(digits, at, used) if len(packing) == 1 else at
+    return at if three is None else unpack_three(digits, at, used)
 
 
 @njit(nogil=True)
-def _pack(digits, n, buckets, codes, place, packing):
+def _pack(digits, n, buckets, codes, place, three):
     """Write the codes of some buckets, of which `digits` has a byte each."""
-    used, room = _count_used(n, packing), digits.size // AT_ONCE
+    used, room = _count_used(n, None, three), digits.size // AT_ONCE
     for b in range(buckets):
-        packed = pack_three(digits, b * room, used) if len(packing) == 1 else b * room
+        packed = b * room if three is None else pack_three(digits, b * room, used)
         copy_bytes(digits, packed, used, codes, place + b * used)  # the next bucket overwrites what is behind
 
 
 @njit(nogil=True)
-def _add(codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, digits, v, packing):
+def _add_planes(planes, codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, v):
     """Add decoded values to some buckets, or with `fresh` write u + residual + decoded values."""
-    planes, three, used = len(packing) - 2, len(packing) == 1, _count_used(n, packing)
-    stride, sizes = padded // 64, magnitudes_in_registers(levels, float32(0), planes)
-    room, start = digits.size // AT_ONCE, 0
-    if len(packing) < 2:  # of all buckets first: bytes are in the first cache before they are read in other vectors
-        for b in range(buckets):
-            start = _unpack(codes, place + b * used, n, digits, b * room, packing)
+    count, stride = len(planes), padded // 64
     for b in range(buckets):
-        scale = _scale(scales[first + b])
-        if len(packing) > 1:
-            sizes = magnitudes_in_registers(levels, scale, planes)
+        sizes = magnitudes_in_registers(levels, _scale(scales[first + b]), count)
         for j in range(stride):
             for k in range(0, 64, LANES):
                 at = b * padded + 64 * j + k
-                if len(packing) > 1:
-                    x = decode_planes(codes, place + j, stride, planes, uint64(k), sizes)
-                else:
-                    x = of_bytes(digits, start - (buckets - 1 - b) * room + 64 * j + k, three, scale, levels[0])
-                if fresh:
-                    store(v, at, _own(u, residual, i + at) + x)
-                else:
-                    store(v, at, load(v, at) + x)
-        place += used
+                x = decode_planes(codes, place + j, stride, count, uint64(k), sizes)
+                before = _own(u, residual, i + at) if fresh else load(v, at)
+                store(v, at, before + x)
+        place += _count_used(n, planes, None)
+
+
+@njit(nogil=True)
+def _add_bytes(three, codes, place, scales, first, levels, padded, n, buckets, u, residual, i, fresh, v, digits):
+    """Do as `_add_planes` with codes in bytes."""
+    used, room, start = _count_used(n, None, three), digits.size // AT_ONCE, 0
+    for b in range(buckets):  # all first: bytes are in the first cache before they are read in other vectors
+        start = _unpack(codes, place + b * used, n, digits, b * room, three)
+    for b in range(buckets):
+        scale = _scale(scales[first + b])
+        for k in range(0, padded, LANES):
+            at = b * padded + k
+            x = of_bytes(digits, start - (buckets - 1 - b) * room + k, three, scale, levels[0])
+            before = _own(u, residual, i + at) if fresh else load(v, at)
+            store(v, at, before + x)
 
 
 @njit(nogil=True)
 def _encode(
-    v, padded, n, buckets, tables, codes, place, scales, first, u, residual, ahead, sums, digits, streaming, left, i,
-    packing,
+    planes, three, v, padded, n, buckets, tables, codes, place, scales, first, u, residual, ahead, sums, digits,
+    streaming, left, i,
 ):  # fmt: skip
     """Write the codes and scales of some buckets, and their errors to `left`; returns whether scales are finite."""
     for b in range(buckets):
         sums[b] = _deviation(v, b * padded, padded, n)
-    planes, three, used = len(packing) - 2, len(packing) == 1, _count_used(n, packing)
+    used, count = _count_used(n, planes, three), 0 if planes is None else len(planes)
     levels, stride, room, finite = tables[1], padded // 64, digits.size // AT_ONCE, True
-    sizes, none = magnitudes_in_registers(levels, float32(0), planes), splat(float32(0))
+    sizes, none = magnitudes_in_registers(levels, float32(0), count), splat(float32(0))
     # a bucket's errors are stored after the codes of the next one, so that memory has time to take them
     for b in range(buckets + 1):
         if b < buckets:
             start, near, to = place + b * used, ahead + b * padded, b * room
-            if len(packing) > 1:
+            if planes is not None:
                 sums[AT_ONCE + b], sums[b] = encode_planes(
-                    v, b * padded, padded, n, planes, tables, sums[b], codes, start, u, residual, near
+                    v, b * padded, padded, n, count, tables, sums[b], codes, start, u, residual, near
                 )
-            elif len(packing) == 1:
+            elif three is not None:
                 least = sums[2 * AT_ONCE + b] = tables[0][0] * sums[b]
                 sums[AT_ONCE + b], sums[b] = encode_three(
                     v, b * padded, padded, least, levels[0], digits, to, 5 * used, u, residual, near
@@ -157,35 +167,35 @@ def _encode(
             finite &= bits != NAN
             scale = _scale(bits)
             up, limit = splat(scale * levels[0]), splat(float32(sums[2 * AT_ONCE + d]))
-            if len(packing) > 1:
-                sizes = magnitudes_in_registers(levels, scale, planes)
+            if planes is not None:
+                sizes = magnitudes_in_registers(levels, scale, count)
             for j in range(stride):
                 for k in range(0, 64, LANES):
                     at = d * padded + 64 * j + k
                     x = load(v, at)
-                    if len(packing) > 1:
-                        sent = decode_planes(codes, start + j, stride, planes, uint64(k), sizes)
-                    elif len(packing) == 1:  # to compare again takes less time than to unpack the code
+                    if planes is not None:
+                        sent = decode_planes(codes, start + j, stride, count, uint64(k), sizes)
+                    elif three is not None:  # to compare again takes less time than to unpack the code
                         sent = select(absolute(x) > limit, select(none > x, none - up, up), none)
                     else:
                         sent = of_bytes(digits, d * room + 64 * j + k, three, scale, levels[0])
                     put(left, i + at, x - sent, streaming)
-    if len(packing) < 2:
-        _pack(digits, n, buckets, codes, place, packing)
+    if planes is None:
+        _pack(digits, n, buckets, codes, place, three)
     return finite
 
 
 @kernel
 def relay(
-    packing, u, residual, fresh, incoming, scales_in, adds, base, starts, lengths, tables, streaming, encodes, work,
-    left, codes, scales,
+    planes, three, u, residual, fresh, incoming, scales_in, adds, base, starts, lengths, tables, streaming, encodes,
+    work, left, codes, scales,
 ):  # fmt: skip
-    """Add up a piece, and with `encodes` encode the sum and keep its error.
+    """Add up a piece, and with `encodes` encode the sum and keep its error. Returns whether all scales are finite.
 
     Parameters
     ----------
-    packing : tuple
-        That of `PACKING`; Numba compiles a form for each length.
+    planes, three
+        Those of `PACKING`; Numba compiles a form for each.
     u : float32[n]
     residual : float32[n], or without elements
     fresh : bool
@@ -207,11 +217,6 @@ def relay(
     codes : uint64[words] or uint8[bytes]
     scales : uint16[buckets]
         Overwritten like `codes`.
-
-    Returns
-    -------
-    bool
-        Whether all scales are finite.
     """
     v, digits, sums = work
     b, place, finite = 0, 0, True
@@ -224,27 +229,29 @@ def relay(
         fused = fresh and adds and padded == n
         if not fused:
             _gather(u if fresh else left, residual if fresh else left[:0], i, n * buckets, v)
+        added = incoming, place, scales_in, b, tables[1], padded, n, buckets, u, residual, i, fused, v
         if adds:
-            _add(
-                incoming, place, scales_in, b, tables[1], padded, n, buckets, u, residual, i, fused, digits, v, packing
-            )
+            if planes is not None:
+                _add_planes(planes, *added)
+            else:
+                _add_bytes(three, *added, digits)
         for k in range(n, padded if padded > n else n):
             v[k] = 0
         whole, ahead = padded == n, i + buckets * n
         if encodes and whole:
             finite &= _encode(
-                v, padded, n, buckets, tables, codes, place, scales, b, u, residual, ahead, sums, digits, streaming,
-                left, i, packing,
+                planes, three, v, padded, n, buckets, tables, codes, place, scales, b, u, residual, ahead, sums, digits,
+                streaming, left, i,
             )  # fmt: skip
         else:
             if encodes:
                 finite &= _encode(
-                    v, padded, n, 1, tables, codes, place, scales, b, u, residual, ahead, sums, digits, False, v, 0,
-                    packing,
+                    planes, three, v, padded, n, 1, tables, codes, place, scales, b, u, residual, ahead, sums, digits,
+                    False, v, 0,
                 )  # fmt: skip
             for k in range(n * buckets):
                 left[i + k] = v[k]
-        place += buckets * _count_used(n, packing)
+        place += buckets * _count_used(n, planes, three)
         b += buckets
     if streaming:
         fence()
@@ -252,30 +259,30 @@ def relay(
 
 
 @kernel
-def spread(packing, codes, scales, ranks, base, starts, lengths, tables, streaming, work, out):
+def spread(planes, three, codes, scales, ranks, base, starts, lengths, tables, streaming, work, out):
     """Write decoded values over the number of ranks, and zeros between the buckets.
 
     ranks : float32. out : float32[n] or float64[n], overwritten; with `streaming`, from a multiple of 64 bytes on.
     Other arguments as in `relay`. Returns whether all values that the scales allow are finite.
     """
-    planes, three, levels, like = len(packing) - 2, len(packing) == 1, tables[1], out.dtype.type(0)
+    count, levels, like = 0 if planes is None else len(planes), tables[1], out.dtype.type(0)
     spare, digits, _ = work
-    sizes, divisor, start = magnitudes_in_registers(levels, float32(0), planes), splat(ranks), 0
+    sizes, divisor, start = magnitudes_in_registers(levels, float32(0), count), splat(ranks), 0
     place, finite, end = 0, True, 0
     for b in range(lengths.size):
         i, n = starts[b] - base, lengths[b]
         for k in range(end, i):
             out[k] = 0
         padded, scale = -(-n // 64) * 64, _scale(scales[b])
-        largest = scale * (levels[levels.size - 1] if len(packing) else float32(127))
+        largest = scale * (float32(127) if planes is None and three is None else levels[levels.size - 1])
         finite &= largest - largest == 0
-        if len(packing) > 1:
-            sizes = quotients(magnitudes_in_registers(levels, scale, planes), divisor)
+        if planes is not None:
+            sizes = quotients(magnitudes_in_registers(levels, scale, count), divisor)
         else:
-            start = _unpack(codes, place, n, digits, 0, packing)
+            start = _unpack(codes, place, n, digits, 0, three)
         for k in range(0, padded, LANES):
-            if len(packing) > 1:
-                x = decode_planes(codes, place + k // 64, padded // 64, planes, uint64(k % 64), sizes)
+            if planes is not None:
+                x = decode_planes(codes, place + k // 64, padded // 64, count, uint64(k % 64), sizes)
             else:
                 x = of_bytes(digits, start + k, three, scale, levels[0]) / divisor
             if k + LANES <= n:
@@ -284,7 +291,7 @@ def spread(packing, codes, scales, ranks, base, starts, lengths, tables, streami
                 store(spare, k, x)
         for k in range(n // LANES * LANES, n):
             out[i + k] = spare[k]
-        place += _count_used(n, packing)
+        place += _count_used(n, planes, three)
         end = i + n
     for k in range(end, out.size):
         out[k] = 0
