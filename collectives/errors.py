@@ -246,8 +246,8 @@ def reword(error: Exception, text: str) -> Exception:
 def refusal(error: Exception, text: str) -> Exception:
     """Return an error of the same type with another text, by which a rank refuses a call.
 
-    The error of a signal handler, which says nothing about the call that it has interrupted, is raised as it is, also
-    where a function has taken it for an error of another library.
+    The error of a signal handler, which has no part in the call that it interrupts, is raised as it is, also where a
+    function has taken it for an error of another library.
     """
     for one in (error, error.__cause__):
         if one is not None and is_of_handler(one):
@@ -258,7 +258,7 @@ def refusal(error: Exception, text: str) -> Exception:
 def is_of_handler(error: BaseException) -> bool:
     """Return True if a signal handler has raised the error: a function with the frame that it interrupts as argument.
 
-    Functions of users' objects and of other libraries raise anything, so that the type of an error does not tell.
+    Its type is no evidence, since objects of users and other libraries raise errors of any type.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     for outer, inner in pairwise(frames):

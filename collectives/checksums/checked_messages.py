@@ -124,9 +124,9 @@ def with_checksums(comm: Any, checks: bool) -> Any:
 
 
 def _pair(make: Callable[..., Any], buffer: Any, peer: int, tag: int) -> tuple[Any, Any, Bytes | None, AnyArray]:
-    """Return what `make` returns for a message and for its seal, and the memory of both.
+    """Return the requests of a message and of its seal, and the memory of both.
 
-    That is a persistent request, or a function which starts a request.
+    `make` makes a request: a persistent one, or a function that starts one.
     """
     seal = np.empty(2, _SEALED)
     return make(buffer, peer, tag), make(seal, peer, tag), memory_of(buffer), seal

@@ -70,7 +70,7 @@ class GroupOptions(NamedTuple):
 
     @property
     def link_text(self) -> str:
-        """The emulated link in words; empty if there is none."""
+        """The emulated link in words; empty without a link."""
         return "" if self.link is None else str(self.link)
 
     @property

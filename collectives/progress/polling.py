@@ -204,7 +204,7 @@ class Backoff:
         self._check_limits(stalled_s, rest)
 
     def _check_limits(self, stalled_s: float, rest: bool) -> None:
-        """Warn, or raise CollectiveTimeout, after a stall; raise if another rank has ended what this one waits for."""
+        """Warn, or raise CollectiveTimeout, after a stall; raise if another rank has given up, or has left."""
         group, limit_s = self.group, self.timeout
         if limit_s is None:
             limit_s = group.timeout if self.arrival is None else group.arrival_timeout

@@ -22,7 +22,7 @@ from collectives.recovery.answers import answering
 from collectives.recovery.commit_rule import CallReport, CommitRule
 from collectives.recovery.farewell import Farewell
 from collectives.recovery.fault_tolerance import await_death, is_revoked, look, reports_death, with_survivors
-from collectives.recovery.regrouping import Regrouping, Report
+from collectives.recovery.regrouping import Regrouping, SurvivorReport
 from collectives.recovery.survivors import Survivor, Survivors
 from collectives.states import State
 from collectives.transports import carrier
@@ -221,7 +221,7 @@ class Regroup(CommitRule):
         if not is_supported(comm.mpi_comm):
             return None
         calls, n_joined = CallReport(self.n_begun, [], []), self.survivors.n_joined
-        report = Report(calls, False, False, [], n_joined, [], is_closed=True)
+        report = SurvivorReport(calls, False, False, [], n_joined, [], is_closed=True)
         unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
         unused = [carrier(one) for one in unused]  # without checksums and emulated links
         native = carrier(comm.mpi_comm)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("collectives")
 
 
-class Report(NamedTuple):
+class SurvivorReport(NamedTuple):
     """Report of a rank that regroups."""
 
     calls: CallReport
@@ -113,21 +113,21 @@ class Regrouping:
             self._comm.renew(new, survivors, self._layouts)
             self._ages = self._renew_users(self._saved, reports, survivors)
 
-    def _exchange(self, new: MPI.Comm) -> list[Report]:
+    def _exchange(self, new: MPI.Comm) -> list[SurvivorReport]:
         """Return the reports of all survivors, by which the calls in flight are settled."""
         regroup, comm = self._regroup, self._comm
         # a rank that came by `meet` may have died since another one received its report
-        mine = Report(
+        mine = SurvivorReport(
             regroup.report(), self._has_failure, regroup.meets or regroup.has_met, [name for name, *_ in self._users],
             regroup.survivors.n_joined, self._of_nodes, damage="".join(self._damages[:1]),
         )  # fmt: skip
-        reports: list[Report] = gather_objects(comm.options.checked(new), mine, comm.timeout)
+        reports: list[SurvivorReport] = gather_objects(comm.options.checked(new), mine, comm.timeout)
         regroup.has_met |= any(one.meets for one in reports)
         regroup.settle([one.calls for one in reports], self._unrepeated)
         return reports
 
     def _renew_users(
-        self, saved: list[SavedUser], reports: Sequence[Report], survivors: tuple[int, ...]
+        self, saved: list[SavedUser], reports: Sequence[SurvivorReport], survivors: tuple[int, ...]
     ) -> list[Mapping[int, int | None]]:
         comm, n_joined = self._comm, min(one.joined for one in reports)
         if n_joined < max(one.joined for one in reports):  # users that restart cannot make their nodes alone

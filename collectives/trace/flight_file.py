@@ -1,4 +1,4 @@
-"""Content of a flight recorder's file: records of calls, what those in flight wait for, and stacks of all threads."""
+"""Content of a flight recorder's file: records of calls, the waits of those in flight, and stacks of all threads."""
 
 from __future__ import annotations
 

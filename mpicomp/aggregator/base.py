@@ -301,7 +301,7 @@ class Aggregator(metaclass=Listed):
             self._carried = _NO_NUMBERS
         difference, source, target = None, None, None
         result: Array = out
-        # not raised: a RuntimeError in the block below is none of ours, such as that of a signal handler
+        # A value: a RuntimeError that is raised here comes from elsewhere, for example from a signal handler.
         refused: Exception | None = None
         if self._call is not None:
             refused = self._second_call(self._call)

@@ -1,4 +1,4 @@
-"""Which ranks go on where an error ends one."""
+"""Ranks that go on where an error ends one of them."""
 
 from __future__ import annotations
 

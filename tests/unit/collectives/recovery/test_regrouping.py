@@ -7,11 +7,11 @@ from typing import Any
 
 from collectives.nodes.layout import NodeLayout
 from collectives.recovery.commit_rule import CallReport
-from collectives.recovery.regrouping import Regrouping, Report
+from collectives.recovery.regrouping import Regrouping, SurvivorReport
 
 
-def report(n_users: int, *layouts: tuple[int, ...]) -> Report:
-    return Report(CallReport(0, [], []), False, False, [], n_users, [*layouts])
+def report(n_users: int, *layouts: tuple[int, ...]) -> SurvivorReport:
+    return SurvivorReport(CallReport(0, [], []), False, False, [], n_users, [*layouts])
 
 
 def test_survivors_make_the_nodes_that_users_need_which_some_have_yet_to_make() -> None:
