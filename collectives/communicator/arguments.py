@@ -79,9 +79,7 @@ def validate_arguments(
         losses = validate_losses(on_failure, spares, parent, others)
         every = validate_copies(copy_residuals_every, on_failure)
         checks = validate_checksums(checksums, topology)
-        per_node = validate_ranks_per_node(ranks_per_node)
-        if per_node is None:
-            per_node = linked_node(parent, own_link)
+        per_node = validate_ranks_per_node(ranks_per_node, linked_node(parent, own_link))
         limits = timeouts(timeout, arrival_timeout)
         return GroupOptions(
             parent, _topology(topology, parent), *limits, Workers(n_threads) if n_threads > 1 else None,

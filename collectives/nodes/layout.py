@@ -146,10 +146,10 @@ def members_of(mpi_comm: MPI.Comm) -> tuple[int, ...]:
     return tuple(one if one >= 0 else rank for rank, one in enumerate(ranks_in(MPI.COMM_WORLD, native)))
 
 
-def validate_ranks_per_node(given: int | None) -> int | None:
+def validate_ranks_per_node(given: int | None, default: NodeLabel | None = None) -> int | None:
     """Return the argument of `Communicator`; TypeError or ValueError unless it is an integer of 1 or more, or None."""
     if given is None or isinstance(given, NodeLabel):
-        return given
+        return default if given is None else given
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise TypeError(f"ranks_per_node must be a whole number, not {given!r}")
     if given < 1:
