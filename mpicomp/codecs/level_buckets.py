@@ -1,4 +1,4 @@
-"""What kernels of `mpicomp.codecs.Levels` take besides vectors and payloads: buckets, levels and working memory."""
+"""Buckets, levels and working memory of the kernels of `mpicomp.codecs.Levels`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Buckets(NamedTuple):
         return view(payload[:end], word), view(payload[at:], "uint16")
 
 
-class Scratch(threading.local):
+class _Scratch(threading.local):
     """A thread's memory for the buckets that a kernel works on."""
 
     def __init__(self, bucket: int) -> None:
@@ -88,9 +88,9 @@ class Scratch(threading.local):
 
 
 @lru_cache(maxsize=32)
-def scratch(bucket: int) -> Scratch:
+def scratch(bucket: int) -> _Scratch:
     """Return the memory of each thread for buckets of up to so many elements."""
-    return Scratch(bucket)
+    return _Scratch(bucket)
 
 
 @lru_cache(maxsize=64)

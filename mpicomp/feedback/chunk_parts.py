@@ -13,7 +13,7 @@ PART_ELEMENTS = 1 << 18  # of one piece of work, at most where blocks allow it
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of whole chunks, and where what is kept of them is among all that is.
+    """A run of whole chunks, and the places of its kept elements among those of all runs.
 
     Attributes
     ----------
@@ -34,17 +34,17 @@ class Part:
 
     @property
     def elements(self) -> slice:
-        """In the vector."""
+        """Its elements in the vector."""
         return slice(self.start, self.stop)
 
     @property
     def values(self) -> slice:
-        """Among the values that are kept."""
+        """Its places among the kept values."""
         return slice(self.first, self.last)
 
     @property
     def bits(self) -> int:
-        """Of a place within a chunk."""
+        """Bits of a place within a chunk."""
         return index_bits(self.chunk)
 
 
@@ -60,7 +60,7 @@ def lay_out(lengths: Sequence[int], rates: Sequence[int], chunk: int | None, exa
     chunk : int, optional
         None: each tensor's chunks are as long as its rate.
     exact : bool
-        A tensor is one chunk, whatever its length.
+        A tensor is one chunk of any length.
     """
     parts: list[Part] = []
     start = first = 0

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_subject(add: Add) -> None:
-    """Add the options of what is timed, and of its vectors."""
+    """Add the options of the timed methods and their vectors."""
     methods = ", ".join((*NAMES, ALLREDUCE))
     add(
         "--method",
@@ -69,7 +69,7 @@ def _add_subject(add: Add) -> None:
 
 
 def _add_measurement(add: Add) -> None:
-    """Add the options of how it is timed, and of what is written."""
+    """Add the options of the timing and its output."""
     add(
         "--baseline",
         default="mpi",
