@@ -301,7 +301,6 @@ class Aggregator(metaclass=Listed):
             self._carried = _NO_NUMBERS
         difference, source, target = None, None, None
         result: Array = out
-        # A value: a RuntimeError that is raised here comes from elsewhere, for example from a signal handler.
         refused: Exception | None = None
         if self._call is not None:
             refused = self._second_call(self._call)
@@ -311,8 +310,8 @@ class Aggregator(metaclass=Listed):
             try:
                 difference = vector if isinstance(vector, Difference) else None
                 source, target, result = self.views.of(vector, out)
-            except (TypeError, ValueError, MemoryError) as error:
-                refused = error
+            except (TypeError, ValueError, MemoryError, RuntimeError) as error:  # the last one is a device's
+                refused = error  # unless it is a signal handler's, which `refusal` raises
         if refused is not None:
             found = refusal(refused, f"{comm.here}, vector {self.vector_id}: {refused}")
             self._can_undo = False  # as on the other ranks, where this step fails

@@ -40,3 +40,14 @@ def test_an_exception_of_a_signal_handler_leaves_an_aggregator_as_it_is(
         with pytest.raises(kind, match=r"^of a handler$"):
             votes.aggregate(vector)
     assert votes.can_undo
+
+
+def test_an_error_of_a_device_refuses_a_call_as_any_other(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    votes = mpicomp.Marsit().start(comm, 4)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("out of streams")
+
+    monkeypatch.setattr(votes.views, "of", fail)
+    with pytest.raises(RuntimeError, match=r"^rank 0 of 1, vector 0: out of streams$"):
+        votes.aggregate(np.ones(4, np.float32))
