@@ -17,6 +17,7 @@ from collectives.communicator.nodes import Nodes, open_nodes
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
+from collectives.errors import marked
 from collectives.execution.handle import Call, Handle, Steps, keep_uncompiled
 from collectives.execution.traffic import Traffic
 from collectives.group.group import Group
@@ -303,7 +304,7 @@ class Communicator(Group):
     if not TYPE_CHECKING:  # which would take every name for one of ours
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(other_names.explain(name, _NAMES), name=name, obj=self)
+            raise marked(AttributeError(other_names.explain(name, _NAMES), name=name, obj=self))
 
     # Dense sums ------------------------------------------------------------------------------------------------------
 

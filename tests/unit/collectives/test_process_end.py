@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, process_end
+from collectives import CollectiveMismatch, error_report, process_end
 from mpicomp import Communicator, Marsit
 
 
@@ -52,7 +52,7 @@ def test_where_somebody_goes_on_after_an_exception_the_hook_is_not_installed_una
 
 def shown(error: BaseException) -> list[str]:
     """Lines that the hook would print."""
-    trace = process_end._shorten_traceback(error, error.__traceback__)
+    trace = error_report.shorten_traceback(error, error.__traceback__)
     return "".join(traceback.format_exception(type(error), error, trace)).splitlines()
 
 
