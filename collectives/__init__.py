@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collectives.error_report import report_early
 from collectives.launcher import leave_mpi_uninitialized
 from collectives.missing_mpi import explaining_mpi
 
@@ -73,6 +74,7 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 leave_mpi_uninitialized()
+report_early()
 
 
 def __getattr__(name: str) -> object:

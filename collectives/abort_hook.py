@@ -18,14 +18,14 @@ from mpi4py import MPI
 
 from collectives import error_report
 from collectives import trace as traces
-from collectives.errors import CollectiveError, explains_itself
-from collectives.exit_status import exit_status, status_code, watch_exit_status
+from collectives.error_report import shorten_traceback
+from collectives.errors import CollectiveError
+from collectives.exit_status import exit_message, exit_status, status_code, watch_exit_status
 from collectives.exit_without_mpi import leave
 from collectives.process_end import GRACE_S, end_for_others, expect_abort
 from collectives.recovery.fault_tolerance import is_tolerant_job
 from collectives.recovery.witness import end_by_itself
 
-OURS = ("collectives", "mpicomp", "contextlib")  # whose blocks some of our errors leave
 _installed = False
 
 
@@ -61,7 +61,7 @@ def install_abort_hook() -> None:
         return
     _installed = True
     expect_abort()
-    previous, previous_thread, rank = sys.excepthook, threading.excepthook, os.getpid()
+    previous, previous_thread, rank = error_report.other_hook(), threading.excepthook, os.getpid()
 
     def end_job(status: int = 1, reason: str = "") -> None:
         if os.getpid() == rank:  # a process that was forked from one ends alone
@@ -69,12 +69,12 @@ def install_abort_hook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with _print_at_once(error):
-            previous(kind, error, _shorten_traceback(error, trace))
+            previous(kind, error, shorten_traceback(error, trace))
         end_job()
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
-            trace = _shorten_traceback(args.exc_value, args.exc_traceback)
+            trace = shorten_traceback(args.exc_value, args.exc_traceback)
             args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
         with _print_at_once(args.exc_value):
             previous_thread(args)
@@ -84,8 +84,7 @@ def install_abort_hook() -> None:
             end_after_status(status_code(args.exc_value.code))
 
     def end_after_status(status: int) -> None:
-        if status and os.getpid() == rank:
-            time.sleep(GRACE_S)
+        if status:
             end_job(status, f"the program ends with status {status}, ")
 
     watch_exit_status()
@@ -130,33 +129,21 @@ def _report(text: str, last: str, follows: bool = False) -> str:
     return error_report.ErrorReport(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, text, last, follows).line()
 
 
-def _shorten_traceback(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback to print, and set it on the error: the caller's lines alone if the error explains itself."""
-    if not explains_itself(error) or os.environ.get("MPICOMP_TRACEBACK") == "full":
-        return trace
-    lines = []
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
-            lines.append(trace)
-        trace = trace.tb_next
-    kept = None
-    for line in reversed(lines):
-        kept = TracebackType(kept, line.tb_frame, line.tb_lasti, line.tb_lineno)
-    error.__traceback__, error.__suppress_context__, error.__cause__ = kept, True, None
-    return kept
-
-
 def _abort(status: int, reason: str) -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
         end_by_itself()
         return
     sys.stdout.flush()
     traces.flush()
-    line = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {reason}ending the job"
+    here = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
+    line = f"{here}: {reason}ending the job"
     if not _reports():
         print(line, file=_stderr(), flush=True)
     elif reason:  # of an error there is a report
-        print(_report("", line), end="", file=_stderr(), flush=True)
+        text = exit_message()
+        print(_report("", f"{here}: {text}" if text else line), end="", file=_stderr(), flush=True)
+    if reason:  # after the line: another rank, which misses this one, may end the job meanwhile
+        time.sleep(GRACE_S)
     end_for_others()
     if is_tolerant_job():
         leave(status or 1)

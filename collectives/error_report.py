@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from collectives.errors import explains_itself
+from collectives.launcher import parent, place_in_job
 
 VARIABLE = "MPICOMP_ERROR_REPORTS"
 """Set by a launcher that reads the reports."""
 START = b"\x1fmpicomp "
+OURS = ("collectives", "mpicomp", "contextlib")  # whose blocks some of our errors leave
 MOST_BYTES = 3000  # a launcher passes on longer lines in parts, between those of other ranks
 
 
@@ -54,3 +61,37 @@ def parse(line: str) -> ErrorReport | None:
         return ErrorReport(int(rank), int(size), str(text), str(last), bool(follows))
     except (ValueError, TypeError):
         return None
+
+
+def shorten_traceback(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback to print, and set it on the error: the caller's lines alone if the error explains itself."""
+    if not explains_itself(error) or os.environ.get("MPICOMP_TRACEBACK") == "full":
+        return trace
+    lines = []
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
+            lines.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for line in reversed(lines):
+        kept = TracebackType(kept, line.tb_frame, line.tb_lasti, line.tb_lineno)
+    error.__traceback__, error.__suppress_context__, error.__cause__ = kept, True, None
+    return kept
+
+
+def report_early() -> None:
+    """Let errors before the first communicator be reported, too: the abort hook, which takes over, needs MPI."""
+    if are_read() and place_in_job(os.environ) is not None and parent() is None:
+        sys.excepthook = _early_hook if sys.excepthook is sys.__excepthook__ else sys.excepthook
+
+
+def other_hook() -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
+    """Return the hook for uncaught exceptions without the one of `report_early`."""
+    return sys.__excepthook__ if sys.excepthook is _early_hook else sys.excepthook
+
+
+def _early_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    text = "".join(traceback.format_exception(kind, error, shorten_traceback(error, trace)))
+    last = "".join(traceback.format_exception_only(error)).strip()
+    rank, size = place_in_job(os.environ) or (0, 1)
+    print(ErrorReport(rank, size, text, last, follows=False).line(), end="", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 exit_at_once = os._exit
 _status: int | None = None
+_message = ""
 
 
 def watch_exit_status() -> None:
@@ -26,11 +27,16 @@ def exit_status() -> int:
     return _status or 0
 
 
-def keep_exit_status(status: int) -> None:
-    """Record the status by which the program ends. Later ones, of exceptions that were caught before, do not count."""
-    global _status
+def exit_message() -> str:
+    """Return the text that the program ends with, as by ``sys.exit("no such file")``; empty without one."""
+    return _message
+
+
+def keep_exit_status(status: object) -> None:
+    """Record what ends the program, as `sys.exit` takes it. Later ones, of exceptions caught before, do not count."""
+    global _status, _message
     if _status is None:
-        _status = status
+        _status, _message = status_code(status), status if isinstance(status, str) else ""
 
 
 class _Ending:
@@ -39,7 +45,7 @@ class _Ending:
     A `SystemExit` may also be caught, and then does not end the program.
     """
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: object) -> None:
         self._status = status
 
     def __del__(self) -> None:
@@ -57,7 +63,7 @@ def status_code(status: object) -> int:
 
 def _noting_exit(status: object = None, /) -> NoReturn:
     error = SystemExit() if status is None else SystemExit(status)
-    error.__dict__["_ending"] = _Ending(status_code(status))
+    error.__dict__["_ending"] = _Ending(status)
     try:
         raise error
     finally:

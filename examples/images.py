@@ -56,18 +56,30 @@ def images() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(data.train.images, data.train.labels), TensorDataset(data.test.images, data.test.labels)
 
 
+class Progress:
+    """Lines of rank 0, one at once and then every few seconds, that show how many of the steps are made."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._shown_at = steps, 0.0
+
+    def show(self, made: int) -> None:
+        """Print a line if it is time for one."""
+        from mpi4py import MPI  # as above
+
+        ranks = MPI.COMM_WORLD
+        if ranks.rank == 0 and time.monotonic() - self._shown_at >= QUIET_S:
+            print(f"{ranks.size} ranks, step {made} of {self._steps}", file=sys.stderr, flush=True)
+            self._shown_at = time.monotonic()
+
+
 def batches(loader: DataLoader[Any], steps: int) -> Iterator[Any]:
     """Yield so many batches, over as many epochs as they need, each in an order of its own."""
-    from mpi4py import MPI  # as above
-
-    made, shown_at, ranks = 0, 0.0, MPI.COMM_WORLD
+    made, progress = 0, Progress(steps)
     for epoch in count():
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for batch in islice(loader, steps - made):
-            if ranks.rank == 0 and time.monotonic() - shown_at >= QUIET_S:
-                print(f"{ranks.size} ranks, step {made} of {steps}", file=sys.stderr, flush=True)
-                shown_at = time.monotonic()
+            progress.show(made)
             made += 1
             yield batch
         if made == steps:

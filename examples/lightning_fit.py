@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from images import accuracy, images, small_cnn
+from images import Progress, accuracy, images, small_cnn
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -43,9 +44,11 @@ def main() -> None:
 
     train, test = images()
     algorithm = mpicomp.Dense() if options.dense else mpicomp.QSGD(levels=7)
+    progress = Progress(options.steps)
     trainer = Trainer(
         strategy=MPIStrategy(algorithm),  # changed; without devices and num_nodes, which MPI knows
         accelerator="cpu", max_steps=options.steps,
+        callbacks=LambdaCallback(on_train_batch_start=lambda trainer, *_: progress.show(trainer.global_step)),
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     model = Classifier()

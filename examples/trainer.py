@@ -29,7 +29,7 @@ def main() -> None:
     train, test = tokenized()
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(), save_strategy="no", report_to="none", disable_tqdm=True,
-        use_cpu=True, ddp_find_unused_parameters=False,
+        use_cpu=True, ddp_find_unused_parameters=False, logging_steps=5, logging_first_step=True,
         max_steps=options.steps, per_device_train_batch_size=8, learning_rate=3e-4,
     )  # fmt: skip
     trainer = Trainer(classifier(), arguments, train_dataset=train)

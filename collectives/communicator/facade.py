@@ -16,6 +16,7 @@ from collectives.communicator.operands import NUMBERS, validate_operation, valid
 from collectives.cost.link import LinkModel
 from collectives.cost.rate import EmulatedLink
 from collectives.dense import allreduce as dense
+from collectives.errors import marked
 from collectives.execution.call import Call, Steps
 from collectives.execution.handle import Handle
 from collectives.execution.recovery import from_copy
@@ -303,7 +304,7 @@ class Communicator(Group):
     if not TYPE_CHECKING:  # which would take every name for one of ours
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(other_names.explain(name, _NAMES), name=name, obj=self)
+            raise marked(AttributeError(other_names.explain(name, _NAMES), name=name, obj=self))
 
     # Dense sums ------------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mpicomp import Communicator
+
 SYMBOLS = 256
+QUIET_S = 5.0  # between lines that show how far a training is
 
 
 class Block(nn.Module):
@@ -80,6 +86,16 @@ def options(description: str) -> argparse.Namespace:
     help_text = "neighbours that count as a node, to try it on one machine; 0: the hosts are the nodes"
     parser.add_argument("--ranks-per-node", type=int, default=0, help=help_text)
     return parser.parse_args()
+
+
+def shown(steps: int, comm: Communicator) -> Iterator[int]:
+    """Yield the steps' numbers; rank 0 shows at once, and every few seconds, how many are made."""
+    shown_at = 0.0
+    for made in range(steps):
+        if comm.rank == 0 and time.monotonic() - shown_at >= QUIET_S:
+            print(f"{comm.size} ranks, step {made} of {steps}", file=sys.stderr, flush=True)
+            shown_at = time.monotonic()
+        yield made
 
 
 def report(loss: Tensor, steps: int, sent: int) -> None:

@@ -30,6 +30,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "LoRA": ("fine-tuning",),
     "resume": ("checkpoints",),
     "bytes sent": ("watching",),
+    "what it sends": ("watching",),
     "wandb": ("watching",),
     "W&B": ("watching",),
     "jupyter notebook": ("notebooks",),

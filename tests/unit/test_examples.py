@@ -74,6 +74,7 @@ def printed_line(command: list[str], first: str, **variables: str) -> str:
     """Run a job, and return the line that one of its ranks has printed and that begins with a word."""
     status, output = run(command, mpi_environment() | variables, timeout_s=200)
     assert status == 0, output
+    assert re.search(r"^(\d ranks, step 0 of \d+$|\{'loss': )", output, re.MULTILINE), output  # shown at once
     (line,) = re.findall(rf"^{first} .*$", output, re.MULTILINE)
     return line
 

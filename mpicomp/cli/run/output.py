@@ -22,11 +22,14 @@ RULE = re.compile(rb"-{74,}\s*")
 # Phrases of the blocks that Open MPI prints after a rank has printed its error and called MPI_Abort.
 BANNERS = (b"MPI_ABORT was invoked on rank", b'calling\n"abort". This may have caused')
 BEGINNINGS = (BANNERS[0], b"prterun has exited due to", b"prterun detected that", b"prterun noticed that")
+# Lines of Open MPI's libraries about ranks that have just ended
+NOISE = re.compile(rb"\[warn\] Epoll |\[\S+\] PMIX ERROR: PMIX_ERR_UNREACH ")
 EXITED = re.compile(rb"exited with non-zero status,.*@\d+,(\d+)\].*Exit code: +(\d+)", re.DOTALL)
 SIGNALLED = re.compile(rb"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 # Beginning and end of an error that ends Python before the hook is installed that reports it, as one of an import.
 TRACED = (b"Traceback (most recent call last):", b'  File "')
 UNCAUGHT = re.compile(rb"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?\s*")
+USAGE = re.compile(rb"[\w. -]+: error: .*\s*")  # argparse's last line, with status 2
 SIGNAL_CURES: Mapping[int, str] = {
     signal.SIGKILL: "the system ends processes so when memory is short: see dmesg, or start fewer ranks",
     signal.SIGTERM: "something outside of the job has ended it, such as the batch system's time limit",
@@ -73,6 +76,8 @@ class ErrorOutput:
             self._gathered.append(report)
             self._due = time.monotonic() + GATHERING_S
             return
+        if NOISE.match(line):
+            return
         if len(self._block) == 1 and not line.startswith(BEGINNINGS):
             self._end_block()  # a rule of the program's own
         if self._block or RULE.fullmatch(line):
@@ -88,7 +93,7 @@ class ErrorOutput:
         if line.startswith(TRACED):
             self._traces = True
         elif not (self._traces and line[:1].isspace()):
-            ends = self._traces and UNCAUGHT.fullmatch(line)
+            ends = (self._traces and UNCAUGHT.fullmatch(line)) or USAGE.fullmatch(line)
             self._uncaught, self._traces = line.decode(errors="replace").strip() if ends else "", False
 
     def _end_block(self) -> None:
@@ -136,7 +141,7 @@ class ErrorOutput:
         if self._known:
             first = min(self._known, key=lambda group: group[0].follows)
             self._out.write(f"mpicomp: {last_line(first)}\n".encode())
-        elif cause := ": ".join(filter(None, (self._end, self._uncaught if status == 1 else ""))):
+        elif cause := ": ".join(filter(None, (self._end, self._uncaught if status in (1, 2) else ""))):
             self._out.write(f"mpicomp: {cause}\n".encode())
         self._out.flush()
 

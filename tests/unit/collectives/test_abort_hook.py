@@ -10,7 +10,7 @@ import traceback
 import numpy as np
 import pytest
 
-from collectives import CollectiveMismatch, abort_hook, process_end
+from collectives import CollectiveMismatch, abort_hook, error_report, process_end
 from mpicomp import Communicator, Marsit
 
 
@@ -52,7 +52,7 @@ def test_where_somebody_goes_on_after_an_exception_the_hook_is_not_installed_una
 
 def shown(error: BaseException) -> list[str]:
     """Lines that the hook would print."""
-    trace = abort_hook._shorten_traceback(error, error.__traceback__)
+    trace = error_report.shorten_traceback(error, error.__traceback__)
     return "".join(traceback.format_exception(type(error), error, trace)).splitlines()
 
 

@@ -131,6 +131,27 @@ def test_errors_that_a_program_has_logged_are_not_named_as_the_cause(logged: str
     assert shown(logged, status=0) == logged
 
 
+def test_the_last_line_of_wrong_arguments_is_the_programs_own() -> None:
+    error = "python -m train: error: argument --lr: invalid float value: 'x'"
+    assert shown(f"usage: train\n{error}\n", FAILED.format(2)).splitlines()[1:] == [
+        error,
+        f"mpicomp: rank 2 ended with status 2: {error}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[warn] Epoll MOD(1) on fd 21 failed. Old events were 6; read change was 0 (none): Bad file descriptor\n",
+        "[n0:7] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n",
+    ],
+)
+def test_lines_of_the_launchers_libraries_are_left_out(line: str) -> None:
+    traced = "Traceback (most recent call last):\n  x\nKeyError: 1\n"
+    last = "mpicomp: rank 2 ended with status 1: KeyError: 1\n"
+    assert shown(traced, line, FAILED.format(1)) == traced + last
+
+
 def test_errors_come_soon_where_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "GATHERING_S", 0.01)
     out = io.BytesIO()
@@ -160,12 +181,16 @@ PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 import mpicomp
+if sys.argv[1] == "early":
+    raise OSError("no data")
 comm = mpicomp.Communicator()
 comm.barrier()
 if sys.argv[1] == "raise":
     raise KeyError("the disk is on fire")
 if sys.argv[1] == "exit":
     sys.exit(3 * comm.rank)
+if sys.argv[1] == "text":
+    sys.exit("no data" if comm.rank else comm.barrier())
 Path(sys.argv[2], f"rank-{comm.rank}").write_text(str(os.getpid()))
 time.sleep(60)
 """
@@ -183,7 +208,9 @@ def command(tmp_path: Path) -> list[str]:
     [
         # the first rank may end the other before its error is printed
         ("raise", 1, r"mpicomp: (all 2 ranks|rank [01] of 2): KeyError: 'the disk is on fire'"),
+        ("early", 1, r"mpicomp: (all 2 ranks|rank [01] of 2): OSError: no data"),
         ("exit", 3, "mpicomp: rank 1 of 2: the program ends with status 3, ending the job"),
+        ("text", 1, "mpicomp: rank 1 of 2: no data"),  # and not that rank 0 has waited for it
     ],
 )
 def test_a_job_that_fails_ends_with_its_cause(command: list[str], end: str, status: int, last: str) -> None:
@@ -192,7 +219,7 @@ def test_a_job_that_fails_ends_with_its_cause(command: list[str], end: str, stat
     )
     assert done.returncode == status, done.stderr
     assert re.fullmatch(last, done.stderr.splitlines()[-1]), done.stderr
-    assert done.stderr.count("Traceback") == (end == "raise")
+    assert done.stderr.count("Traceback") == (end in ("raise", "early")) or end == "text"  # rank 0 may have waited
     assert "MPI_ABORT" not in done.stderr
 
 

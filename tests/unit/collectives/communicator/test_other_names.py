@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from collectives.errors import explains_itself
 from mpicomp import Communicator, run_local
 
 
@@ -25,8 +26,9 @@ from mpicomp import Communicator, run_local
 def test_an_unknown_name_is_explained(name: str, text: str) -> None:
     def look(comm: Communicator) -> None:
         assert not hasattr(comm, name)
-        with pytest.raises(AttributeError, match=f"^{re.escape(text)}$"):
+        with pytest.raises(AttributeError, match=f"^{re.escape(text)}$") as caught:
             getattr(comm, name)
+        assert explains_itself(caught.value)
 
     run_local(1, look)
 
