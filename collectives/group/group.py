@@ -31,6 +31,7 @@ from collectives.listed_names import Listed
 from collectives.nodes.layout import NodeLayout, members_of
 from collectives.process_end import end_with_process, forget_endings
 from collectives.progress.polling import giving_up_by, keep_alive, wait
+from collectives.states import State
 
 if TYPE_CHECKING:
     from collectives.communicator.nodes import Nodes
@@ -195,8 +196,9 @@ class Group(metaclass=Listed):
 
     @property
     def parts(self) -> tuple[Group, ...]:
-        """Groups of nodes, which this one has made."""
-        return tuple(part for nodes in self.levels.values() for part in (nodes.local, nodes.across))
+        """Groups of nodes, which this one has made and nobody has closed."""
+        made = (part for nodes in self.levels.values() for part in (nodes.local, nodes.across))
+        return tuple(part for part in made if part.calls.state is not State.CLOSED)
 
     def __del__(self) -> None:
         # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.

@@ -772,6 +772,29 @@ def test_nodes_are_those_of_the_survivors_wherever_ranks_die(
             assert job.told(f"nodes-{rank}") == str(expected), output
 
 
+CLOSED_NODES = """
+comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
+me = comm.rank
+tell(f"pid-{me}", os.getpid())
+comm.nodes.close() if WHOLE else comm.nodes.across.close()
+comm.barrier()
+if me == DEAD:
+    os.kill(os.getpid(), signal.SIGKILL)
+tell(f"sum-{me}", comm.allreduce(1))
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("dead", [None, 2])
+@pytest.mark.parametrize("whole", [True, False])
+def test_communicators_close_whose_nodes_were_closed_before(jobs: Jobs, whole: bool, dead: int | None) -> None:
+    job = jobs.run_warm(4, CLOSED_NODES, WHOLE=whole, DEAD=dead)
+    status, output = job.finish()
+    assert status == 0, output
+    survivors = [rank for rank in range(4) if rank != dead]
+    assert {job.told(f"sum-{rank}") for rank in survivors} == {str(len(survivors))}, output
+
+
 DEATH_IN_SPLIT = """
 from collectives import RanksLost
 comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
