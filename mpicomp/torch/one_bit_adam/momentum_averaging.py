@@ -66,7 +66,7 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
         moments: Callable[[Bucket, Mapping[Tensor, int]], _Moments],
     ) -> None:
         super().__init__(parts)
-        self.steps = 0
+        self.steps, self._places = 0, self._parameters.places
         self._squeezed, self._make_moments = squeezed, moments
         self._masters, self._options = masters, options
         self._name = type(parts.optimizer).__name__
@@ -96,9 +96,7 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
 
     def _moments_of(self, reducers: Sequence[BucketReducer], cohort: Cohort) -> list[_Moments]:
         """Make the moments of buckets."""
-        groups = self._optimizer.param_groups
-        group_of = {one: number for number, group in enumerate(groups) for one in group["params"]}
-        made = [self._make_moments(reducer.bucket, group_of) for reducer in reducers]
+        made = [self._make_moments(reducer.bucket, _numbers(self._optimizer.param_groups)) for reducer in reducers]
         for moments in made:
             moments.cohort = cohort
         return made
@@ -122,6 +120,10 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
 
     def _make_step(self, groups: Groups) -> None:
         """Average, and move the parameters."""
+        if self._places != self._parameters.places:  # of this step or of a former one
+            for moments in self.moments:
+                moments.divide(_numbers(groups))
+            self._places = self._parameters.places
         self._freeze_due(groups)
         self.synchronize()
         self.steps += 1
@@ -358,6 +360,11 @@ class MomentumAveraging(Synchronizer, Generic[_Moments]):
     def _masters_of(self, members: NamedTensors) -> NamedTensors:
         masters = set(self._masters.masters)
         return {name: one.detach() for name, one in members.items() if one in masters}
+
+
+def _numbers(groups: Groups) -> dict[Tensor, int]:
+    """Return the number of each parameter's group."""
+    return {one: number for number, group in enumerate(groups) for one in group["params"]}
 
 
 def _chosen(
