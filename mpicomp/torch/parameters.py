@@ -7,7 +7,7 @@ until they require a gradient, and those that are added to the optimizer until a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any, TypeAlias
@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from collectives.consistency.descriptions import fingerprint
+from collectives.quoting import shown
 from mpicomp.torch.devices import require_reachable
 
 ParameterGroup: TypeAlias = dict[str, Any]
@@ -65,7 +67,7 @@ class Parameters:
                 "the optimizer holds no parameter that requires a gradient; nothing is left to synchronize"
             )
         self._forms = [_form(member.parameter) for member in self.trained]
-        self._held = _held(optimizer)
+        self._held, self._places = _held(optimizer), ""  # the latter is not known
 
     def _named(self, known: Collection[Tensor]) -> list[NamedParameter]:
         """Return the parameters that the optimizer holds besides the `known` ones."""
@@ -74,6 +76,8 @@ class Parameters:
             for i, parameter in enumerate(group["params"]):
                 if parameter in known:
                     continue
+                if not isinstance(parameter, Tensor):
+                    raise ValueError(f"parameter {i} of group {g} is {shown(parameter)}; put tensors alone there")
                 name = self._names.get(parameter, f"group {g}, parameter {i}")
                 require_dense_floats(name, parameter, "leave it out of the optimizer")
                 if hasattr(parameter, MASTER_MARK):
@@ -92,9 +96,18 @@ class Parameters:
             )
         return found
 
+    @property
+    def places(self) -> str:
+        """Fingerprint of the groups and places in which the optimizer holds the synchronized parameters."""
+        if not self._places:
+            names = {self._masters.get(one.parameter, one.parameter): one.name for one in self.trained}
+            groups = [[names[one] for one in group["params"] if one in names] for group in self._optimizer.param_groups]
+            self._places = f"#{fingerprint(str(groups)):x}"
+        return self._places
+
     def hold(self, masters: Mapping[Tensor, Tensor]) -> None:
         """Record the parameters that the optimizer holds now, with `masters` in the place of some."""
-        self._masters = masters
+        self._masters, self._places = masters, ""
         self._held = _held(self._optimizer)
 
     def name(self, names: Mapping[Tensor, str]) -> None:
@@ -114,7 +127,7 @@ class Parameters:
             self._compare_with(held)
         return [member for member in self.waiting if member.parameter.requires_grad]
 
-    def _compare_with(self, held: list[Tensor]) -> None:
+    def _compare_with(self, held: list[Any]) -> None:
         now = set(held)
         for member in self.trained:
             if self._masters.get(member.parameter, member.parameter) not in now:
@@ -129,14 +142,15 @@ class Parameters:
         except ValueError:
             self.waiting = before
             raise
-        self._held = held
+        self._held, self._places = held, ""
 
     def join(self, members: Sequence[NamedParameter]) -> None:
         """Count these of the waiting parameters among the synchronized ones from now on."""
         names = {member.name for member in members}
         joined = [member for member in self.waiting if member.name in names]
         self.waiting = [member for member in self.waiting if member.name not in names]
-        self.trained += joined
+        self.trained += joined  # the same list, which others hold
+        self._places = ""
         self._forms += [_form(member.parameter) for member in joined]
 
     def find_frozen(self) -> list[NamedParameter]:
@@ -158,8 +172,12 @@ class Parameters:
         return ""
 
 
-def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _held(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the parameters that an optimizer holds, with a mark at the end of each group."""
+    for group in optimizer.param_groups:
+        if isinstance(group["params"], Iterator):  # such as model.parameters(), which one reader would use up
+            group["params"] = [*group["params"]]
+    return [one for group in optimizer.param_groups for one in (*group["params"], ...)]
 
 
 def _form(parameter: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -111,9 +111,13 @@ class AdamMoments:
         )
         self._m_views, self._v_views, self._result_views = map(bucket.views, (self.m, self.v, self.result))
         self.masked = torch.zeros(0, dtype=torch.int64, device=bucket.device)
+        self._parameters = [member.parameter for member in bucket.members]
+        self.divide(group_of)
+
+    def divide(self, group_of: Mapping[Tensor, int]) -> None:
+        """Divide the bucket among the parameter groups."""
         self._stretches: list[Stretch] = []
-        self._parameters = parameters = [member.parameter for member in bucket.members]
-        ends = [0, *accumulate(bucket.lengths)]
+        parameters, ends = self._parameters, [0, *accumulate(self.bucket.lengths)]
         for group, found in groupby(range(len(parameters)), lambda place: group_of[parameters[place]]):
             places = list(found)
             part, members = slice(ends[places[0]], ends[places[-1] + 1]), slice(places[0], places[-1] + 1)

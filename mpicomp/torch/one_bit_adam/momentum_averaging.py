@@ -13,7 +13,7 @@ from collectives.annotations import override
 from collectives.errors import reword
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.one_bit_adam.adam_moments import Cohort, Groups, check_group
-from mpicomp.torch.one_bit_adam.momentum_buckets import Moments, MomentumBuckets
+from mpicomp.torch.one_bit_adam.momentum_buckets import Moments, MomentumBuckets, number_groups
 from mpicomp.torch.synchronizer.step_agreement import StepIntent
 from mpicomp.torch.synchronizer.synchronizer import Closure, Phase
 
@@ -37,6 +37,10 @@ class MomentumAveraging(MomentumBuckets[Moments]):
 
     def _make_step(self, groups: Groups) -> None:
         """Average, and move the parameters."""
+        if self._places != self._parameters.places:  # of this step or of a former one
+            for moments in self.moments:
+                moments.divide(number_groups(groups))
+            self._places = self._parameters.places
         self._freeze_due(groups)
         self.synchronize()
         self.steps += 1

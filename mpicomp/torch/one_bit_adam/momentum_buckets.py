@@ -23,7 +23,7 @@ from mpicomp.torch.buckets.bucket_layout import Bucket
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.master_weights import MasterWeights
-from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, VarianceFreeze, check_group
+from mpicomp.torch.one_bit_adam.adam_moments import AdamMoments, Cohort, Groups, VarianceFreeze, check_group
 from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.state.rank_state import require_aggregators
 from mpicomp.torch.state.schema import JOINED, MOMENTUM, NamedTensors, State
@@ -67,7 +67,7 @@ class MomentumBuckets(Synchronizer, Generic[Moments]):
         moments: Callable[[Bucket, Mapping[Tensor, int]], Moments],
     ) -> None:
         super().__init__(parts)
-        self.steps = 0
+        self.steps, self._places = 0, self._parameters.places
         self._squeezed, self._make_moments = squeezed, moments
         self._masters, self._options = masters, options
         self._name = type(parts.optimizer).__name__
@@ -92,8 +92,7 @@ class MomentumBuckets(Synchronizer, Generic[Moments]):
 
     def _moments_of(self, reducers: Sequence[BucketReducer], cohort: Cohort) -> list[Moments]:
         """Make the moments of buckets."""
-        groups = self._optimizer.param_groups
-        group_of = {one: number for number, group in enumerate(groups) for one in group["params"]}
+        group_of = number_groups(self._optimizer.param_groups)
         made = [self._make_moments(reducer.bucket, group_of) for reducer in reducers]
         for moments in made:
             moments.cohort = cohort
@@ -238,6 +237,11 @@ class MomentumBuckets(Synchronizer, Generic[Moments]):
     def _masters_of(self, members: NamedTensors) -> NamedTensors:
         masters = set(self._masters.masters)
         return {name: one.detach() for name, one in members.items() if one in masters}
+
+
+def number_groups(groups: Groups) -> dict[Tensor, int]:
+    """Return the number of each parameter's group."""
+    return {one: number for number, group in enumerate(groups) for one in group["params"]}
 
 
 def _chosen(

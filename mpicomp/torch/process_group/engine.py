@@ -23,7 +23,7 @@ from mpicomp.torch.process_group.transfers import BoundCollective
 from mpicomp.torch.process_group.usable_tensors import require_dense, require_usable
 from mpicomp.torch.process_group.work import NO_TIMEOUT, MPIWork
 
-_ASYNC_SAVE = ", by async_save in the background: pass it process_group=torch.distributed.new_group()"
+_ASYNC_SAVE = ", by async_save in the background: pass it process_group=torch.distributed.new_group(), one at a time"
 REJECTION_SECONDS = 0.5  # a rank that rejects a call waits so long for the others to make it
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ADDED, FROZEN = "added or unfrozen parameter", "frozen parameter"
 """Names of the changes in messages, before their numbers."""
+PLACES = "order of the parameters in their groups"
 AlgorithmsOf: TypeAlias = Callable[[Sequence[NamedParameter]], Mapping[str, Algorithm]]
 """Function that returns the algorithms of parameters by name, and raises ValueError for some that cannot join."""
 
@@ -96,9 +97,10 @@ class ParameterChanges:
         self.joining = joining
 
     def describe(self) -> dict[str, str]:
-        """Return each change in words, which are the same on ranks that have the same changes."""
+        """Return each change in words, and the places of the parameters; equal on ranks with the same changes."""
         joining = {f"{ADDED} {i}": text for i, text in enumerate(self._forms(self._own))}
-        return joining | {f"{FROZEN} {i}": repr(member.name) for i, member in enumerate(self.frozen)}
+        joining |= {f"{FROZEN} {i}": repr(member.name) for i, member in enumerate(self.frozen)}
+        return {**joining, PLACES: self._parameters.places}
 
     def describe_joining(self, buckets: Sequence[Sequence[str]]) -> str:
         """Return in words the parameters that join by loading a state with these buckets; empty without any."""

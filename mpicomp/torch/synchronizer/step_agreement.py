@@ -25,10 +25,16 @@ from collectives.consistency.descriptions import fingerprint
 from collectives.errors import CollectiveMismatch, marked
 from collectives.quoting import one_line
 from mpicomp.aggregator.base import Aggregator
-from mpicomp.torch.parameters import LISTS, NamedParameter
+from mpicomp.torch.parameters import LISTS, NamedParameter, ParameterGroup
 from mpicomp.torch.replication import require_same_layout
-from mpicomp.torch.synchronizer.parameter_changes import ParameterChanges
-from mpicomp.torch.synchronizer.step_differences import RankDescription, first_difference, option_text, plain_option
+from mpicomp.torch.synchronizer.parameter_changes import PLACES, ParameterChanges
+from mpicomp.torch.synchronizer.step_differences import (
+    RankDescription,
+    can_change,
+    first_difference,
+    option_text,
+    plain_option,
+)
 
 SAMPLE_ELEMENTS = 1024
 DEVICE_SAMPLE_STEPS = 64
@@ -127,8 +133,8 @@ class StepAgreement:
         if outer is not None:
             self._compared.append(_Compared(outer, "outer ", True))
         self._snapshot: list[list[object]] | None = None
-        self._raw: list[list[object]] | None = None
-        self._has_tensors = False
+        self._raw: tuple[ParameterGroup, ...] | None = None
+        self._can_change = False
         self._options = self._mark = self._turn = 0
         self._changed: Mapping[str, str] = {}  # the changes in words, as this step compares them
         self._sums = np.empty(5, np.int64)  # refusals, ranks that drop, ranks without gradients, marks, ranks
@@ -218,11 +224,12 @@ class StepAgreement:
         return bool((marks - self._mark * ranks) & _WORD == 0)
 
     def _options_mark(self) -> int:
-        raw = [[*group.values()] for one in self._compared for group in one.optimizer.param_groups]
-        with suppress(RuntimeError, ValueError):  # `==` of other tensors or arrays, as in a new list of parameters
-            if not self._has_tensors and raw == self._raw:  # objects are mostly the same: 0.3 us a group
+        groups = [group for one in self._compared for group in one.optimizer.param_groups]
+        raw = (*({**group, "params": len(group["params"]), "param_names": ()} for group in groups),)
+        with suppress(RuntimeError, ValueError):  # `==` of other tensors or arrays
+            if not self._can_change and raw == self._raw:  # objects are mostly the same: 0.3 us a group
                 return self._options
-        self._raw, self._has_tensors = raw, any(isinstance(one, Tensor) for values in raw for one in values)
+        self._raw, self._can_change = raw, can_change(raw)
         # sorted, since a group that was loaded from a state may have its options in another order
         snapshot = [
             [len(group["params"]), *sorted((key, plain_option(group[key])) for key in group if one.compares(key))]
@@ -253,6 +260,7 @@ class StepAgreement:
         refusal, intent.refusal = intent.refusal, None
         text = "" if refusal is None else one_line(refusal)
         compared = {**self._changed, **self.describe()}
+        compared[PLACES] = compared.pop(PLACES, "")  # behind the options, which name the difference better
         compared |= {"loss": option_text(self.loss), "evaluation": self.evaluation, "sample": crc}
         mine: RankDescription = {"refusal": text, "drops": intent.drops, "compared": compared}
         ranks = [mine] if self.comm.size == 1 else self.comm.allgather_object(mine)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import TypedDict
 
+import numpy as np
 from torch import Tensor
 
 from collectives.quoting import list_ranks, shown
-from mpicomp.torch.synchronizer.parameter_changes import ADDED, FROZEN
+from mpicomp.torch.synchronizer.parameter_changes import ADDED, FROZEN, PLACES
 
 _PLAIN = (float, bool, str, type(None))
 
@@ -60,6 +61,7 @@ _WORDS = {
         "the same names, shapes and algorithms"
     ),
     FROZEN: "{key} is {listed}: before a step, freeze the same parameters on all ranks",
+    PLACES: "the {key} differs ({listed}): let all ranks have the same parameters in each group, in the same order",
     "loss": (
         "the closure's loss is {listed}, and the optimizer decides by it: return the mean of the ranks' losses from "
         "the closure, comm.allreduce(loss, op='mean')"
@@ -75,6 +77,12 @@ _WORDS = {
 }
 
 
+def can_change(value: object) -> bool:
+    """Return True if an option, or one of several, may get another value and stay the same object."""
+    value = tuple(value.values()) if isinstance(value, dict) else value
+    return any(map(can_change, value)) if isinstance(value, tuple) else isinstance(value, list | np.ndarray | Tensor)
+
+
 def plain_option(value: object) -> object:
     """Return an option as a number, text or None whose representation is equal where the option is."""
     if type(value) in _PLAIN:
@@ -88,6 +96,8 @@ def option_text(value: object) -> str:
         if value.numel() == 1 and value.device.type == "cpu":
             return repr(float(value))
         return f"a tensor on {value.device}, version {value._version}"  # to read it the host would wait
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, Real) and not isinstance(value, bool):
         return repr(float(value))
     if isinstance(value, tuple | list):

@@ -201,3 +201,31 @@ def test_a_damaged_entry_of_parameters_that_joined_is_refused(comm: Communicator
     optimizer.load_state_dict(state)
     train(model, optimizer, comm, range(4, 6))
     assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("change", ["swapped", "moved to the other's end", "moved across the boundary", "merged"])
+@pytest.mark.parametrize("moved_at", [2, 6])  # before and after v is frozen
+def test_parameters_that_change_their_groups_take_the_options_there(
+    moved_at: int, change: str, comm: Communicator
+) -> None:
+    model = Branches()
+    (first, *others), rest = [*model.old.parameters()], [*model.new.parameters()]
+    groups = [{"params": [*others, first], "lr": 0.0}, {"params": rest, "lr": 0.01}]
+    optimizer = make(groups, model, comm, warmup_steps=4, weight_decay=0)
+    train(model, optimizer, comm, range(moved_at))
+    still, moving = optimizer.param_groups
+    before, moves_before = first.detach().clone(), rest[0].detach().clone()
+    still["params"].pop()
+    if change == "moved to the other's end":
+        moving["params"].append(first)
+    else:
+        moving["params"].insert(0, first)
+    if change == "swapped":
+        still["params"].append(moving["params"].pop(1))
+    elif change == "merged":
+        moving["params"][:0] = still["params"]
+        del optimizer.param_groups[0]
+    train(model, optimizer, comm, range(moved_at, moved_at + 3))
+    assert not torch.equal(first, before)
+    assert torch.equal(rest[0], moves_before) == (change == "swapped")
+    assert same_on_all_ranks(model, comm)

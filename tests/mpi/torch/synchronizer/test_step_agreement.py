@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,73 @@ def test_equal_changes_on_all_ranks_are_taken(options: dict[str, Any], comm: Com
             parameter.clamp_(-0.1, 0.1)
     train(model, optimizer, comm, range(4, 6))
     assert same_on_all_ranks(model, comm)
+
+
+IN_PLACE = {"list": [0.75, 0.5], "tensors": (torch.tensor(0.75), torch.tensor(0.5)), "array": np.array([0.75, 0.5])}
+
+
+@modes
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_options_that_are_changed_in_place_are_compared(kind: str, options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    betas: Any = copy.deepcopy(IN_PLACE[kind])
+    optimizer.param_groups[0]["betas"] = betas
+    train(model, optimizer, comm, range(2))
+    if comm.rank == 1 and kind == "tensors":
+        betas[0].fill_(0.25)
+    elif comm.rank == 1:
+        betas[0] = 0.25
+    told = r"'betas' of parameter group 0 is \(0\.75, 0\.5\) on rank.*, \(0\.25, 0\.5\) on rank 1"
+    with pytest.raises(CollectiveMismatch, match=told):
+        train(model, optimizer, comm, range(2, 3))
+
+
+@modes
+def test_parameters_change_their_groups_on_all_ranks_or_on_none(options: dict[str, Any], comm: Communicator) -> None:
+    model = make_model()
+    groups = [{"params": [*model[0].parameters()]}, {"params": [*model[2].parameters()], "lr": 0.0}]
+    sgd = torch.optim.SGD(groups, lr=0.05)
+    optimizer = DistributedOptimizer(sgd, Dense(), comm, model.named_parameters(), bucket_mb=0.001, **options)
+    train(model, optimizer, comm, range(2))
+    (weight, *first), (other, *second) = (group["params"] for group in sgd.param_groups)
+    moved = (other, *first), (weight, *second)
+    for rank_moves in (comm.rank == 1, comm.rank != 1):
+        if rank_moves:
+            for group, parameters in zip(sgd.param_groups, moved, strict=True):
+                group["params"][:] = parameters
+        before = weight.detach().clone()
+        if rank_moves == (comm.rank == 1):
+            with pytest.raises(CollectiveMismatch, match="order of the parameters in their groups differs"):
+                train(model, optimizer, comm, range(2, 3))
+        else:
+            train(model, optimizer, comm, range(3, 6))
+            assert torch.equal(weight, before)  # by the rate of its new group
+    assert same_on_all_ranks(model, comm)
+
+
+@pytest.mark.parametrize("options", [MODES["overlap"], MODES["no overlap"], MODES["updates"]], ids=str)
+@pytest.mark.parametrize("kind", ["number", "used iterator", "iterator"])
+def test_a_group_without_a_list_of_tensors_on_one_rank_is_refused_by_all_or_taken(
+    kind: str, options: dict[str, Any], comm: Communicator
+) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    group = optimizer.param_groups[0]
+    model.zero_grad()
+    inputs, labels = batch(comm.rank)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    if comm.rank == 1:
+        parameters = iter([*group["params"]])
+        group["params"] = [*parameters, 3] if kind == "number" else parameters
+        if kind == "used iterator":
+            list(parameters)
+    if kind == "iterator":
+        optimizer.step()
+        assert same_on_all_ranks(model, comm)
+        return
+    told = "parameter 4 of group 0 is 3; put tensors" if kind == "number" else "no longer holds parameter"
+    with pytest.raises(ValueError if comm.rank == 1 else CollectiveMismatch, match=told):
+        optimizer.step()
 
 
 def test_a_difference_is_named_when_the_optimizer_is_wrapped(comm: Communicator) -> None:
