@@ -55,7 +55,7 @@ def second_views(optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def _trial(optimizer: torch.optim.Optimizer, shift: float, slope: float, seeded: bool) -> list[dict[str, Tensor]]:
-    """Return the state of each group's parameter, of its shape, after steps of a copy with these values.
+    """Return the state of each group's parameter, of its length, after steps of a copy with these values.
 
     With `seeded` the state is there at the start, with zeros: some constructors make it.
     """
@@ -82,7 +82,7 @@ def _trial(optimizer: torch.optim.Optimizer, shift: float, slope: float, seeded:
                 one.grad = one.detach().sin() * slope
             type(clone).step(clone)  # as schedulers give an object another `step`
     return [
-        {key: value.clone() for key, value in state[one].items() if torch.is_tensor(value) and value.shape == one.shape}
+        {key: now.clone() for key, now in state[one].items() if torch.is_tensor(now) and now.numel() == one.numel()}
         for one in small
     ]
 

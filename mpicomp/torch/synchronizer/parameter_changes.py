@@ -98,9 +98,8 @@ class ParameterChanges:
 
     def describe(self) -> dict[str, str]:
         """Return each change in words, and the places of the parameters; equal on ranks with the same changes."""
-        joining = {f"{ADDED} {i}": text for i, text in enumerate(self._forms(self._own))}
-        joining |= {f"{FROZEN} {i}": repr(member.name) for i, member in enumerate(self.frozen)}
-        return {**joining, PLACES: self._parameters.places}
+        found = {PLACES: self._parameters.places} | {f"{ADDED} {i}": s for i, s in enumerate(self._forms(self._own))}
+        return found | {f"{FROZEN} {i}": repr(member.name) for i, member in enumerate(self.frozen)}
 
     def describe_joining(self, buckets: Sequence[Sequence[str]]) -> str:
         """Return in words the parameters that join by loading a state with these buckets; empty without any."""

@@ -1,17 +1,21 @@
 """Parameters that a module has replaced since an optimizer was made of them: they would stand still on this rank.
 
 ``model.weight = nn.Parameter(...)`` and ``load_state_dict(assign=True)`` register the new parameter in the module, and
-PyTorch calls a hook before.
+``model.head = nn.Linear(...)`` a module with new ones. PyTorch calls a hook before.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from mpicomp.torch.parameters import NamedParameter
 from mpicomp.torch.synchronizer.gradient_hooks import GradientCounts
@@ -27,11 +31,10 @@ class ReplacedParameters:
         self.found: set[Tensor] = set()
         _watches.append(weakref.ref(self, _watches.remove))
 
-    def note(self, before: Tensor | None, after: Tensor | None) -> None:
-        """Take note of a parameter that takes the place of another one."""
-        self.found.discard(after)
-        if before is not None and any(member.parameter is before for member in self._members):
-            self.found.add(before)
+    def note(self, before: Collection[Tensor], after: Collection[Tensor]) -> None:
+        """Take note of parameters that take the places of other ones."""
+        self.found |= {member.parameter for member in self._members if member.parameter in before}
+        self.found -= {*after}
 
     def find(self, counts: GradientCounts) -> str:
         """Return, with its cure, one of these parameters without a gradient in this step; or an empty string."""
@@ -47,11 +50,16 @@ class ReplacedParameters:
         return ""
 
 
-def _note(module: torch.nn.Module, name: str, after: torch.nn.Parameter | None) -> None:
-    before = module._parameters.get(name)
+def _note(module: torch.nn.Module, name: str, after: torch.nn.Module | Tensor | None) -> None:
+    before = module._parameters.get(name, module._modules.get(name))
     for one in () if before is after else [*_watches]:
         if (watch := one()) is not None:
-            watch.note(before, after)
+            watch.note(_parameters_in(before), _parameters_in(after))
+
+
+def _parameters_in(one: torch.nn.Module | Tensor | None) -> set[Any]:
+    return {*one.parameters()} if isinstance(one, torch.nn.Module) else {one}
 
 
 register_module_parameter_registration_hook(_note)
+register_module_module_registration_hook(_note)

@@ -96,8 +96,7 @@ def option_text(value: object) -> str:
         if value.numel() == 1 and value.device.type == "cpu":
             return repr(float(value))
         return f"a tensor on {value.device}, version {value._version}"  # to read it the host would wait
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
+    value = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, Real) and not isinstance(value, bool):
         return repr(float(value))
     if isinstance(value, tuple | list):

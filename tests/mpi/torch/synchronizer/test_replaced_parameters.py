@@ -29,11 +29,15 @@ def assign_one(model: nn.Module) -> None:
     model[2].weight = nn.Parameter(model[2].weight.detach().clone())
 
 
+def assign_a_module(model: nn.Module) -> None:
+    model[2] = copy.deepcopy(model[2])
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"overlap": False}, {"synchronize": "updates", "local_steps": 2}, {"momenta": True}], ids=str
 )
 @pytest.mark.parametrize("everywhere", [True, False])
-@pytest.mark.parametrize("replace", [assign_all, assign_one])
+@pytest.mark.parametrize("replace", [assign_all, assign_one, assign_a_module])
 def test_a_parameter_that_was_replaced_in_its_module_is_named_by_all_ranks(
     replace: Callable[[nn.Module], None], everywhere: bool, options: dict[str, Any], comm: Communicator
 ) -> None:
@@ -56,6 +60,8 @@ def test_parameters_that_are_put_back_or_frozen_train_on(comm: Communicator) -> 
     own, bias = model[0].weight, model[2].bias
     model[0].weight = nn.Parameter(torch.zeros_like(own))  # as averages of weights are evaluated
     model[0].weight = own
+    model[0] = nn.Sequential(model[0])  # as adapters wrap a layer
+    model[1] = nn.Tanh()
     model[2].bias = nn.Parameter(torch.zeros_like(bias))
     bias.requires_grad_(False)
     optimizer.add_param_group({"params": [("new", model[2].bias)]})

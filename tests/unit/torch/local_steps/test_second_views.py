@@ -27,7 +27,8 @@ class Averaging(torch.optim.SGD):
         super().step()
         self.steps[0] += 1
         for one in self.param_groups[0]["params"]:
-            self.state[one].setdefault("ema", self.start(one)).lerp_(one, 0.1)
+            mean = self.state[one].setdefault("ema", self.start(one))
+            mean.lerp_(one.view_as(mean), 0.1)
 
 
 class AveragingFromTheStart(torch.optim.SGD):
@@ -108,6 +109,7 @@ class DistanceToStart(torch.optim.Optimizer):
 
 WITH: dict[str, tuple[Make, str]] = {
     "averaging": (Averaging, "ema"),
+    "averaging in a flat vector": (lambda found: Averaging(found, start=lambda one: one.flatten().clone()), "ema"),
     "averaging from zeros": (lambda found: Averaging(found, start=torch.zeros_like), "ema"),
     "from constructor": (AveragingFromTheStart, "ema"),
     "asgd": (torch.optim.ASGD, "ax"),
