@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from collectives.errors import explains_itself
+from collectives.errors import CollectiveError, explains_itself
 from collectives.launcher import parent, place_in_job
 
 VARIABLE = "MPICOMP_ERROR_REPORTS"
 """Set by a launcher that reads the reports."""
 START = b"\x1fmpicomp "
+_is_wrapped = False  # by the abort hook, perhaps with hooks of other libraries between both
 OURS = ("collectives", "mpicomp", "contextlib")  # whose blocks some of our errors leave
 MOST_BYTES = 3000  # a launcher passes on longer lines in parts, between those of other ranks
 
@@ -86,12 +87,22 @@ def report_early() -> None:
 
 
 def other_hook() -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
-    """Return the hook for uncaught exceptions without the one of `report_early`."""
-    return sys.__excepthook__ if sys.excepthook is _early_hook else sys.excepthook
+    """Return the hook for uncaught exceptions; from now on that of `report_early` is Python's own."""
+    global _is_wrapped
+    _is_wrapped = True
+    return sys.excepthook
 
 
 def _early_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if _is_wrapped:
+        sys.__excepthook__(kind, error, trace)
+        return
     text = "".join(traceback.format_exception(kind, error, shorten_traceback(error, trace)))
     last = "".join(traceback.format_exception_only(error)).strip()
     rank, size = place_in_job(os.environ) or (0, 1)
-    print(ErrorReport(rank, size, text, last, follows=False).line(), end="", file=sys.stderr, flush=True)
+    print(
+        ErrorReport(rank, size, text, last, isinstance(error, CollectiveError)).line(),
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -236,23 +236,21 @@ def explains_itself(error: BaseException) -> bool:
 
 
 def reword(error: Exception, text: str) -> Exception:
-    """Return an error of the same type with another text."""
-    kind = type(error)
-    if kind.__module__.partition(".")[0] == "numpy":  # its types take other arguments, such as a shape
-        kind = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    return kind(text)
-
-
-def refusal(error: Exception, text: str) -> Exception:
     """Return an error of the same type with another text, by which a rank refuses a call.
 
-    The error of a signal handler, which has no part in the call that it interrupts, is raised as it is, also where a
-    function has taken it for an error of another library.
+    Raises
+    ------
+    Exception
+        The error, or its cause, is that of a signal handler, which has no part in the call that it interrupts. It is
+        raised as it is, also where a function has taken it for an error of another library.
     """
     for one in (error, error.__cause__):
         if one is not None and is_of_handler(one):
             raise one
-    return reword(error, text)
+    kind = type(error)
+    if kind.__module__.partition(".")[0] == "numpy":  # its types take other arguments, such as a shape
+        kind = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    return kind(text)
 
 
 def is_of_handler(error: BaseException) -> bool:

@@ -148,9 +148,9 @@ class Losses:
 
 
 def validate_losses(on_failure: str, spares: object, parent: MPI.Comm, others: Mapping[str, object]) -> Losses:
-    """Return the losses of a group with these arguments of `Communicator`, in a communicator `parent` of MPI.
+    """Validate `on_failure` and `spares` of a `Communicator`, and return what handles its lost ranks.
 
-    `others` are arguments that cannot be combined with ranks that wait.
+    `parent` is its communicator of MPI; `others` are arguments that cannot be combined with ranks that wait.
 
     Raises
     ------

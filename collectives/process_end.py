@@ -144,7 +144,7 @@ def _leave_all() -> None:
                 if not _aborts_next():
                     ending.dismiss()
                 ending.leave()
-        # `_leave_without_finalizing` runs this handler too: without the flag both would call each other again and again
+        # `exit_without_mpi` runs this handler too: without the flag both would call each other again and again
         if not exit_without_mpi.is_leaving and is_tolerant_job() and (reason := _await_others() or _await_farewells()):
             leave_after_death(reason)
     if not _aborts_next():

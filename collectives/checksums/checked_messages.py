@@ -7,8 +7,8 @@ once both messages are there and agree. The other ways cost more: a checksum wit
 or a derived datatype, for which Open MPI leaves its fastest path; a checksum of all messages of a call, compared at its
 end, finds the damage after sums and residuals have used it, and needs one more exchange of all ranks.
 
-The messages that compare calls have room for a checksum of their own, see `collectives.consistency.call_check`, and so
-have the arguments by which ranks make a communicator (`collectives.nodes.layout`). Ranks that regroup or admit
+The messages that compare calls have room for a checksum of their own (`collectives.consistency.recursive_doubling`),
+and so have the arguments by which ranks make a communicator (`collectives.nodes.layout`). Ranks that regroup or admit
 others exchange all they do through a `CheckedComm`: see `GroupOptions.checked`. mpicomp help fuzzing lists the messages
 that are not checked.
 """
@@ -232,7 +232,7 @@ def memory_of(buffer: Any) -> Bytes | None:
 
 
 def _are_over(requests: list[Any]) -> bool:
-    """Return True if all requests are over, which are tested from the last one on and then dropped."""
+    """Test requests from the last one on, which is the message, and drop those that are over; True if none is left."""
     while requests and requests[-1].Test():
         requests.pop()
     return not requests

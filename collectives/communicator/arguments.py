@@ -17,7 +17,7 @@ from collectives.arrays import gpu_mpi
 from collectives.checksums.checked_messages import validate_checksums, with_checksums
 from collectives.cost.link import LinkModel
 from collectives.emulation.slow_comm import link_of, linked_node, slow_down, validate_link
-from collectives.errors import LauncherMismatch, NotARank, marked, refusal
+from collectives.errors import LauncherMismatch, NotARank, marked, reword
 from collectives.execution.workers import MOST_THREADS, Workers
 from collectives.group.opening import GroupOptions, refuse
 from collectives.losses import validate_losses
@@ -88,7 +88,7 @@ def validate_arguments(
             partial(slow_down, link=own_link),
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
-        found = refusal(error, f"rank {parent.rank} of {parent.size}: {error}")
+        found = reword(error, f"rank {parent.rank} of {parent.size}: {error}")
         refuse(parent)
         raise marked(found) from None
 

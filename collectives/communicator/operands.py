@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives.annotations import Array
 from collectives.arrays.elements import COMBINE, FLOATS, INTEGERS
 from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only
-from collectives.errors import refusal
+from collectives.errors import reword
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
@@ -35,7 +35,7 @@ def validate_array(comm: Group, x: Array, call: str, allowed: tuple[str, ...], c
     try:
         return flat(x, allowed, crosses)
     except (TypeError, ValueError, MemoryError) as error:
-        comm.reject(refusal(error, f"{comm.here}, {call}: {error}"), call)
+        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
 
 def validate_sum(comm: Group, x: Array, op: str, out: Array) -> tuple[Flat, Flat, Array]:
@@ -63,7 +63,7 @@ def allocate_like(comm: Group, x: Array, call: str, shape: tuple[int, ...] | Non
     try:
         return empty_like(x, shape)
     except (TypeError, MemoryError) as error:
-        comm.reject(refusal(error, f"{comm.here}, {call}: {error}"), call)
+        comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
 
 def validate_operation(comm: Group, op: object) -> str:

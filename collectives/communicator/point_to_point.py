@@ -16,7 +16,7 @@ from mpi4py import MPI
 from collectives.annotations import Array, Bytes, Kept, SupportsDLPack
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
-from collectives.errors import CollectiveMismatch, refusal
+from collectives.errors import CollectiveMismatch, reword
 from collectives.execution.call import Call, Steps
 from collectives.execution.handle import Handle
 from collectives.execution.staged import stage
@@ -184,7 +184,7 @@ def _validate(comm: Group, call: str, x: Array, preposition: str, peer: int, tag
         if preposition == "from" and is_read_only(vector, x):
             raise ValueError("the array is read-only: pass one that can be written")
     except (TypeError, ValueError, MemoryError) as error:
-        raise refusal(error, f"{comm.here}, {call}: {error}") from None
+        raise reword(error, f"{comm.here}, {call}: {error}") from None
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 

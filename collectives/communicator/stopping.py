@@ -20,7 +20,7 @@ import numpy as np
 
 from collectives.arrays.elements import COMBINE
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import refusal
+from collectives.errors import reword
 from collectives.execution.call import Call
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.progress.main_thread import NotMainThread, run_in_main_thread
@@ -169,7 +169,7 @@ def stop_requested(comm: Group, signals: int | Iterable[int] = STOP_SIGNALS) -> 
         cure = "call it once in the main thread, before other threads do"
         comm.reject(RuntimeError(f"{comm.here}, {_NAME}: {error}, and only that can install handlers; {cure}"), _NAME)
     except (TypeError, ValueError) as error:
-        comm.reject(refusal(error, f"{comm.here}, {_NAME}: {error}"), _NAME)
+        comm.reject(reword(error, f"{comm.here}, {_NAME}: {error}"), _NAME)
     values = np.array([STOP.requested], np.int64)
     call, result = Call(comm, _describe), values.copy()
     call.remake = lambda: comm.check(call, _MARK, None, values, result, combine=COMBINE["max"])

@@ -14,7 +14,7 @@ from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import most_bytes
-from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, refusal
+from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, reword
 from collectives.execution.call import Call, Steps
 from collectives.execution.handle import Handle
 from collectives.execution.observer import Observer
@@ -195,10 +195,14 @@ class Group(metaclass=Listed):
         return tuple(range(self.size)) if self.recovery is None else self.recovery.members
 
     @property
+    def made(self) -> tuple[Group, ...]:
+        """Groups of nodes, which this one has made."""
+        return tuple(part for nodes in self.levels.values() for part in (nodes.local, nodes.across))
+
+    @property
     def parts(self) -> tuple[Group, ...]:
-        """Groups of nodes, which this one has made and nobody has closed."""
-        made = (part for nodes in self.levels.values() for part in (nodes.local, nodes.across))
-        return tuple(part for part in made if part.calls.state is not State.CLOSED)
+        """Those of them that nobody has closed."""
+        return tuple(part for part in self.made if part.calls.state is not State.CLOSED)
 
     def __del__(self) -> None:
         # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.
@@ -293,7 +297,7 @@ class Group(metaclass=Listed):
         try:
             yield
         except kinds as error:
-            self.reject(refusal(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
+            self.reject(reword(error, f"{where or f'{self.here}, {call}'}: {error}"), call)
 
     def given_up(self) -> bool:
         """Return whether another rank has given the communicator up."""

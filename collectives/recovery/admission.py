@@ -100,7 +100,7 @@ class Admission:
         self.damage = ""
 
     def run(self, pool: MPI.Comm, n_wanted: int, layouts: Sequence[NodeLayout]) -> MPI.Comm:
-        """Return the pool in which all ranks have ended this admission; the parameters are those of `_try`."""
+        """Admit newcomers until there are `n_wanted` members; returns the pool in which all have ended this."""
         regroup = self._regroup
         while True:
             pool = regroup.complete(pool.Shrink)

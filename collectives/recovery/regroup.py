@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mpi4py import MPI
+
 from collectives.errors import CollectiveTimeout, DamagedMessage
 from collectives.execution.call import Call, Steps
 from collectives.progress.polling import SLEEP_S
@@ -222,8 +224,9 @@ class Regroup(CommitRule):
             return None
         calls, n_joined = CallReport(self.n_begun, [], []), self.survivors.n_joined
         report = SurvivorReport(calls, False, False, [], n_joined, [], is_closed=True)
-        unused = [one.mpi_comm for one in (*comm.parts, comm) if not one.ending.keeps_requests]
-        unused = [carrier(one) for one in unused]  # without checksums and emulated links
+        # without checksums and emulated links; all parts are closed by now, and those that users closed are freed
+        unused = [carrier(one.mpi_comm) for one in (*comm.made, comm) if not one.ending.keeps_requests]
+        unused = [one for one in unused if one != MPI.COMM_NULL]
         native = carrier(comm.mpi_comm)
         farewell = Farewell(native, comm.calls.next_tag(), report, comm.timeout, unused, comm.options.checked)
         farewell.start()

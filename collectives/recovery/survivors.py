@@ -87,14 +87,14 @@ class Survivors:
 
 
 def save_all(users: Iterable[tuple[str, int, Survivor]]) -> list[SavedUser]:
-    """Return users, with their names and places, with their states."""
+    """Save the state of each user; a user comes with its name and place."""
     return [SavedUser(place, name, user, user.save()) for name, place, user in users]
 
 
 def renew_all(
     saved: Iterable[SavedUser], common: Collection[str], n_joined: int, survivors: tuple[int, ...]
 ) -> list[Mapping[int, int | None]]:
-    """Continue on the communicator as it is now; collective. Returns the ages of residuals.
+    """Let the saved users continue on the communicator as it is now; collective. Returns the ages of residuals.
 
     `common` has the names of users that all ranks have, and `n_joined` how many all ranks have made. One that a rank
     has yet to make restarts: no step of it has ended. One that a rank has dropped, and another one keeps alive, is left

@@ -1,7 +1,7 @@
 """Traces of calls: one file per rank in the Trace Event Format, which ui.perfetto.dev shows.
 
-`recorder` keeps events, writes them, and measures the offset between ranks' clocks. `traffic` counts bytes, messages
-and seconds, also without a trace.
+`recorder` keeps events and writes them, `event_format` has the lines of the file, and `clocks` measures the offset
+between ranks' clocks. `traffic` counts bytes, messages and seconds, also without a trace.
 """
 
 from collectives.trace.recorder import Trace, flush

@@ -12,7 +12,7 @@ from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.vectors import Flat
-from collectives.errors import refusal
+from collectives.errors import reword
 from collectives.execution.call import Steps
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.routes import VERSION
@@ -311,9 +311,9 @@ class Aggregator(metaclass=Listed):
                 difference = vector if isinstance(vector, Difference) else None
                 source, target, result = self.views.of(vector, out)
             except (TypeError, ValueError, MemoryError, RuntimeError) as error:  # the last one is a device's
-                refused = error  # unless it is a signal handler's, which `refusal` raises
+                refused = error  # unless it is a signal handler's, which `reword` raises
         if refused is not None:
-            found = refusal(refused, f"{comm.here}, vector {self.vector_id}: {refused}")
+            found = reword(refused, f"{comm.here}, vector {self.vector_id}: {refused}")
             self._can_undo = False  # as on the other ranks, where this step fails
             comm.reject(found, "aggregate")
         traffic = self.traffic.begin()
@@ -426,7 +426,7 @@ class Aggregator(metaclass=Listed):
             self._call = None
 
     def _second_call(self, call: VectorCall) -> RuntimeError:
-        """Return the error of a call, or of a change of the state, before this call has ended as its caller knows."""
+        """Return the error of another call, or of a change of the state, while `call` has not been waited for."""
         if not call.dropped:
             return RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
         failure, ended = None, ""

@@ -41,8 +41,9 @@ class Engine:
         try:
             bound = bind_operands(row, comm, operands, staging)
         except (TypeError, ValueError, MemoryError) as error:
+            reworded = reword(error, f"{comm.here}, {row.name}: {error}")
             self._reject(f"{row.name}, rejected: {error}")
-            raise reword(error, f"{comm.here}, {row.name}: {error}") from error
+            raise reworded from error
         self.begun += 1
         if threading.current_thread().name.startswith("AsyncCheckpointExecutor"):
             bound = bound._replace(text=bound.text + _ASYNC_SAVE)  # lest it meets an equal call of the program

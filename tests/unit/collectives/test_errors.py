@@ -17,7 +17,6 @@ from collectives.errors import (
     OutOfMemory,
     RanksLost,
     is_of_handler,
-    refusal,
     reword,
 )
 from mpicomp.pipeline.agreement import MessagesDiffer
@@ -67,11 +66,11 @@ def test_an_exception_of_a_signal_handler_refuses_no_call(kind: type[Exception])
     taken.__cause__ = found
     for one in (found, taken):
         with pytest.raises(kind, match=r"^of a handler$"):
-            refusal(one, "rank 1 of 2: refused")
+            reword(one, "rank 1 of 2: refused")
 
 
 def test_other_exceptions_refuse_a_call() -> None:
     with pytest.raises(ValueError, match="reshape") as caught:
         np.zeros(3).reshape(2)
     assert not is_of_handler(caught.value)
-    assert str(refusal(caught.value, "rank 1 of 2: refused")) == "rank 1 of 2: refused"
+    assert str(reword(caught.value, "rank 1 of 2: refused")) == "rank 1 of 2: refused"

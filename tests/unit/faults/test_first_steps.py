@@ -12,17 +12,17 @@ pytestmark = pytest.mark.timeout(2 * JOB_S)
 
 TRAINING = """
 import torch
-from collectives.execution import handle
+from collectives.execution.call import Call
 from mpicomp.torch import DistributedOptimizer
 comm = mpicomp.Communicator(on_failure="regroup", ranks_per_node=2, timeout=60)
-me, make_call, counts = comm.rank, handle.Call.__init__, {}
+me, make_call, counts = comm.rank, Call.__init__, {}
 def die_in_call(call, *args, **options):
     make_call(call, *args, **options)
     name = call.name().partition("(")[0].partition(" ")[0]
     counts[name] = counts.get(name, 0) + 1
     if (me, name, counts[name]) == WHERE:
         os.kill(os.getpid(), signal.SIGKILL)
-handle.Call.__init__ = die_in_call
+Call.__init__ = die_in_call
 TOP_K = mpicomp.LocalTopK(rate=10)
 if NODES == "read":
     assert comm.nodes.local.size <= 2
