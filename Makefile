@@ -51,8 +51,9 @@ WHOLE_RUN := timeout -k 10 7200
 # One more than there are processors: jobs of ranks wait for a part of their time. nproc would count one where
 # slurm/env.sh has set OMP_NUM_THREADS.
 WORKERS := $$(( $$(OMP_NUM_THREADS= nproc) < 3 ? $$(OMP_NUM_THREADS= nproc) + 1 : 4 ))
-# A missing package shows in the first case of a test. Left out are tests of parts that need extras, and tests that no package of an extra changes: those of packages that cannot import
-# one, which tests/unit/test_imports.py checks, and of programs.
+# A missing package shows in the first case of a test. Left out are tests of parts that need extras, and tests that no
+# package of an extra changes: those of packages that cannot import one, which tests/unit/test_imports.py checks, and of
+# programs.
 NOT_OF_CORE := apps torch kernels codecs feedback state collectives/schedules collectives/cost faults \
     test_batch_script.py test_batch_templates.py test_ci.py test_code_blocks.py \
     test_examples.py test_harness.py test_makefile.py test_packaging.py test_site.py

@@ -43,7 +43,7 @@ KERNELS = "NUMBA_CACHE_DIR"
 WHICH = ("old", "new")
 LEAST_RATIO = 0.97
 LOOK_S = 0.5
-"""After which a job that does not answer is looked at."""
+"""Seconds without an answer after which the status of a job is checked."""
 
 
 # A rank of a job, whose checkout may be an old one: it imports names that both have -----------------------------------
@@ -134,7 +134,7 @@ class Job:
     Attributes
     ----------
     names : list of str
-        Of the calls.
+        Names of the calls.
     """
 
     def __init__(self, which: str, checkout: Path, folder: Path, n_ranks: int, steps: bool, left: ExitStack) -> None:
@@ -146,7 +146,7 @@ class Job:
         environment = mpi_environment(checkout) | {
             "PYTHONPATH": str(checkout),
             "TURN_STORE": str(folder / f"{which}-store"),
-            **({"NUMBA_CACHE_DIR": f"{os.environ[KERNELS]}-{which}"} if KERNELS in os.environ else {}),
+            **({KERNELS: f"{os.environ[KERNELS]}-{which}"} if KERNELS in os.environ else {}),
         }
         arguments = ["-P", __file__, "--serve", str(folder), "--which", which, *["--steps"] * steps]
         command = python_command(n_ranks, arguments)
@@ -180,10 +180,13 @@ def _open(path: Path, mode: str) -> IO[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status: 1 where a ratio is too low."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     if options.serve is not None:
         serve(options.serve, options.which, options.steps)
         return 0
+    if options.old is None or options.rounds < 2:
+        parser.error("--old PATH is needed, and 2 --rounds or more")
     from apps.performance.compare_checkouts import COLUMNS
     from apps.performance.part import make_record, table
     from apps.records import write_record

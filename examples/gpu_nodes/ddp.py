@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, Text, options, report, shown
+from gpt import GPT, Text, count_steps, options, report
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicomp
@@ -37,7 +37,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     text = Text(world.rank, given.context, given.batch, device)
-    for _ in shown(given.steps, world):
+    for _ in count_steps(given.steps, world):
         optimizer.zero_grad()
         for micro in range(given.accumulate):
             is_last = micro == given.accumulate - 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, Text, options, report, shown
+from gpt import GPT, Text, count_steps, options, report
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -38,7 +38,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     text = Text(world.rank, given.context, given.batch, device)
-    for _ in shown(given.steps, world):
+    for _ in count_steps(given.steps, world):
         optimizer.zero_grad()
         for micro in range(given.accumulate):
             model.set_requires_gradient_sync(micro == given.accumulate - 1)  # the last one alone is reduced

@@ -88,7 +88,7 @@ def options(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def shown(steps: int, comm: Communicator) -> Iterator[int]:
+def count_steps(steps: int, comm: Communicator) -> Iterator[int]:
     """Yield the steps' numbers; rank 0 shows at once, and every few seconds, how many are made."""
     shown_at = 0.0
     for made in range(steps):

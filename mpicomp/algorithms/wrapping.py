@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from collectives.annotations import override
-from mpicomp.aggregator.algorithm import Algorithm
+from mpicomp.aggregator.algorithm import Algorithm, MessageModel
 
 
 def require_residual(method: Algorithm, wrapper: str) -> None:
@@ -21,7 +21,7 @@ def require_residual(method: Algorithm, wrapper: str) -> None:
 
 
 def _of_method(name: str) -> Any:
-    """Return an attribute that is that of the method which is run; a method of it stays bound to it."""
+    """Return a property that reads this attribute of the method that is run."""
     return property(attrgetter(f"method.{name}"))
 
 
@@ -44,9 +44,6 @@ class WrappingMethod(Algorithm):
     keeps_scale = _of_method("keeps_scale")
     nonfinite = _of_method("nonfinite")
     has_rates_by_position = _of_method("has_rates_by_position")
-    shard_alignment = _of_method("shard_alignment")
-    encodes_on_devices = _of_method("encodes_on_devices")
-    message_model = _of_method("message_model")
 
     @override
     def of_gradients(self) -> Algorithm:
@@ -54,3 +51,15 @@ class WrappingMethod(Algorithm):
         options: Any = self
         place = next(one.name for one in fields(options) if getattr(self, one.name) is method)
         return self if best is method else cast(Algorithm, replace(options, **{place: best}))
+
+    @override
+    def shard_alignment(self, n: int, dtype: str) -> int | None:
+        return self.method.shard_alignment(n, dtype)
+
+    @override
+    def encodes_on_devices(self, dtype: str) -> bool:
+        return self.method.encodes_on_devices(dtype)
+
+    @override
+    def message_model(self, n: int, dtype: str, ranks: int, piece_bytes: int) -> MessageModel:
+        return self.method.message_model(n, dtype, ranks, piece_bytes)

@@ -32,7 +32,7 @@ FINE, BAD = 1, 2
 
 
 class SumTerms(NamedTuple):
-    """Terms of the sums of a vector.
+    """Arguments that all ways to sum a vector within nodes take.
 
     Parameters
     ----------

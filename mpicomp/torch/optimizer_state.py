@@ -99,7 +99,9 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
         tensors[name] = leaf
         return _TensorPlace(name, leaf.shape, leaf.dtype)
 
-    state = comm.broadcast_object(tree_map_with_path(take, before) if comm.rank == root else None, root)
+    state = comm.broadcast_object(
+        tree_map_with_path(take, before, is_leaf=_is_whole) if comm.rank == root else None, root
+    )
 
     def fill(leaf: object) -> object:
         if not isinstance(leaf, _TensorPlace):
@@ -108,7 +110,7 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
             tensors[leaf.name] = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
         return tensors[leaf.name]
 
-    state = tree_map(fill, state)
+    state = tree_map(fill, state, is_leaf=_is_whole)
     usage = "broadcast_optimizer_state(optimizer, comm, root=0)"
     broadcast_tensors(checked_tensors(tensors, comm, _BROADCAST_STATE, usage), comm, root)
     try:
@@ -116,6 +118,11 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
     except BaseException:
         optimizer.load_state_dict(before)
         raise
+
+
+def _is_whole(one: object) -> bool:
+    """Return True for what travels as one object: other containers than these may be registered on one rank alone."""
+    return type(one) not in (dict, list, tuple)
 
 
 def _load_state(optimizer: torch.optim.Optimizer, state: State, comm: Communicator) -> None:

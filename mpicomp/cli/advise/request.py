@@ -25,7 +25,7 @@ class AdviseRequest:
     threads: int  # of each rank
     timeout_s: float
     ranks_per_node: int | None = None  # None: all of a host
-    quick: bool = False  # fewer and shorter calls, within QUICK_S
+    quick: bool = False  # fewer and shorter calls, within a minute
 
     @classmethod
     def parse(cls, args: argparse.Namespace) -> AdviseRequest:

@@ -50,7 +50,8 @@ class ErrorOutput:
         self._gathered: list[ErrorReport] = []
         self._known: list[list[ErrorReport]] = []  # equal ones, in the order in which they came
         self._due = 0.0  # when those that are gathered are printed
-        self._end = self._uncaught = ""  # of a job without reports: how a rank ended, and Python's error at the end
+        # of a job without reports: how a rank ended, and Python's error at the end, by the status that it brings
+        self._end, self._uncaught = "", dict[int, str]()
         self._traces = False  # the lines are those of a traceback
 
     @property
@@ -93,8 +94,9 @@ class ErrorOutput:
         if line.startswith(TRACED):
             self._traces = True
         elif not (self._traces and line[:1].isspace()):
-            ends = (self._traces and UNCAUGHT.fullmatch(line)) or USAGE.fullmatch(line)
-            self._uncaught, self._traces = line.decode(errors="replace").strip() if ends else "", False
+            text = line.decode(errors="replace").strip()
+            ends = {1: self._traces and UNCAUGHT.fullmatch(line), 2: USAGE.fullmatch(line)}
+            self._uncaught, self._traces = {status: text for status, found in ends.items() if found}, False
 
     def _end_block(self) -> None:
         text = b"".join(self._block)
@@ -141,7 +143,7 @@ class ErrorOutput:
         if self._known:
             first = min(self._known, key=lambda group: group[0].follows)
             self._out.write(f"mpicomp: {last_line(first)}\n".encode())
-        elif cause := ": ".join(filter(None, (self._end, self._uncaught if status in (1, 2) else ""))):
+        elif cause := ": ".join(filter(None, (self._end, self._uncaught.get(status, "")))):
             self._out.write(f"mpicomp: {cause}\n".encode())
         self._out.flush()
 

@@ -75,7 +75,7 @@ class DeltaCodec(RowCodec, Protocol):
 
 
 class AddingRows(DeltaCodec):
-    """Base of codecs that decode, and add to a message, by one method."""
+    """Base of codecs that decode, and add to a message, by one method; codes of whole values replace the message."""
 
     __slots__ = ()
 

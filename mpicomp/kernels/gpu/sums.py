@@ -27,7 +27,7 @@ FEW = 64  # sums of a bucket's blocks that a program which needs their total add
 
 @triton.jit
 def _add_halves(total, columns):
-    """Add the columns, in two halves of halves, one after the other."""
+    """Add the columns one after the other; each split halves them."""
     low, high = tl.split(columns)
     if len(low.shape) == 1:
         return total + low + high

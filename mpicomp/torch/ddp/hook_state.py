@@ -97,8 +97,8 @@ class DDPHookState(NonCopyable, StateOwner):
         comm: Communicator,
         members: Sequence[NamedParameter],
         in_background: bool,
-        frozen: Sequence[NamedParameter],
-        own_iterations: int,
+        frozen: Sequence[NamedParameter] = (),
+        own_iterations: int = 0,
     ) -> None:
         self.comm = comm
         self._own_iterations, self._members_before = own_iterations, comm.members

@@ -33,12 +33,12 @@ def agreed(
     describe: Callable[[_Entry], str] = lambda _: "",
     kinds: tuple[type[Exception], ...] = (ValueError,),
 ) -> _Entry:
-    """Return the result of a function; collective.
+    """Return the result of a function, or raise an error on all ranks; collective.
 
     Raises
     ------
-    ValueError
-        The function has raised it, or another error of these `kinds`, on this rank.
+    Exception
+        One of these `kinds`, which the function has raised on this rank.
     CollectiveMismatch
         Another rank has raised one, which the text quotes, or the ranks differ in the texts that `describe` returns.
     """

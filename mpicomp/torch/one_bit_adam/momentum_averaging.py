@@ -30,17 +30,21 @@ class MomentumAveraging(MomentumBuckets[Moments]):
                 loss = closure()
         self.check_before_step()
         self._take_gradients()
+        self._follow_places(self._optimizer.param_groups)
         self._make_step(self._optimizer.param_groups)
         self.phase = Phase.STEPPED
         self._masters.publish()
         return loss
 
-    def _make_step(self, groups: Groups) -> None:
-        """Average, and move the parameters."""
-        if self._places != self._parameters.places:  # of this step or of a former one
+    def _follow_places(self, groups: Groups) -> None:
+        """Divide the buckets anew where parameters have changed their groups, in this step or in a former one."""
+        if self._places != self._parameters.places:
             for moments in self.moments:
                 moments.divide(number_groups(groups))
             self._places = self._parameters.places
+
+    def _make_step(self, groups: Groups) -> None:
+        """Average, and move the parameters."""
         self._freeze_due(groups)
         self.synchronize()
         self.steps += 1

@@ -42,8 +42,7 @@ class Options:
         mode, local_steps, passes = self.synchronize, self.local_steps, self.backward_passes_per_step
         if mode not in ("gradients", "updates"):
             raise ValueError(f'synchronize is {mode!r}; choose "gradients", "updates" or None')
-        counts = {"local_steps": local_steps, "backward_passes_per_step": passes, "fragments": self.fragments}
-        for name, count in counts.items():
+        for name, count in (("local_steps", local_steps), ("backward_passes_per_step", passes)):
             if not isinstance(count, Integral) or count < 1:
                 raise ValueError(f"{name} is {count!r}; choose a whole number, 1 or more")
         if local_steps > 1 and mode == "gradients":
@@ -83,6 +82,8 @@ class Options:
     def _check_fragments(self) -> None:
         """Raise ValueError unless the fragments fit into the local steps, and the delay between two rounds."""
         fragments, delay, blend, steps = self.fragments, self.delay, self.blend, self.local_steps
+        if not isinstance(fragments, Integral) or fragments < 1:
+            raise ValueError(f"fragments is {fragments!r}; choose a whole number, 1 or more")
         if not isinstance(delay, Integral) or delay < 0:
             raise ValueError(f"delay is {delay!r}; choose a whole number of steps, 0 or more")
         if blend != "steps" and (not isinstance(blend, Real) or not 0 <= blend < 1):

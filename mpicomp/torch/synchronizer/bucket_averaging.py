@@ -66,7 +66,7 @@ class BucketAveraging(StateOwner):
 
     def __init__(self, parts: SynchronizerParts) -> None:
         self.reducers, self.comm, self.agreement = parts.reducers, parts.comm, parts.agreement
-        self.active: list[BucketReducer] = parts.reducers
+        self.active: list[BucketReducer] = parts.reducers  # the same list: who changes it makes one of its own
         self._optimizer, self._parameters, self._overlap = parts.optimizer, parts.parameters, parts.overlap
         self._changes = self.agreement.changes = parts.changes
         self.synchronizations = 0

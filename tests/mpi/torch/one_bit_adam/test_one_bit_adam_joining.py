@@ -12,7 +12,7 @@ from torch import nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
-from mpicomp.torch import OneBitAdam, redistribute_states
+from mpicomp.torch import OneBitAdam, ZeroOneAdam, redistribute_states
 from tests.mpi.lanes import same_text_on, up_to_four_ranks
 from tests.mpi.torch.branches import Branches, add, in_order, train, unfreeze, values, ways
 from tests.mpi.torch.training import same_on_all_ranks
@@ -205,13 +205,15 @@ def test_a_damaged_entry_of_parameters_that_joined_is_refused(comm: Communicator
 
 @pytest.mark.parametrize("change", ["swapped", "moved to the other's end", "moved across the boundary", "merged"])
 @pytest.mark.parametrize("moved_at", [2, 6])  # before and after v is frozen
+@pytest.mark.parametrize("kind", [OneBitAdam, ZeroOneAdam])
 def test_parameters_that_change_their_groups_take_the_options_there(
-    moved_at: int, change: str, comm: Communicator
+    kind: type[OneBitAdam | ZeroOneAdam], moved_at: int, change: str, comm: Communicator
 ) -> None:
     model = Branches()
     (first, *others), rest = [*model.old.parameters()], [*model.new.parameters()]
     groups = [{"params": [*others, first], "lr": 0.0}, {"params": rest, "lr": 0.01}]
-    optimizer = make(groups, model, comm, warmup_steps=4, weight_decay=0)
+    freeze: dict[str, Any] = {"warmup_steps": 4} if kind is OneBitAdam else {"var_freeze_step": 4}
+    optimizer = kind(groups, comm=comm, named_parameters=model.named_parameters(), bucket_mb=0.001, **freeze)
     train(model, optimizer, comm, range(moved_at))
     still, moving = optimizer.param_groups
     before, moves_before = first.detach().clone(), rest[0].detach().clone()

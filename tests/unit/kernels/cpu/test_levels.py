@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import typeof
 from numpy.typing import NDArray
 
 from collectives.arrays.elements import aligned_empty
 from mpicomp.codecs.level_buckets import Buckets
 from mpicomp.codecs.levels import Levels
 from mpicomp.feedback.relayed_sums import TensorLevels
+from mpicomp.kernels.cpu.levels import PACKING, relay
 from tests.contracts import guarded
 from tests.reference.levels import coded
 
@@ -166,3 +168,9 @@ def test_buckets_of_the_longest_length_are_those_of_the_reference(levels: int) -
     codec.spread(codec.buckets(values.size), payload, 1, 0, out)
     for start in range(0, values.size, 65536):
         np.testing.assert_array_equal(out[start : start + 65536], coded(values[start : start + 65536], levels)[2])
+
+
+def test_each_number_of_levels_has_a_compiled_form_and_a_file_of_its_own() -> None:
+    """The number is a constant there: in one file, a process would run the form of another number."""
+    assert {*PACKING} == {*LEVELS}
+    assert len({relay._cache.file_of(typeof(packing)) for packing in PACKING.values()}) == len(LEVELS)
