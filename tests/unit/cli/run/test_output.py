@@ -124,7 +124,8 @@ def test_errors_before_the_first_communicator_come_last_too(error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "logged", ["ValueError: 1\n", "train: error: retrying\n", "Traceback (most recent call last):\n  x\nValueError: 1\nretry\n"]
+    "logged",
+    ["ValueError: 1\n", "train: error: retrying\n", "Traceback (most recent call last):\n  x\nValueError: 1\nretry\n"],
 )
 def test_errors_that_a_program_has_logged_are_not_named_as_the_cause(logged: str) -> None:
     assert shown(logged, FAILED.format(1)) == f"{logged}mpicomp: rank 2 ended with status 1\n"
@@ -133,7 +134,7 @@ def test_errors_that_a_program_has_logged_are_not_named_as_the_cause(logged: str
 
 def test_the_last_line_of_wrong_arguments_is_the_programs_own() -> None:
     error = "python -m train: error: argument --lr: invalid float value: 'x'"
-    assert shown(f"usage: train\n{error}\n", FAILED.format(2)).splitlines()[1:] == [
+    assert shown(f"usage: train\n{error}\n", FAILED.format(2), status=2).splitlines()[1:] == [
         error,
         f"mpicomp: rank 2 ended with status 2: {error}",
     ]
