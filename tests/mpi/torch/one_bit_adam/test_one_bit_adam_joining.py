@@ -228,5 +228,6 @@ def test_parameters_that_change_their_groups_take_the_options_there(
         del optimizer.param_groups[0]
     train(model, optimizer, comm, range(moved_at, moved_at + 3))
     assert not torch.equal(first, before)
-    assert torch.equal(rest[0], moves_before) == (change == "swapped")
+    if kind is OneBitAdam or moved_at == 2:  # else errors of steps at the other rate are still sent
+        assert torch.equal(rest[0], moves_before) == (change == "swapped")
     assert same_on_all_ranks(model, comm)
