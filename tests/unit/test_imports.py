@@ -76,7 +76,7 @@ LAYERS = {
     ),
     # states know neither buckets nor parameters, and buckets know no states
     "mpicomp.torch.state": Layer(("mpicomp.torch.caller_modes", *STEPS), (*ARRAYS, "torch")),
-    "mpicomp.torch.parameters": Layer(("mpicomp.torch.devices",), ("torch",)),
+    "mpicomp.torch.parameters": Layer(("mpicomp.torch.devices", "collectives.consistency"), ("torch",)),
     "mpicomp.torch.buckets": Layer(
         ("mpicomp.torch.parameters", "mpicomp.torch.devices", "mpicomp.algorithms", *STEPS), (*ARRAYS, "torch")
     ),
