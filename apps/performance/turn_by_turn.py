@@ -27,8 +27,9 @@ SHORT, LONG = 256, 2_000_000
 CALLS = 2000
 """Short calls of a turn."""
 METHODS = (
-    "dense", "marsit", "majority-vote", "ef-signsgd", "ssdm", "qsgd", "ecq-sgd", "terngrad", "one-bit-sgd",
-    "double-squeeze", "mem-sgd", "scalecom", "random-k", "local-top-k", "top-k-sgd", "power-sgd",
+    "dense", "marsit", *(f"relay:levels={levels}" for levels in (2, 3, 4, 8, 16, 256)), "majority-vote", "ef-signsgd",
+    "ssdm", "qsgd", "ecq-sgd", "terngrad", "one-bit-sgd", "double-squeeze", "mem-sgd", "scalecom", "random-k",
+    "local-top-k", "top-k-sgd", "power-sgd",
 )  # fmt: skip
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("dense", {}),
@@ -86,7 +87,9 @@ def _long_calls(comm: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     out, total = np.empty_like(x), np.empty_like(x)
     yield f"{LONG} elements, MPI", partial(comm.mpi_comm.Allreduce, x, total)
     for name in METHODS:
-        aggregator = mpicomp.algorithm(name).start(comm, LONG)
+        method, _, levels = name.partition(":levels=")
+        options = {"levels": int(levels)} if levels else {}
+        aggregator = mpicomp.algorithm(method, **options).start(comm, LONG)
         yield f"{LONG} elements, {name}", partial(aggregator.aggregate, x, out)
 
 
