@@ -24,8 +24,8 @@ from typing import IO, Any
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT, LONG = 256, 2_000_000
-CALLS = 2000
-"""Short calls of a turn."""
+CALLS = {SHORT: 2000, LONG: 5}
+"""Calls of a turn, by their elements; steps are single."""
 METHODS = (
     "dense", "marsit", *(f"relay:levels={levels}" for levels in (2, 3, 4, 8, 16, 256)), "majority-vote", "ef-signsgd",
     "ssdm", "qsgd", "ecq-sgd", "terngrad", "one-bit-sgd", "double-squeeze", "mem-sgd", "scalecom", "random-k",
@@ -89,7 +89,10 @@ def _long_calls(comm: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name in METHODS:
         method, _, levels = name.partition(":levels=")
         options = {"levels": int(levels)} if levels else {}
-        aggregator = mpicomp.algorithm(method, **options).start(comm, LONG)
+        try:
+            aggregator = mpicomp.algorithm(method, **options).start(comm, LONG)
+        except ValueError:  # an old checkout does not know it
+            continue
         yield f"{LONG} elements, {name}", partial(aggregator.aggregate, x, out)
 
 
@@ -200,7 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             which: Job(which, getattr(options, which).resolve(), folder, options.ranks, options.steps, left)
             for which in WHICH
         }
-        rows = [measure(jobs, name, options) for name in jobs["new"].names if name in jobs["old"].names]
+        names = [name for name in jobs["new"].names if name in jobs["old"].names and options.only in name]
+        rows = [measure(jobs, name, options) for name in names]
     columns = [("quartiles of rounds" if name == "of single turns" else name, cell) for name, cell in COLUMNS]
     print(table(columns, rows))
     if options.json is not None:
@@ -210,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(jobs: dict[str, Job], name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Time a call of both jobs in turn: medians, the median of the rounds' ratios, and the quartiles of those."""
-    count = CALLS if name.startswith(f"{SHORT} ") else 1
+    count = next((count for elements, count in CALLS.items() if name.startswith(f"{elements} ")), 1)
     seconds: dict[str, list[float]] = {which: [] for which in WHICH}
     for turn in range(options.warm_ups + options.rounds):
         for which in WHICH if turn % 2 == 0 else WHICH[::-1]:
@@ -236,6 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", action="store_true", help="long calls and steps of PyTorch as well, on 2 ranks or more"
     )
+    parser.add_argument("--only", default="", metavar="TEXT", help="calls whose name has this text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a record as well")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--which", help=argparse.SUPPRESS)

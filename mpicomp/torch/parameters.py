@@ -98,10 +98,12 @@ class Parameters:
 
     @property
     def places(self) -> str:
-        """Fingerprint of the groups and places in which the optimizer holds the synchronized parameters."""
+        """Fingerprint of the groups in which the optimizer holds the synchronized parameters."""
         if not self._places:
             names = {self._masters.get(one.parameter, one.parameter): one.name for one in self.trained}
-            groups = [[names[one] for one in group["params"] if one in names] for group in self._optimizer.param_groups]
+            groups = [
+                sorted(names[one] for one in group["params"] if one in names) for group in self._optimizer.param_groups
+            ]
             self._places = f"#{fingerprint(str(groups)):x}"
         return self._places
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ADDED, FROZEN = "added or unfrozen parameter", "frozen parameter"
 """Names of the changes in messages, before their numbers."""
-PLACES = "order of the parameters in their groups"
+PLACES = "division of the parameters among groups"
 AlgorithmsOf: TypeAlias = Callable[[Sequence[NamedParameter]], Mapping[str, Algorithm]]
 """Function that returns the algorithms of parameters by name, and raises ValueError for some that cannot join."""
 

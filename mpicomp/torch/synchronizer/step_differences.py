@@ -61,7 +61,7 @@ _WORDS = {
         "the same names, shapes and algorithms"
     ),
     FROZEN: "{key} is {listed}: before a step, freeze the same parameters on all ranks",
-    PLACES: "the {key} differs ({listed}): let all ranks have the same parameters in each group, in the same order",
+    PLACES: "the {key} differs ({listed}): let all ranks have the same parameters in each group",
     "loss": (
         "the closure's loss is {listed}, and the optimizer decides by it: return the mean of the ranks' losses from "
         "the closure, comm.allreduce(loss, op='mean')"
