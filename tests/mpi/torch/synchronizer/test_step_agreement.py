@@ -129,7 +129,7 @@ def test_parameters_change_their_groups_on_all_ranks_or_on_none(options: dict[st
                 group["params"][:] = parameters
         before = weight.detach().clone()
         if rank_moves == (comm.rank == 1):
-            with pytest.raises(CollectiveMismatch, match="order of the parameters in their groups differs"):
+            with pytest.raises(CollectiveMismatch, match="division of the parameters among groups differs"):
                 train(model, optimizer, comm, range(2, 3))
         else:
             train(model, optimizer, comm, range(3, 6))
