@@ -195,14 +195,10 @@ class Group(metaclass=Listed):
         return tuple(range(self.size)) if self.recovery is None else self.recovery.members
 
     @property
-    def made(self) -> tuple[Group, ...]:
-        """Groups of nodes, which this one has made."""
-        return tuple(part for nodes in self.levels.values() for part in (nodes.local, nodes.across))
-
-    @property
     def parts(self) -> tuple[Group, ...]:
-        """Those of them that nobody has closed."""
-        return tuple(part for part in self.made if part.calls.state is not State.CLOSED)
+        """Groups of nodes, which this one has made and nobody has closed."""
+        made = (part for nodes in self.levels.values() for part in (nodes.local, nodes.across))
+        return tuple(part for part in made if part.calls.state is not State.CLOSED)
 
     def __del__(self) -> None:
         # MPI goes on writing to the buffers of a call under way, though no caller waits for it any more.

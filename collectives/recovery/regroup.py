@@ -225,7 +225,8 @@ class Regroup(CommitRule):
         calls, n_joined = CallReport(self.n_begun, [], []), self.survivors.n_joined
         report = SurvivorReport(calls, False, False, [], n_joined, [], is_closed=True)
         # without checksums and emulated links; all parts are closed by now, and those that users closed are freed
-        unused = [carrier(one.mpi_comm) for one in (*comm.made, comm) if not one.ending.keeps_requests]
+        made = (part for nodes in comm.levels.values() for part in (nodes.local, nodes.across))
+        unused = [carrier(one.mpi_comm) for one in (*made, comm) if not one.ending.keeps_requests]
         unused = [one for one in unused if one != MPI.COMM_NULL]
         native = carrier(comm.mpi_comm)
         farewell = Farewell(native, comm.calls.next_tag(), report, comm.timeout, unused, comm.options.checked)

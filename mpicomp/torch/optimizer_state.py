@@ -121,7 +121,7 @@ def _broadcast_state(optimizer: torch.optim.Optimizer, comm: Communicator, root:
 
 
 def _is_whole(one: object) -> bool:
-    """Return True for what travels as one object: other containers than these may be registered on one rank alone."""
+    """Return True for a value that travels whole: other containers may be registered on one rank alone."""
     return type(one) not in (dict, list, tuple)
 
 

@@ -37,7 +37,7 @@ class MomentumAveraging(MomentumBuckets[Moments]):
         return loss
 
     def _follow_places(self, groups: Groups) -> None:
-        """Divide the buckets anew where parameters have changed their groups, in this step or in a former one."""
+        """Divide the buckets again where parameters have changed their groups, in this step or in a former one."""
         if self._places != self._parameters.places:
             for moments in self.moments:
                 moments.divide(number_groups(groups))
