@@ -33,7 +33,7 @@ def exit_message() -> str:
 
 
 def keep_exit_status(status: object) -> None:
-    """Record what ends the program, as `sys.exit` takes it. Later ones, of exceptions caught before, do not count."""
+    """Record the argument of `sys.exit` that ends the program. Those of exceptions caught before do not count."""
     global _status, _message
     if _status is None:
         _status, _message = status_code(status), status if isinstance(status, str) else ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 READING_S = 0.2  # in which other ranks read the last messages of one that leaves without MPI_Finalize
 STATUS_AFTER_DEATH = "MPICOMP_STATUS_AFTER_DEATH"  # of survivors that went on to the end of their program
 farewells: WeakSet[Farewell] = WeakSet()  # of communicators that this rank has left, and others perhaps not
-# both are read through the module, since they are bound anew
+# Read both through the module: `from ... import` would keep their first values
 expects_deaths = False
 is_leaving = False
 _other_failed = False

@@ -148,7 +148,7 @@ class Losses:
 
 
 def validate_losses(on_failure: str, spares: object, parent: MPI.Comm, others: Mapping[str, object]) -> Losses:
-    """Validate `on_failure` and `spares` of a `Communicator`, and return what handles its lost ranks.
+    """Validate `on_failure` and `spares` of a `Communicator`, and return the handler of its lost ranks.
 
     `parent` is its communicator of MPI; `others` are arguments that cannot be combined with ranks that wait.
 

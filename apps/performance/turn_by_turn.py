@@ -1,8 +1,8 @@
 """Compare the speed of two checkouts call by call: jobs of both stand ready, and each waits while the other is timed.
 
 ``python -m apps.performance.turn_by_turn --old PATH --ranks 2`` prints a row for every call. `compare_checkouts` runs
-whole measurements in turn, minutes apart, and a machine whose speed varies by more than a few percent meanwhile hides
-what it compares. Here milliseconds lie between both calls. A waiting rank sleeps in a read, and takes no processor.
+whole measurements in turn. Minutes lie between those of both checkouts, in which a machine's speed may vary by more
+than the checkouts do. Here it is milliseconds. A waiting rank sleeps in a read, and takes no processor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LOOK_S = 0.5
 
 
 def serve(folder: Path, which: str, steps: bool) -> None:
-    """Make the calls that the parent names, as often as it says, until it closes its end."""
+    """Read the names and counts of calls from the parent, and time these calls, until it closes its end."""
     import mpicomp
 
     with mpicomp.Communicator() as comm, ExitStack() as left:

@@ -38,7 +38,7 @@ HALF = np.float32(0.5)
 
 @njit(nogil=True, inline="always")
 def copy_bytes(source, first, count, target, at):
-    """Copy some bytes, in whole vectors where both arrays have them: what is behind the bytes is overwritten, too."""
+    """Copy some bytes, in whole vectors where both arrays have them: bytes behind the last one are overwritten, too."""
     for j in range(0, count, BYTES):
         if first + j + BYTES <= source.size and at + j + BYTES <= target.size:
             store(target, at + j, load_bytes(source, first + j))

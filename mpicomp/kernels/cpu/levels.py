@@ -101,7 +101,7 @@ def _pack(digits, n, buckets, codes, place, three):
     used, room = _count_used(n, None, three), digits.size // AT_ONCE
     for b in range(buckets):
         packed = b * room if three is None else pack_three(digits, b * room, used)
-        copy_bytes(digits, packed, used, codes, place + b * used)  # the next bucket overwrites what is behind
+        copy_bytes(digits, packed, used, codes, place + b * used)  # the next bucket overwrites bytes behind
 
 
 @njit(nogil=True)

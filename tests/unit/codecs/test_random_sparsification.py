@@ -68,7 +68,7 @@ class TestRandomAll(CompressorContract):
 
 
 def test_what_there_is_no_room_for_counts_as_not_drawn() -> None:
-    """As little room as no chance would leave: the first values are kept, and nothing else is written."""
+    """The first values are kept, and nothing is written behind them."""
 
     class Narrow(RandomSparsification):
         def nbytes(self, n: int, weight: int = 1) -> int:

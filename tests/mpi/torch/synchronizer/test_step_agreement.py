@@ -137,6 +137,16 @@ def test_parameters_change_their_groups_on_all_ranks_or_on_none(options: dict[st
     assert same_on_all_ranks(model, comm)
 
 
+@modes
+def test_the_order_of_parameters_within_a_group_may_change(options: dict[str, Any], comm: Communicator) -> None:
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(2))
+    if comm.rank == 1:
+        optimizer.param_groups[0]["params"].reverse()
+    train(model, optimizer, comm, range(2, 4))
+    assert same_on_all_ranks(model, comm)
+
+
 @pytest.mark.parametrize("options", [MODES["overlap"], MODES["no overlap"], MODES["updates"]], ids=str)
 @pytest.mark.parametrize("kind", ["number", "used iterator", "iterator"])
 def test_a_group_without_a_list_of_tensors_on_one_rank_is_refused_by_all_or_taken(

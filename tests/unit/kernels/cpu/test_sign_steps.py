@@ -33,7 +33,7 @@ def test_later_ones_move_a_tenth_of_the_way() -> None:
 
 
 def test_sums_are_taken_in_rank_order() -> None:
-    """In another order, 1 would be lost next to 2^53."""
+    """Another order loses the 1 next to 2^53."""
     ranks = np.array([[0, 1.0], [0, 2.0**53], [0, -(2.0**53)]])
     running = np.full(1, np.nan)
     follow(ranks, np.ones(1), 0.9, running)
