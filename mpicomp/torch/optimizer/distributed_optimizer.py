@@ -34,6 +34,7 @@ from mpicomp.torch.front_ends import (
 from mpicomp.torch.local_steps.fragments import Blend, deal_fragments
 from mpicomp.torch.local_steps.islands import require_islands
 from mpicomp.torch.local_steps.outer_step import Outer, outer_optimizer, outer_text
+from mpicomp.torch.local_steps.second_views import refuse_second_views
 from mpicomp.torch.optimizer.loop_methods import LoopMethods
 from mpicomp.torch.optimizer.opening import open_synchronizer
 from mpicomp.torch.optimizer.options import Options
@@ -114,8 +115,9 @@ class DistributedOptimizer(LoopMethods):
     Raises
     ------
     ValueError
-        A parameter is not a floating-point tensor on the CPU or a GPU, nothing is to be trained, or an argument is out
-        of range; the other ranks then raise CollectiveMismatch.
+        A parameter is not a floating-point tensor on the CPU or a GPU, nothing is to be trained, an argument is out of
+        range, or under "updates" the optimizer keeps a second view of the model, such as an average of the weights; the
+        other ranks then raise CollectiveMismatch.
     TypeError
         The optimizer is wrapped already, or an argument is something else; the others then raise CollectiveMismatch.
     CollectiveMismatch
@@ -206,6 +208,8 @@ class DistributedOptimizer(LoopMethods):
                 delay, blend, islands is not None,
             )  # fmt: skip
             options.check(members, algorithms)
+            if not of_gradients and self.comm.size > 1:
+                refuse_second_views(optimizer, self.comm.here)
             if islands is not None:
                 require_islands(islands, self.comm, optimizer, algorithms)
             fragment_of = deal_fragments(members, fragments)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-import warnings
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from collectives import Communicator
+from collectives.errors import CollectiveMismatch
 from mpicomp import Dense, Marsit, SparseLoCo
 from mpicomp.torch import DistributedOptimizer
 from tests.mpi.lanes import alone_too
@@ -194,19 +196,25 @@ def test_each_evaluation_sees_16_bit_parameters_where_their_masters_are(comm: Co
 
 
 @pytest.mark.parametrize("synchronize", ["gradients", "updates"])
-def test_a_second_view_of_the_model_is_warned_of_once_where_the_ranks_differ_in_it(
-    synchronize: str, comm: Communicator
+def test_an_average_of_the_weights_is_refused_where_the_ranks_would_differ_in_it(
+    synchronize: Any, comm: Communicator
 ) -> None:
     model = make_model()
     asgd = torch.optim.ASGD(model.parameters(), lr=0.01)
+    if synchronize == "updates" and comm.size > 1:
+        text = f"rank {comm.rank} of {comm.size}: ASGD has a second view of the model, 'ax'"
+        with pytest.raises(ValueError, match=text):
+            DistributedOptimizer(asgd, Dense(), comm, synchronize=synchronize)
+        return
     optimizer = DistributedOptimizer(asgd, Dense(), comm, synchronize=synchronize)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(model, optimizer, comm, range(4))
+    train(model, optimizer, comm, range(4))
     views = torch.cat([asgd.state[one]["ax"].reshape(-1) for one in model.parameters()])
-    ranks_differ = not all(torch.equal(other, views) for other in comm.mpi_comm.allgather(views))
-    texts = [str(one.message) for one in caught]
-    assert len(texts) == ranks_differ == (synchronize == "updates" and comm.size > 1)
-    for text in texts:
-        assert f"rank {comm.rank} of {comm.size}: the state of ASGD has a second view of the model, 'ax'" in text
-        assert 'pass synchronize="gradients"' in text
+    assert comm.size == 1 or all(torch.equal(other, views) for other in comm.mpi_comm.allgather(views))
+
+
+def test_an_average_of_the_weights_on_one_rank_is_refused_on_all(comm: Communicator) -> None:
+    model, averages = make_model(), comm.rank == comm.size - 1
+    inner = (torch.optim.ASGD if averages else torch.optim.SGD)(model.parameters(), lr=0.01)
+    refused = pytest.raises(ValueError if averages else CollectiveMismatch, match="ASGD has a second view of the model")
+    with refused if comm.size > 1 else nullcontext():
+        DistributedOptimizer(inner, Dense(), comm, synchronize="updates")

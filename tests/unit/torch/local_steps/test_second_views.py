@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mpicomp.torch.local_steps.second_views import second_views
+from mpicomp.torch.local_steps.second_views import refuse_second_views, second_views
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -44,6 +45,53 @@ class AveragingFromTheStart(torch.optim.SGD):
         super().step()
         for one in self.param_groups[0]["params"]:
             self.state[one]["ema"].lerp_(one, 0.1)
+
+
+class AveragingInAttributes(torch.optim.SGD):
+    """The same in an attribute, a list for all groups or a dictionary, made in the constructor or in the first step."""
+
+    def __init__(self, params: Any, at_once: bool, by_parameter: bool) -> None:
+        super().__init__([{"params": [one]} for one in params], lr=0.1)
+        self.by_parameter = by_parameter
+        self.means = self._copies() if at_once else None
+
+    def _copies(self) -> Any:
+        every = [one for group in self.param_groups for one in group["params"]]
+        copies = [one.detach().clone() for one in every]
+        return dict(zip(every, copies, strict=True)) if self.by_parameter else copies
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.means = self.means or self._copies()
+        for place, one in enumerate(one for group in self.param_groups for one in group["params"]):
+            self.means[one if self.by_parameter else place].lerp_(one, 0.1)
+
+
+class FlatAverage(torch.optim.SGD):
+    """The same in a vector of all parameters."""
+
+    mean: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        flat = torch.cat([one.flatten() for group in self.param_groups for one in group["params"]])
+        self.mean = flat if self.mean is None else self.mean.lerp(flat, 0.1)
+
+
+class CoupledDecay(torch.optim.SGD):
+    """SGD with momentum, in an attribute, whose weight decay has a name of its own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.l2, self.momenta = 0.1, [torch.zeros_like(one) for one in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one, momentum in zip(self.param_groups[0]["params"], self.momenta, strict=True):
+            momentum.mul_(0.9).add_(one.grad).add_(one, alpha=self.l2)
+            one.sub_(momentum, alpha=0.1)
 
 
 class Coded(torch.optim.SGD):
@@ -108,14 +156,22 @@ class DistanceToStart(torch.optim.Optimizer):
 
 
 WITH: dict[str, tuple[Make, str]] = {
-    "averaging": (Averaging, "ema"),
-    "averaging in a flat vector": (lambda found: Averaging(found, start=lambda one: one.flatten().clone()), "ema"),
-    "averaging from zeros": (lambda found: Averaging(found, start=torch.zeros_like), "ema"),
-    "from constructor": (AveragingFromTheStart, "ema"),
-    "asgd": (torch.optim.ASGD, "ax"),
-    "schedule-free": (ScheduleFree, "z"),
-    "lookahead": (lambda found: Lookahead(torch.optim.Adam(found)), "slow"),
+    "averaging": (Averaging, "'ema'"),
+    "averaging in a flat vector": (lambda found: Averaging(found, start=lambda one: one.flatten().clone()), "'ema'"),
+    "averaging from zeros": (lambda found: Averaging(found, start=torch.zeros_like), "'ema'"),
+    "from constructor": (AveragingFromTheStart, "'ema'"),
+    "asgd": (torch.optim.ASGD, "'ax'"),
+    "schedule-free": (ScheduleFree, "'z'"),
+    "lookahead": (lambda found: Lookahead(torch.optim.Adam(found)), "'slow'"),
 }
+IN_ATTRIBUTES: dict[str, tuple[Make, str]] = {
+    f"{'dictionary' if by_parameter else 'list'}, {'constructor' if at_once else 'first step'}": (
+        partial(AveragingInAttributes, at_once=at_once, by_parameter=by_parameter),
+        ".means",
+    )
+    for at_once in (False, True)
+    for by_parameter in (False, True)
+} | {"flat": (lambda found: FlatAverage(found, lr=0.1), ".mean")}
 WITHOUT: dict[str, Make] = {
     "sgd": lambda found: torch.optim.SGD(found, lr=0.1, momentum=0.9, weight_decay=1.0, nesterov=True),
     "adam": lambda found: torch.optim.Adam(found, amsgrad=True, weight_decay=0.1),
@@ -130,10 +186,15 @@ WITHOUT: dict[str, Make] = {
 }
 
 
-def stepped(make: Make) -> torch.optim.Optimizer:
-    """Return an optimizer of two parameters that has made a step, if it can without a closure."""
+def made(make: Make) -> torch.optim.Optimizer:
+    """Return an optimizer of two parameters."""
     torch.manual_seed(0)
-    optimizer = make([nn.Parameter(torch.randn(7, 3)), nn.Parameter(torch.zeros(5))])
+    return make([nn.Parameter(torch.randn(7, 3)), nn.Parameter(torch.zeros(5))])
+
+
+def stepped(make: Make) -> torch.optim.Optimizer:
+    """Return an optimizer that has made a step, if it can without a closure."""
+    optimizer = made(make)
     if not isinstance(optimizer, torch.optim.LBFGS):
         for one in optimizer.param_groups[0]["params"]:
             one.grad = torch.randn_like(one)
@@ -141,14 +202,23 @@ def stepped(make: Make) -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.mark.parametrize(("make", "key"), WITH.values(), ids=WITH)
-def test_a_second_view_of_the_model_is_found(make: Make, key: str) -> None:
-    assert second_views(stepped(make)) == [repr(key)]
+@pytest.mark.parametrize("at", ["construction", "the second step"])
+@pytest.mark.parametrize(("make", "key"), [*WITH.values(), *IN_ATTRIBUTES.values()], ids=[*WITH, *IN_ATTRIBUTES])
+def test_a_second_view_of_the_model_is_refused(make: Make, key: str, at: str) -> None:
+    optimizer = made(make) if at == "construction" else stepped(make)
+    with pytest.raises(ValueError, match=f'a second view of the model, {key}, .*; pass synchronize="gradients"'):
+        refuse_second_views(optimizer, "rank 0 of 2")
 
 
 @pytest.mark.parametrize("make", WITHOUT.values(), ids=WITHOUT)
 def test_momentum_and_copies_of_the_first_weights_are_no_second_views(make: Make) -> None:
-    assert second_views(stepped(make)) == []
+    assert not second_views(made(make)).keys
+    assert not second_views(stepped(make)).keys
+
+
+def test_an_optimizer_with_coupled_weight_decay_of_an_unknown_name_is_warned_of() -> None:
+    with pytest.warns(RuntimeWarning, match="rank 0 of 2: CoupledDecay has a second view of the model, .momenta"):
+        refuse_second_views(made(CoupledDecay), "rank 0 of 2")
 
 
 @pytest.mark.parametrize("make", [*(make for make, _ in WITH.values()), *WITHOUT.values()], ids=[*WITH, *WITHOUT])

@@ -89,13 +89,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
     "adagrad": torch.optim.Adagrad,
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, 0.01),
-    "asgd": lambda parameters: torch.optim.ASGD(parameters, 0.01, t0=2),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 0.01, centered=True, momentum=0.9),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, 0.01),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*the state of ASGD has a second view of the model")
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_under_updates_new_ranks_start_from_the_mean_of_the_old_ones(made: Any) -> None:
     def build(model: nn.Module, comm: Communicator) -> DistributedOptimizer:
