@@ -54,6 +54,7 @@ ROLES = {
     "mpicomp.manual": "pages of help",
     "mpicomp.nodes": "two levels",
     "mpicomp.pipeline": "stages, stores",
+    "mpicomp.recovery": "steps among ranks that die",
     "mpicomp.reducers": "routes of payloads",
     "mpicomp.spaces": "memory, host and GPU",
     "mpicomp.state": "checks, files, other ranks",

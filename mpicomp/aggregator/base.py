@@ -19,13 +19,15 @@ from collectives.group.routes import VERSION
 from collectives.listed_names import Listed
 from collectives.quoting import one_line
 from mpicomp.aggregator.arguments import expression
-from mpicomp.aggregator.call import CallText, VectorCall, tensors_listed
+from mpicomp.aggregator.call import CallText, VectorCall
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.parts import Driver, Parts, StateKind, VectorSpec
-from mpicomp.aggregator.survival import Continuation, JointEnd
+from mpicomp.aggregator.spec import tensors_listed
 from mpicomp.aggregator.vector_views import VectorViews
 from mpicomp.layers.staging import LastWork, StagedCall
 from mpicomp.layers.widening import Widening
+from mpicomp.recovery.continuation import Continuation
+from mpicomp.recovery.joint_end import JointEnd
 from mpicomp.state import state_check as states
 
 _NO_NUMBERS = None, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
@@ -14,7 +14,7 @@ from collectives.consistency.descriptions import Description, fingerprint
 from collectives.execution.call import Call
 from collectives.progress.polling import Backoff
 from mpicomp.aggregator.difference import Difference
-from mpicomp.aggregator.spec import VectorSpec
+from mpicomp.aggregator.spec import VectorSpec, tensors_listed
 from mpicomp.feedback import nonfinite
 from mpicomp.feedback.packed_signs import PackedSigns
 
@@ -83,13 +83,6 @@ class CallText:
                 f"restored with {self.restored}" if self.restored else "not restored",
             ),
         )
-
-
-def tensors_listed(lengths: Sequence[int]) -> str:
-    """Return the lengths of tensors as text, abbreviated with a fingerprint if there are many."""
-    if len(lengths) <= 8:
-        return f"{len(lengths)} tensors {list(lengths)}"
-    return f"{len(lengths)} tensors [{lengths[0]}, {lengths[1]}, ... #{fingerprint(str(list(lengths))):x}]"
 
 
 class VectorCall(Call):

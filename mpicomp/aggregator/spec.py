@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collectives.arrays.elements import FLOATS, NARROW
+from collectives.consistency.descriptions import fingerprint
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class VectorSpec:
         if self.n < 0:
             raise ValueError(f"a vector has 0 or more elements, not {self.n}")
 
+    def __str__(self) -> str:
+        tensors = "" if self.tensor_lengths is None else f" in {tensors_listed(self.tensor_lengths)}"
+        return f"{self.dtype}[{self.n}]{tensors} number {self.vector_id}"
+
     @property
     def is_narrow(self) -> bool:
         """True if vectors are widened to float32 for computing."""
@@ -69,3 +75,10 @@ class VectorSpec:
     def stored(self) -> np.dtype[Any]:
         """NumPy type of the vectors; uint16 stands for bfloat16."""
         return np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
+
+
+def tensors_listed(lengths: Sequence[int]) -> str:
+    """Return the lengths of tensors as text, abbreviated with a fingerprint if there are many."""
+    if len(lengths) <= 8:
+        return f"{len(lengths)} tensors {list(lengths)}"
+    return f"{len(lengths)} tensors [{lengths[0]}, {lengths[1]}, ... #{fingerprint(str(list(lengths))):x}]"

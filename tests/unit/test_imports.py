@@ -62,7 +62,10 @@ LAYERS = {
     "mpicomp.spaces": Layer(BYTES, ARRAYS),
     "mpicomp.feedback": Layer(("mpicomp.state", "mpicomp.spaces", *BYTES), ("numpy",)),
     "mpicomp.layers": Layer(("mpicomp.spaces", "collectives")),
-    "mpicomp.aggregator": Layer(("mpicomp.state", "mpicomp.feedback", "mpicomp.layers", *BYTES), ARRAYS),
+    "mpicomp.recovery": Layer(("mpicomp.state", "mpicomp.feedback", *BYTES), ARRAYS),
+    "mpicomp.aggregator": Layer(
+        ("mpicomp.state", "mpicomp.feedback", "mpicomp.layers", "mpicomp.recovery", *BYTES), ARRAYS
+    ),
     "mpicomp.reducers": Layer(STEPS, ARRAYS),
     "mpicomp.auto": Layer(("mpicomp.reducers", *STEPS), ARRAYS),
     "mpicomp.nodes": Layer(("mpicomp.auto", *STEPS), ("numpy",)),

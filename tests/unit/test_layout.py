@@ -30,6 +30,7 @@ TOGETHER = {
     "mpicomp/kernels": "unit/kernels/test_cache_folder.py",
     "mpicomp/pipeline": "mpi/pipeline/test_stage.py",
     "mpicomp/reducers": "mpi/algorithms/test_algorithms_exact.py",
+    "mpicomp/recovery": "unit/faults/test_residual_copies.py",
     "mpicomp/aggregator/step.py": "mpi/algorithms/test_algorithms_exact.py",
     "mpicomp/spaces": "unit/feedback/test_error_feedback.py",
     "mpicomp/state": "unit/state/test_state_file.py",

@@ -202,14 +202,13 @@ class DistributedOptimizer(LoopMethods):
             of_gradients = self.mode == "gradients"
             if of_gradients:
                 algorithms = algorithms_by_name(algorithm, members)
-            overlap = of_gradients if overlap is None else overlap
+            elif self.comm.size > 1:
+                refuse_second_views(optimizer, self.comm.here)
             options = Options(
-                self.mode, local_steps, bucket_mb, overlap, backward_passes_per_step, outer_text(outer), fragments,
-                delay, blend, islands is not None,
+                self.mode, local_steps, bucket_mb, of_gradients if overlap is None else overlap,
+                backward_passes_per_step, outer_text(outer), fragments, delay, blend, islands is not None,
             )  # fmt: skip
             options.check(members, algorithms)
-            if not of_gradients and self.comm.size > 1:
-                refuse_second_views(optimizer, self.comm.here)
             if islands is not None:
                 require_islands(islands, self.comm, optimizer, algorithms)
             fragment_of = deal_fragments(members, fragments)

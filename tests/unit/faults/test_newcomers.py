@@ -19,7 +19,7 @@ logging.basicConfig(level=logging.WARNING)
 from mpi4py import MPI
 from collectives.recovery import state_transfer
 from collectives.recovery.newcomers import newcomers_of
-from mpicomp.aggregator import survival
+from mpicomp.recovery import continuation
 me = MPI.COMM_WORLD.rank
 tell(f"pid-{me}", os.getpid())
 comm = mpicomp.Communicator(on_failure="regroup", spares=SPARES, timeout=60, **COMM)
@@ -28,7 +28,7 @@ model, step = np.zeros(N, np.float32), 0
 if me == DIES_JOINING:
     def die(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
-    survival.Continuation.renew = die
+    continuation.Continuation.renew = die
 state_transfer.PIECE_BYTES, state_transfer.LONG_BYTES = PIECES
 waits = 0
 def wait(*arguments, before=state_transfer.wait):

@@ -133,7 +133,7 @@ def test_errors_that_dead_ranks_owned_are_lost_and_no_others(jobs: Jobs, method:
 
 
 WHILE_REGROUPING = """
-from mpicomp.aggregator import survival
+from mpicomp.recovery import continuation
 comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
 me = comm.rank
 tell(f"pid-{me}", os.getpid())
@@ -142,11 +142,11 @@ def die(*arguments):
         renew(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 if me == 3:
-    renew = survival.Continuation.renew
+    renew = continuation.Continuation.renew
     if AT == "exchange":
-        survival.gather_objects = die
+        continuation.gather_objects = die
     else:
-        survival.Continuation.renew = die
+        continuation.Continuation.renew = die
 aggregator = mpicomp.DoubleSqueeze().start(comm, N)
 results = []
 for step in range(STEPS):

@@ -11,7 +11,7 @@ import pytest
 import mpicomp
 from collectives.execution.traffic import Traffic
 from collectives.progress.polling import Backoff, Limits, drive
-from mpicomp.aggregator.residual_copies import ResidualCopies, ResidualCopy, ages_of, buddies_of, with_copy
+from mpicomp.recovery.residual_copies import ResidualCopies, ResidualCopy, ages_of, buddies_of, with_copy
 from mpicomp.state.redistribute import among_survivors
 from tests.unit.faults.jobs import JOB_S, Job, Jobs
 

@@ -13,11 +13,11 @@ import pytest
 
 from mpicomp import Auto, Communicator, PerNode, redistribute, run_local
 from mpicomp.aggregator.algorithm import Parts
-from mpicomp.aggregator.survival import make_copies
 from mpicomp.codecs.full_precision import FullPrecision
 from mpicomp.feedback.base import Residual, compute_type
 from mpicomp.feedback.codes import GatheredCodes
 from mpicomp.feedback.error_feedback import ErrorFeedback
+from mpicomp.recovery.joint_end import make_copies
 from mpicomp.reducers.all_gather import all_gather
 from mpicomp.reducers.families import GatheringMethod
 from tests.methods import METHODS

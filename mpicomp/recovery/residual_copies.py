@@ -61,7 +61,7 @@ def buddies_of(node_of: Sequence[int]) -> list[int]:
 
     Examples
     --------
-    >>> from mpicomp.aggregator.residual_copies import buddies_of
+    >>> from mpicomp.recovery.residual_copies import buddies_of
     >>> buddies_of([0, 0, 0]), buddies_of([0, 0, 1, 1])
     ([1, 2, 0], [2, 3, 0, 1])
     """
@@ -206,7 +206,7 @@ def ages_of(copies: Sequence[tuple[int, int] | None], dead: Sequence[int], step:
 
     Examples
     --------
-    >>> from mpicomp.aggregator.residual_copies import ages_of
+    >>> from mpicomp.recovery.residual_copies import ages_of
     >>> ages_of([(1, 8), None], dead=[1, 2], step=10)
     {1: 2, 2: None}
     """
