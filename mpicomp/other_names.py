@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 
 from collectives.quoting import suggestion
@@ -68,7 +69,10 @@ def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
     text = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):
         return AttributeError(text)
-    cure = COUNTERPARTS.get(name)
-    if cure is None:
-        return AttributeError(f"{text}{suggestion(name, [*known, *COUNTERPARTS])}")
-    return AttributeError(f"{text}: {cure}; mpicomp help migrating lists all counterparts")
+    if cure := COUNTERPARTS.get(name):
+        return AttributeError(f"{text}: {cure}; mpicomp help migrating lists all counterparts")
+    methods = import_module("mpicomp.algorithms").ALGORITHMS.items()
+    young = next((method for method, kind in methods if kind.__name__ == name), None)
+    if young is not None:
+        return AttributeError(f"{text}: write mpicomp.algorithm({young!r})")
+    return AttributeError(f"{text}{suggestion(name, [*known, *COUNTERPARTS])}")

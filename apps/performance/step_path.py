@@ -1,4 +1,4 @@
-"""``mpirun -n 2 python -m apps.performance.step_path``: the files whose functions one warm step calls, in their order.
+"""``mpirun -n 2 python -m apps.performance.step_path``: the files or functions of a warm step, in the order of calls.
 
 Files of `collectives` and `mpicomp` count, kernels do not. Rank 0 prints the path as it is traced by `sys.setprofile`.
 """
@@ -23,8 +23,8 @@ WARM_UPS = 3
 FOLDERS = ("collectives/", "mpicomp/")
 
 
-def called_files(method: Algorithm, comm: mpicomp.Communicator, n: int) -> Counter[str]:
-    """Return how many functions of each file a warm step calls, in the order of their first calls."""
+def called(method: Algorithm, comm: mpicomp.Communicator, n: int, functions: bool = False) -> Counter[str]:
+    """Return the calls in each file, or of each of its `functions`, of a warm step, in the order of the first ones."""
     vector = np.random.default_rng(comm.rank).standard_normal(n, np.float32)
     aggregator, out = method.start(comm, n), np.empty(n, np.float32)
     for _ in range(WARM_UPS):
@@ -34,7 +34,7 @@ def called_files(method: Algorithm, comm: mpicomp.Communicator, n: int) -> Count
     def count(frame: FrameType, event: str, argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(PROJECT):
-            calls[str(path.relative_to(PROJECT))] += 1
+            calls[f"{path.relative_to(PROJECT)}{f' {frame.f_code.co_qualname}' if functions else ''}"] += 1
 
     sys.setprofile(count)
     aggregator.aggregate(vector, out)
@@ -52,12 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--method", "--algorithm", dest="algorithm", default="marsit", choices=names, help="default: marsit"
     )
     parser.add_argument("--count", type=int, default=1 << 20, help="elements; default: 1048576")
+    parser.add_argument("--functions", action="store_true", help="list functions instead of files")
     options = parser.parse_args(argv)
     with mpicomp.Communicator() as comm:
-        files = called_files(mpicomp.algorithm(options.algorithm), comm, options.count)
+        found = called(mpicomp.algorithm(options.algorithm), comm, options.count, options.functions)
         if comm.rank == 0:
-            print(f"{options.algorithm}, {options.count} elements, {comm.size} ranks: {len(files)} files")
-            for path, calls in files.items():
+            parts = "functions" if options.functions else "files"
+            print(f"{options.algorithm}, {options.count} elements, {comm.size} ranks: {len(found)} {parts}")
+            for path, calls in found.items():
                 print(f"{calls:5} {path}")
     return 0
 

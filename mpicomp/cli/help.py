@@ -10,7 +10,11 @@ from mpicomp.manual import help_page
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of ``mpicomp help``."""
-    parser.add_argument("topic", nargs="?", help="page, such as faults or quickstart (default: list all pages)")
+    parser.add_argument(
+        "topic",
+        nargs="?",
+        help="page, such as faults or quickstart, or a method, such as marsit (default: list all pages)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

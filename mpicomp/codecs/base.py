@@ -17,10 +17,13 @@ import numpy as np
 from collectives.annotations import Array, override
 from collectives.annotations import Bytes as Bytes
 from mpicomp import kernels
-from mpicomp.kernels.streams import Stream, shared_source, source
+from mpicomp.kernels.streams import GROUP, Stream, bernoulli_table, shared_source, source
 
 Finite: TypeAlias = Any
 """Whether all values have a code: on the host True or None, on a device bool[] that its kernels write."""
+
+
+_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,17 @@ class Draw:
     def source(self) -> np.uint64:
         """Counter word of rank and ordinal."""
         return source(self.rank, self.ordinal)
+
+    def words(self, n: int) -> Array:
+        """Return uint32[n] of random bits, for codecs with an alignment of 512, which compute by NumPy.
+
+        A piece of a vector draws the words that the whole vector has there.
+        """
+        drawn = np.empty(8 * _WORD_BITS * -(-n // GROUP), np.uint64)
+        first, step = np.uint64(self.offset // GROUP * _WORD_BITS), np.uint64(self.step & 0xFFFFFFFF)
+        fair = bernoulli_table(1, 1)
+        kernels.of("cpu").philox.draw_words(self.stream.schedule(), first, step, self.source, *fair, drawn[:0], drawn)
+        return drawn.view(np.uint32)[:n]
 
 
 @runtime_checkable

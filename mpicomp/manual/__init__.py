@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from pydoc import pager
 
@@ -28,9 +29,20 @@ def page_text(topic: str) -> str:
     pages = topics()
     name = topic.rpartition("/")[2].removesuffix(".md") if isinstance(topic, str) else ""
     if name not in pages:
+        name = _page_of_method(name, pages)
+    if name not in pages:
         raise ValueError(f"there is no page {shown(topic)}{suggestion(name, pages)}: mpicomp help lists all pages")
     parts = _CODE.split(pages[name].read_text(encoding="utf-8"))
     return "".join(part if part.startswith("```") else _plain(part, pages) for part in parts)
+
+
+def _page_of_method(name: str, pages: dict[str, Path]) -> str:
+    """Return the topic that describes a method, by the links of the page "choose"; without one it is a young one."""
+    if name not in import_module("mpicomp.algorithms").ALGORITHMS:
+        return name
+    table = pages["choose"].read_text(encoding="utf-8") if "choose" in pages else ""
+    found = re.search(rf"^\| \[`{name}`\]\(([\w-]+)\.md", table, re.MULTILINE)
+    return "contrib" if found is None else found[1]
 
 
 def contents() -> str:

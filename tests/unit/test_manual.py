@@ -10,7 +10,9 @@ import pytest
 
 import mpicomp
 from mpicomp import manual
+from mpicomp.algorithms import ALGORITHMS
 from mpicomp.cli.main import main
+from mpicomp.manual import page_text
 from tests.documents import PROJECT
 
 
@@ -26,6 +28,11 @@ def test_the_command_and_the_function_print_a_page(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == page * 2
     assert page.startswith("# Ranks that die")
     assert "](" not in re.sub(r"(?ms)^```.*?^```$|`[^`]*`", "", page)
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_method_s_name_prints_the_page_that_describes_it(method: str) -> None:
+    assert ALGORITHMS[method].__name__ in page_text(method)
 
 
 def test_without_a_topic_all_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:

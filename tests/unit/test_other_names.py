@@ -48,6 +48,14 @@ def test_no_counterpart_is_a_name_of_the_package_and_all_that_are_named_exist() 
             assert hasattr(mpicomp, attribute)
 
 
+def test_a_young_method_without_a_name_in_the_package_is_made_by_its_name_on_command_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(mpicomp.ALGORITHMS, "young", type("Young", (), {}))
+    with pytest.raises(AttributeError, match=r"no attribute 'Young': write mpicomp\.algorithm\('young'\)$"):
+        mpicomp.Young  # noqa: B018
+
+
 def test_names_that_nobody_means_are_plainly_missing() -> None:
     for name in ("xyzzy", "_private", "__path_hooks__"):
         with pytest.raises(AttributeError, match=rf"has no attribute '{name}'$"):

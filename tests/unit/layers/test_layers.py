@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpicomp
-from apps.performance.step_path import called_files
+from apps.performance.step_path import called
 from collectives.arrays.elements import storage, widen
 from mpicomp.aggregator.spec import VectorSpec
 from mpicomp.layers.widening import Widening
@@ -18,7 +18,7 @@ from mpicomp.layers.widening import Widening
 @pytest.mark.parametrize("method", [mpicomp.Marsit(None), mpicomp.QSGD(), mpicomp.Dense()], ids=str)
 def test_a_call_with_float32_arrays_of_the_host_passes_no_layer(method: Any) -> None:
     with mpicomp.Communicator() as comm:
-        assert [name for name in called_files(method, comm, 1000) if "layers/" in name or "staged" in name] == []
+        assert [name for name in called(method, comm, 1000) if "layers/" in name or "staged" in name] == []
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
