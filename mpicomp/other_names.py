@@ -71,8 +71,8 @@ def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
         return AttributeError(text)
     if cure := COUNTERPARTS.get(name):
         return AttributeError(f"{text}: {cure}; mpicomp help migrating lists all counterparts")
-    methods = import_module("mpicomp.algorithms").ALGORITHMS.items()
-    young = next((method for method, kind in methods if kind.__name__ == name), None)
-    if young is not None:
-        return AttributeError(f"{text}: write mpicomp.algorithm({young!r})")
+    if name[:1].isupper():  # a module that is being imported is asked for, too, and imports none meanwhile
+        methods = import_module("mpicomp.algorithms").ALGORITHMS.items()
+        for young in (method for method, kind in methods if kind.__name__ == name):
+            return AttributeError(f"{text}: write mpicomp.algorithm({young!r})")
     return AttributeError(f"{text}{suggestion(name, [*known, *COUNTERPARTS])}")
