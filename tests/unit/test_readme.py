@@ -72,6 +72,7 @@ PROGRAMS = {
     "python -m apps.pipeline": "apps/pipeline/options.py",
     "python -m apps.pipeline.split": "apps/pipeline/split/options.py",
     "python -m apps.scale": "apps/scale/__main__.py",
+    "python -m apps.performance.step_path": "apps/performance/step_path.py",
     "python -m apps.performance.run_all": "apps/performance/run_all.py",
     "python -m apps.performance.cluster": "apps/performance/cluster/__main__.py",
     "python tests/run_lanes.py": "tests/run_lanes.py",
