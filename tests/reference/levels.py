@@ -32,73 +32,96 @@ EVEN = {3: (1.45, 7), 4: (1.13, 7), 8: (0.61, 15), 16: (0.32, 31)}
 """With entropy coding: the step over the deviation, and the largest number of steps, for each number of levels."""
 
 
-def bfloat16(number: float) -> int:
-    """Return the bits of a number that is rounded to float32 and then to bfloat16; those of NaN beyond its range."""
-    bits = int(np.float32(number).view(np.uint32))
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return bits if bits < 0x7F80 else NAN
+def bfloat16(numbers: Values) -> NDArray[np.uint32]:
+    """Return the bits of numbers that are rounded to float32 and then to bfloat16; those of NaN beyond its range."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = np.asarray(numbers, np.float64).astype(np.float32).view(np.uint32).astype(np.uint64)
+    bits = (wide + 0x7FFF + (wide >> 16 & 1)) >> 16
+    return np.where(bits < 0x7F80, bits, NAN).astype(np.uint32)
 
 
-def scale_of(bits: int) -> np.float32:
+def scale_of(bits: NDArray[np.uint32]) -> Values:
     """Return the float32 of bits of bfloat16."""
-    return np.uint32(bits << 16).view(np.float32)
+    return (np.asarray(bits, np.uint32) << 16).view(np.float32)
 
 
-def lane_sum(terms: Values) -> np.float32:
-    """Sum in float32, in the kernels' order: in 2 x 16 lanes, which are added up halves first."""
-    padded = np.pad(terms, (0, -terms.size % 64)).astype(np.float32).reshape(-1, 32)
-    lanes = np.zeros(32, np.float32)
-    for row in padded:
-        lanes = lanes + row
-    while lanes.size > 1:
-        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-    return np.float32(lanes[0])
+def lane_sums(terms: Values) -> Values:
+    """Sum each row in float32, in the kernels' order: in 2 x 16 lanes, which are added up halves first."""
+    padded = np.pad(terms, ((0, 0), (0, -terms.shape[1] % 64))).astype(np.float32).reshape(len(terms), -1, 32)
+    lanes = np.zeros((len(terms), 32), np.float32)
+    for column in range(padded.shape[1]):
+        lanes = lanes + padded[:, column]
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]
 
 
-def coded_evenly(v: Values, levels: int) -> tuple[int, NDArray[np.int64], Values]:
-    """Do as `coded` for entropy coding: equidistant levels with a wide zero."""
-    v, (step, most) = v.astype(np.float32), EVEN[levels]
-    wide = v.astype(np.float64)
-    deviation = np.sqrt(np.add.accumulate(wide**2)[-1] / v.size)
-    steps = np.minimum(np.floor(np.abs(wide) * (1 / (step * deviation) if deviation else 0) + 0.4), most)
-    below = float(steps @ steps)
-    bits = bfloat16(float(np.add.accumulate(np.abs(wide) * steps)[-1]) / below if below else 0.0)
-    numbers = np.where(v < 0, -steps, steps).astype(np.int64)
-    return bits, numbers, scale_of(bits) * numbers.astype(np.float32)
+def _evenly(v: Values, levels: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return bits of scales and numbers of levels for entropy coding: equidistant levels with a wide zero."""
+    (step, most), wide = EVEN[levels], v.astype(np.float64)
+    deviation = np.sqrt(np.add.accumulate(wide**2, 1)[:, -1] / v.shape[1])
+    over = np.array([1 / (step * one) if one else 0.0 for one in deviation])
+    steps = np.minimum(np.floor(np.abs(wide) * over[:, None] + 0.4), most)
+    below = np.array([float(one @ one) for one in steps])
+    top = np.add.accumulate(np.abs(wide) * steps, 1)[:, -1]
+    bits = bfloat16(np.divide(top, below, out=np.zeros(len(v)), where=below > 0))
+    return bits, np.where(v < 0, -steps, steps).astype(np.int64)
 
 
-def coded(v: Values, levels: int, coding: str = "fixed") -> tuple[int, NDArray[np.int64], Values]:
-    """Return the scale's bits, the signed numbers of the levels and the decoded values of one bucket.
+def _by_largest(v: Values) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return bits of scales and numbers of levels, of 256."""
+    sizes, signs = np.abs(v), np.where(v < 0, -1, 1)
+    largest = sizes.max(1).astype(np.float64)
+    is_zero = largest <= LEAST
+    bits = np.where(is_zero, 0, bfloat16(largest / STEPS)).astype(np.uint32)
+    ratio = np.divide(STEPS, largest, out=np.zeros(len(v)), where=~is_zero).astype(np.float32)
+    return bits, signs * np.floor(sizes * ratio[:, None] + np.float32(0.5)).astype(np.int64)
+
+
+def _by_deviation(v: Values, levels: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], Values]:
+    """Return bits of scales, magnitudes' numbers with signs, and decoded values, of 2 to 16 levels."""
+    sizes, signs = np.abs(v), np.where(v < 0, -1, 1)
+    magnitudes = np.array((0.0, *MAGNITUDES[levels]), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sigma = np.sqrt(lane_sums(v * v).astype(np.float64) / v.shape[1])
+        numbers = np.full(v.shape, int(levels != 3))
+        for threshold in THRESHOLDS[levels]:
+            numbers += sizes > (float(np.float32(threshold)) * sigma).astype(np.float32)[:, None]
+        top = lane_sums(sizes * magnitudes[numbers]).astype(np.float64)
+    below = sum(float(one) ** 2 * np.count_nonzero(numbers == k, axis=1) for k, one in enumerate(magnitudes))
+    bits = bfloat16(top / np.where(below == 0, 1.0, below))
+    if levels == 3:  # magnitudes whose squares overflow are all below the thresholds, and 3 levels have only zero there
+        bits = np.where(np.isfinite(sigma), bits, NAN).astype(np.uint32)
+    scaled = scale_of(bits)[:, None] * magnitudes
+    return bits, signs * numbers, signs.astype(np.float32) * np.take_along_axis(scaled, numbers, 1)
+
+
+def coded_rows(
+    rows: Values, levels: int, coding: str = "fixed"
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], Values]:
+    """Return the scales' bits, the signed numbers of the levels and the decoded values of buckets, one a row.
 
     Magnitudes are numbered from 1 on; 0 is the level zero, which only 3 and 256 levels and entropy coding have.
     """
-    v = v.astype(np.float32)
-    if not np.isfinite(v).all():
-        return NAN, np.zeros(v.size, np.int64), np.full(v.size, np.nan, np.float32)
-    if coding == "entropy":
-        return coded_evenly(v, levels)
-    sizes, signs = np.abs(v), np.where(v < 0, -1, 1)
-    if levels == 2 * STEPS + 2:
-        largest = sizes.max()
-        if largest <= LEAST:
-            return 0, np.zeros(v.size, np.int64), np.zeros(v.size, np.float32)
-        bits = bfloat16(float(largest) / STEPS)
-        ratio = np.float32(STEPS / float(largest))
-        numbers = signs * np.floor(sizes * ratio + np.float32(0.5)).astype(np.int64)
-        return bits, numbers, numbers.astype(np.float32) * scale_of(bits)
-    magnitudes = np.array((0.0, *MAGNITUDES[levels]), np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sigma = np.sqrt(np.float64(lane_sum(v * v)) / v.size)
-    numbers = np.full(v.size, int(levels != 3))
-    for threshold in THRESHOLDS[levels]:
-        numbers += sizes > np.float32(float(np.float32(threshold)) * sigma)
-    with np.errstate(over="ignore"):
-        top = float(lane_sum(sizes * magnitudes[numbers]))
-    below = sum(float(one) ** 2 * np.count_nonzero(numbers == k) for k, one in enumerate(magnitudes))
-    bits = bfloat16(top / (below or 1.0))
-    if levels == 3 and not np.isfinite(sigma):
-        bits = NAN  # magnitudes whose squares overflow are all below the thresholds, and 3 levels have only zero there
-    return bits, signs * numbers, signs.astype(np.float32) * (scale_of(bits) * magnitudes)[numbers]
+    v = rows.astype(np.float32)
+    finite = np.isfinite(v).all(1)
+    bits, numbers = np.full(len(v), NAN, np.uint32), np.zeros(v.shape, np.int64)
+    decoded, some = np.full(v.shape, np.nan, np.float32), v[finite]
+    if not len(some):
+        return bits, numbers, decoded
+    if coding == "entropy" or levels == 2 * STEPS + 2:
+        bits[finite], numbers[finite] = _evenly(some, levels) if coding == "entropy" else _by_largest(some)
+        decoded[finite] = numbers[finite].astype(np.float32) * scale_of(bits[finite])[:, None]
+    else:
+        bits[finite], numbers[finite], decoded[finite] = _by_deviation(some, levels)
+    return bits, numbers, decoded
+
+
+def coded(v: Values, levels: int, coding: str = "fixed") -> tuple[int, NDArray[np.int64], Values]:
+    """Do as `coded_rows` for one bucket."""
+    bits, numbers, decoded = coded_rows(v[None], levels, coding)
+    return int(bits[0]), numbers[0], decoded[0]
 
 
 def in_levels(values: Values, levels: int, bucket: int, coding: str = "fixed") -> Values:

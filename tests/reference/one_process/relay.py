@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from tests.reference.levels import coded
+from tests.reference.levels import coded_rows
 from tests.reference.one_process.allreduce import hops
 from tests.reference.one_process.base import Simulation, Vectors
 
@@ -36,13 +38,20 @@ class OneProcess(Simulation):
             cuts += [slice(at, min(at + bucket, start + length)) for at in range(start, start + length, bucket)]
         return cuts
 
+    def code(self, vector: Vectors, buckets: Sequence[slice], sent: Vectors) -> None:
+        """Write the decoded values of some buckets to `sent`."""
+        for length in {part.stop - part.start for part in buckets}:
+            places = np.array([part.start for part in buckets if part.stop - part.start == length])
+            rows = places[:, None] + np.arange(length)
+            sent[rows] = coded_rows(vector[rows], self.options.levels, self.options.coding)[2]
+
     def gathered(self, sums: Vectors) -> Vectors:
         """Return the mean of all ranks' codes, of which each rank keeps the error of its own."""
         total = np.zeros(self.n, self.compute)
         for rank in range(self.size):
             sent = np.zeros(self.n, self.compute)
+            self.code(sums[rank], self.buckets(), sent)
             for part in self.buckets():
-                sent[part] = coded(sums[rank, part], self.options.levels, self.options.coding)[2]
                 self.residuals[rank, part] = sums[rank, part] - sent[part]
             total = total + sent if rank else sent
         return total / self.compute(self.size)
@@ -50,24 +59,28 @@ class OneProcess(Simulation):
     def relayed(self, sums: Vectors) -> Vectors:
         """Return the result of the plans' hops, in each of which a rank keeps the error of the code that it sends."""
         buckets = self.buckets()
-        decoded: dict[tuple[int, int], Vectors] = {}  # by rank and bucket
+        decoded, known = np.zeros((self.size, self.n), np.float32), np.zeros((self.size, len(buckets)), bool)
 
-        def send(rank: int, bucket: int) -> Vectors:
-            if (rank, bucket) not in decoded:
-                part = buckets[bucket]
-                sent = coded(sums[rank, part], self.options.levels, self.options.coding)[2]
-                decoded[rank, bucket], self.residuals[rank, part] = sent, sums[rank, part] - sent
-            return decoded[rank, bucket]
+        def send(rank: int, some: range) -> None:
+            new = [buckets[bucket] for bucket in some if not known[rank, bucket]]
+            self.code(sums[rank], new, decoded[rank])
+            for part in new:
+                self.residuals[rank, part] = sums[rank, part] - decoded[rank, part]
+            known[rank, some.start : some.stop] = True
 
         for hop in hops(self.topology, self.size, len(buckets), 1):
-            for bucket in range(hop.start, hop.stop):
-                sent = send(hop.source, bucket)
+            some = range(hop.start, hop.stop)
+            send(hop.source, some)
+            for part in (buckets[bucket] for bucket in some):
                 if hop.held_weight:
-                    assert (hop.destination, bucket) not in decoded, "a partial sum was sent before it was complete"
-                    sums[hop.destination, buckets[bucket]] += sent
+                    sums[hop.destination, part] += decoded[hop.source, part]
                 else:
-                    decoded[hop.destination, bucket] = sent
+                    decoded[hop.destination, part] = decoded[hop.source, part]
+            done = known[hop.destination, hop.start : hop.stop]
+            assert not (hop.held_weight and done.any()), "a partial sum was sent before it was complete"
+            done |= not hop.held_weight
+        send(0, range(len(buckets)))
         result = np.zeros(self.n, np.float32)
-        for bucket, part in enumerate(buckets):
-            result[part] = send(0, bucket) / np.float32(self.size)
+        for part in buckets:
+            result[part] = decoded[0, part] / np.float32(self.size)
         return result
