@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.launch import PROJECT, JobFailed
+from collectives.recovery.launcher_end import OF_ENDED_RANKS, command, patience_s
 
 LONGEST_REQUEST = 1 << 20
 _STUB = """
@@ -92,12 +93,15 @@ def serve(path: str) -> dict[str, Any] | None:
                     if not message:
                         stub.close()
                         continue
+                    request = json.loads(message)
                     pid = os.fork()
                     if pid == 0:
                         selector.close()
                         for one in (listening, stub, *stubs.values()):
                             one.close()
-                        return _become_rank(json.loads(message), outputs)
+                        return _become_rank(request, outputs)
+                    if int(request["env"].get("OMPI_COMM_WORLD_LOCAL_RANK", 1)) == 0:
+                        _end_launcher_of(request["pid"])
                     for output in outputs:
                         os.close(output)
                     stubs[pid] = stub
@@ -116,6 +120,18 @@ def serve(path: str) -> dict[str, Any] | None:
                     with contextlib.suppress(OSError):
                         stub.send(status.to_bytes(4, sys.byteorder))
                     stub.close()
+
+
+def _end_launcher_of(stub: int) -> None:
+    """Leave a process that ends a stub's launcher if this goes on without stubs, in the place of the job's witness."""
+    with contextlib.suppress(OSError):
+        launcher = int(Path(f"/proc/{stub}/stat").read_text().rpartition(")")[2].split()[1])
+        end = os.pidfd_open(launcher)
+        subprocess.Popen(
+            command(patience_s(), OF_ENDED_RANKS, [(launcher, end)]), pass_fds=[end],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(end)
 
 
 def _become_rank(request: dict[str, Any], outputs: list[int]) -> dict[str, Any]:

@@ -1,8 +1,12 @@
-"""End of a launcher that goes on after its job: beyond a link that is cut for ever nothing answers it.
+"""End of a launcher that goes on after its job.
 
-A rank that ends a job of several nodes leaves a process behind on its node. If the launcher, or its daemon on that
-node, still runs after a while, this process ends it, and the ranks that it had started there. The process runs this
-very file, without any package.
+Beyond a link that is cut for ever nothing answers it. So a rank that ends a job of several nodes leaves a process
+behind on its node. If the launcher, or its daemon on that node, still runs after a while, this process ends it, and the
+ranks that it had started there. The process runs this very file, without any package.
+
+That of Open MPI 5.0.11 may wait for a lock of its own where several ranks of a tolerant job end at once, which it did
+in 2 of 100 jobs of six ranks on a busy machine. So the witness becomes such a process once all ranks have ended, and
+then ends a launcher without children.
 """
 
 from __future__ import annotations
@@ -14,17 +18,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 PATIENCE_S, SETTING = 30.0, "MPICOMP_END_LAUNCHER_AFTER"
+OF_LOST_JOB, OF_ENDED_RANKS = "lost", "ended"  # kinds of processes
 TERM_S = 5.0  # between SIGTERM and SIGKILL
+POLL_S = 2.0  # between looks at the children of a launcher
 # Launchers of one job and their daemons, of at most 15 letters, which Linux keeps. Slurm's daemon has other jobs too.
 LAUNCHERS = ("mpirun", "prterun", "orterun", "mpiexec", "mpiexec.hydra")
 MPICH_PROXY = ("hydra_pmi_proxy",)  # starts all ranks of its node
 _DAEMONS = ("prted", "orted", *MPICH_PROXY)
-_PARENT = 1  # field of /proc/PID/stat behind the name
+_STATE, _PARENT = 0, 1  # fields of /proc/PID/stat behind the name
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _OF_MANY_JOBS = "prte-"  # beginning of the name of a job whose daemons outlive it
 
@@ -35,7 +41,7 @@ def watch_launcher(n_ranks: int) -> None:
     Nothing is done on a node that has all ranks of the job, of which there are `n_ranks`. The environment's
     MPICOMP_END_LAUNCHER_AFTER has the seconds, by default 30; 0: never.
     """
-    patience, launchers = _patience(), [*_launchers()]
+    patience, launchers = patience_s(), [*_launchers()]
     here = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "")
     if not patience or not launchers or here in ("", str(n_ranks)) or not hasattr(os, "pidfd_open"):
         return
@@ -44,10 +50,10 @@ def watch_launcher(n_ranks: int) -> None:
         # no other user can open this file, and so none can hold its lock to keep the process away
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         ends = [os.pidfd_open(pid) for pid in launchers]
-        given = [f"{pid}:{end}" for pid, end in zip(launchers, ends, strict=True)]
+        given = zip(launchers, ends, strict=True)
         # The launcher reads the streams of its ranks to their end, so this process must not have them.
         subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(patience), *given], cwd="/", start_new_session=True,
+            command(patience, OF_LOST_JOB, given), cwd="/", start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(claim.fileno(), *ends),
         )  # fmt: skip
@@ -59,7 +65,14 @@ def own_launcher(names: Container[str]) -> int:
     return pid if pid and Path(f"/proc/{pid}/comm").read_text().strip() in names else 0
 
 
-def _patience() -> float:
+def command(patience: float, kind: str, launchers: Iterable[tuple[int, int]]) -> list[str]:
+    """Return the command of the process, for launchers whose processes and file descriptors of these are given."""
+    given = [f"{pid}:{end}" for pid, end in launchers]
+    return [sys.executable, "-I", "-S", __file__, str(patience), kind, *given]
+
+
+def patience_s() -> float:
+    """Return the seconds after which a launcher is ended; 0: never."""
     try:
         return max(0.0, float(os.environ.get(SETTING, PATIENCE_S)))
     except ValueError:
@@ -86,14 +99,27 @@ def _status(pid: int) -> list[str]:
 # The process that is left behind --------------------------------------------------------------------------------------
 
 
-def _main(patience: float, given: Iterable[str]) -> None:
+def _main(patience: float, kind: str, given: Iterable[str]) -> None:
     pids = {int(end): int(pid) for pid, _, end in (one.partition(":") for one in given)}
-    left = _wait([*pids], patience)
+    left = _wait_for_children(pids, patience) if kind == OF_ENDED_RANKS else _wait([*pids], patience)
     if not left:
         return
-    ranks = [*_children({pids[end] for end in left})]
+    ranks = []
+    for pid in _children({pids[end] for end in left}):
+        with suppress(OSError):  # it has ended
+            ranks.append(os.pidfd_open(pid))
     _signal(left, signal.SIGTERM)
     _signal(_wait([*left, *ranks], TERM_S), signal.SIGKILL)
+
+
+def _wait_for_children(pids: Mapping[int, int], seconds: float) -> list[int]:
+    """Wait until processes have ended, or have had no children for so long; return those that are left."""
+    left, since = [*pids], time.monotonic()
+    while left and time.monotonic() - since < seconds:
+        left = _wait(left, POLL_S)
+        if any(_children({*pids.values()})):  # programs beside the ranks, or daemons of other nodes
+            since = time.monotonic()
+    return left
 
 
 def _wait(ends: list[int], seconds: float) -> list[int]:
@@ -110,11 +136,12 @@ def _wait(ends: list[int], seconds: float) -> list[int]:
 
 
 def _children(pids: Container[int]) -> Iterator[int]:
-    """Yield file descriptors of the processes that these have started."""
+    """Yield the processes that these have started, but for those that have ended."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            if int(_status(int(folder.name))[_PARENT]) in pids:
-                yield os.pidfd_open(int(folder.name))
+            status = _status(int(folder.name))
+            if int(status[_PARENT]) in pids and status[_STATE] != "Z":
+                yield int(folder.name)
 
 
 def _signal(ends: Iterable[int], number: int) -> None:
@@ -124,4 +151,4 @@ def _signal(ends: Iterable[int], number: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(float(sys.argv[1]), sys.argv[2:])
+    _main(float(sys.argv[1]), sys.argv[2], sys.argv[3:])

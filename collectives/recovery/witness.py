@@ -23,7 +23,8 @@ from mpi4py import MPI
 from collectives.consistency.descriptions import gather_objects
 from collectives.recovery import witness_process
 from collectives.recovery.fault_tolerance import is_tolerant_job
-from collectives.recovery.launcher_end import LAUNCHERS, MPICH_PROXY, own_launcher
+from collectives.recovery.launcher_end import LAUNCHERS, MPICH_PROXY, OF_ENDED_RANKS, own_launcher, patience_s
+from collectives.recovery.launcher_end import command as launcher_end
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: IPv4 address of a network interface
 _connection: socket.socket | None = None
@@ -109,9 +110,12 @@ class _Starter:
             end = os.pidfd_open(launcher)
             files.callback(os.close, end)
             server = files.enter_context(socket.create_server(("", 0), backlog=max(128, n_ranks)))
+            patience = patience_s() if n_deaths == n_ranks else 0
+            ending = launcher_end(patience, OF_ENDED_RANKS, [(launcher, end)]) if patience else []
+            numbers = map(str, (server.fileno(), end, n_ranks, n_deaths))
             # Standard output and error are those of this rank, which keeps the launcher waiting.
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", witness_process.__file__, *map(str, (server.fileno(), end, n_ranks, n_deaths))],
+                [sys.executable, "-IS", witness_process.__file__, *numbers, *ending],
                 cwd="/", start_new_session=True, stdin=subprocess.PIPE, pass_fds=(server.fileno(), end),
             )  # fmt: skip
             self._write(token)

@@ -9,6 +9,9 @@ prints the rank whose connection ends first, and leaves the launcher alone.
 
 The rank that starts it writes the token of connections to its standard input, and then `KEPT` once all ranks have
 connected. If it ends without, so does the witness.
+
+Once all ranks have ended, and it holds no output any more, the witness becomes the process that ends a launcher which
+goes on: see `collectives.recovery.launcher_end`.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class _Witness:
         self._poll = select.epoll()
         self._unknown: dict[int, socket.socket] = {}  # connections without a token as yet
         self._ranks: dict[int, tuple[socket.socket, str]] = {}
+        self._is_kept = False
         for number in (_STARTER, launcher, server.fileno()):
             self._poll.register(number, select.POLLIN)
 
@@ -59,17 +63,33 @@ class _Witness:
                 if number == self._launcher:
                     return
                 if number == _STARTER:
-                    if os.read(_STARTER, 1) != KEPT:
+                    if not self._keep():
                         return
-                    self._poll.unregister(_STARTER)
                 elif number == self._server.fileno():
                     self._accept()
                 elif number in self._unknown:
                     self._recognize(number)
-                elif self._ends_by_itself(number):
-                    return
                 else:
-                    yield self._ranks[number][1]
+                    connection, name = self._ranks.pop(number)
+                    if self._ends_by_itself(connection):
+                        return
+                    yield name
+
+    def await_ranks(self) -> bool:
+        """Wait until all ranks have ended; return False where the launcher has, or where there is no witness."""
+        while self._ranks or not self._is_kept:
+            for number, _ in self._poll.poll():
+                if number == self._launcher or (number == _STARTER and not self._keep()):
+                    return False
+                if number in self._ranks:
+                    self._ends_by_itself(self._ranks.pop(number)[0])
+        return True
+
+    def _keep(self) -> bool:
+        self._is_kept = os.read(_STARTER, 1) == KEPT
+        if self._is_kept:
+            self._poll.unregister(_STARTER)
+        return self._is_kept
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -97,11 +117,11 @@ class _Witness:
         self._poll.unregister(self._server)
         self._server.close()
 
-    def _ends_by_itself(self, number: int) -> bool:
+    def _ends_by_itself(self, connection: socket.socket) -> bool:
         received = b""
         with suppress(OSError):  # of a node that is gone
-            received = self._ranks[number][0].recv(1)
-        self._forget(self._ranks[number][0])
+            received = connection.recv(1)
+        self._forget(connection)
         return received == ENDS_BY_ITSELF
 
     def _forget(self, connection: socket.socket) -> None:
@@ -109,17 +129,26 @@ class _Witness:
         connection.close()
 
 
-def _main(server: socket.socket, launcher: int, n_ranks: int, most_deaths: int) -> None:
+def _main(server: socket.socket, launcher: int, n_ranks: int, most_deaths: int, ending: list[str]) -> None:
     if os.fork():  # the rank waits for this process alone
         return
-    dead = [*islice(_Witness(server, launcher, n_ranks).deaths(), most_deaths)]
+    witness = _Witness(server, launcher, n_ranks)
+    dead = [*islice(witness.deaths(), most_deaths)]
     if dead and most_deaths < n_ranks:
         print(f"{dead[0]} died first, and MPICH ended the others: start from the last checkpoint", file=sys.stderr)
     elif len(dead) == n_ranks and not select.select([launcher], [], [], _ENDING_S)[0]:
         who = f"all {n_ranks} ranks have" if n_ranks > 1 else "the only rank has"
         print(f"{who} died, so that the job ends with status 1", file=sys.stderr, flush=True)
         signal.pidfd_send_signal(launcher, signal.SIGTERM)
+        select.select([launcher], [], [], _ENDING_S)  # the end of the output must not come before the signal
+    if ending:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for output in (1, 2):  # which the launcher reads to their end
+            os.dup2(nothing, output)
+        if witness.await_ranks():
+            os.execv(ending[0], ending)
 
 
 if __name__ == "__main__":
-    _main(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
+    server, launcher, n_ranks, most_deaths = map(int, sys.argv[1:5])
+    _main(socket.socket(fileno=server), launcher, n_ranks, most_deaths, sys.argv[5:])

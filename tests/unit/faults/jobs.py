@@ -158,9 +158,11 @@ class Jobs:
         """Start `program` on all ranks, after the imports and functions of PRELUDE and the given constants."""
         return self._run([], n_ranks, program, env, constants)
 
-    def run_tolerant(self, n_ranks: int, program: str, **constants: Any) -> Job:
+    def run_tolerant(
+        self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any
+    ) -> Job:
         """Like `run`, with ranks that outlive others."""
-        return self._run(FAULT_TOLERANT, n_ranks, program, {}, constants)
+        return self._run(FAULT_TOLERANT, n_ranks, program, env, constants)
 
     def run_warm(
         self, n_ranks: int, program: str, env: Mapping[str, str] = MappingProxyType({}), **constants: Any

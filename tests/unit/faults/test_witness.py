@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ comm.barrier()
 """
 
 
+STOPPED = """
+comm = mpicomp.Communicator(on_failure=MODE, timeout=60)
+comm.barrier()
+if comm.rank == 0:  # as Open MPI's launcher, which waits for a lock of its own
+    os.kill(os.getppid(), signal.SIGSTOP)
+comm.barrier()
+os._exit(STATUS)
+"""
+
+
 def finish(jobs: Jobs, n_ranks: int, end: str, mode: str = "regroup") -> tuple[int, str]:
     job = jobs.run_tolerant(n_ranks, ENDS, MODE=mode, END=end)
     status, output = job.finish()
@@ -91,3 +102,9 @@ def test_a_job_in_which_a_rank_ends_by_itself_has_its_status(jobs: Jobs, n_ranks
     status, output = finish(jobs, n_ranks, end)
     assert status == expected, output
     assert "the job ends with status" not in output
+
+
+@pytest.mark.parametrize(("mode", "status"), [("regroup", 0), ("raise", 3)])
+def test_a_launcher_that_goes_on_without_ranks_is_ended(jobs: Jobs, mode: str, status: int) -> None:
+    job = jobs.run_tolerant(3, STOPPED, {"MPICOMP_END_LAUNCHER_AFTER": "1"}, MODE=mode, STATUS=status)
+    assert job.finish()[0] == -signal.SIGKILL, job.output

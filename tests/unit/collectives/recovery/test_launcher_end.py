@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from collectives.recovery.launcher_end import OF_ENDED_RANKS, command
+
 PROJECT = Path(__file__).resolve().parents[4]
 LATEST_S = 60.0
 # Two ranks that end at once, and a launcher that goes on.
@@ -132,3 +134,13 @@ def test_one_rank_of_a_node_leaves_a_process_which_ends_with_the_launcher(launch
     while launchers.watchers():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_launcher_whose_ranks_have_ended_is_ended_once_it_has_no_children() -> None:
+    launcher = subprocess.Popen(["bash", "-c", "sleep 3 & wait; exec sleep 100"], start_new_session=True)
+    start, end = time.monotonic(), os.pidfd_open(launcher.pid)
+    watcher = subprocess.Popen(command(1, OF_ENDED_RANKS, [(launcher.pid, end)]), pass_fds=[end])
+    assert launcher.wait(LATEST_S) == -signal.SIGTERM
+    assert time.monotonic() - start > 3
+    assert watcher.wait(LATEST_S) == 0
+    os.close(end)
