@@ -30,6 +30,7 @@ from mpicomp.torch.local_steps.fragments import Fragments
 from mpicomp.torch.local_steps.islands import IslandGradients
 from mpicomp.torch.local_steps.local_moves import LocalMoves
 from mpicomp.torch.local_steps.outer_step import OuterStep, only
+from mpicomp.torch.local_steps.second_views import warn_of_late_views
 from mpicomp.torch.master_weights import MasterWeights
 from mpicomp.torch.synchronizer.bucket_averaging import SynchronizerParts
 from mpicomp.torch.synchronizer.step_agreement import StepIntent
@@ -65,6 +66,7 @@ class LocalUpdates(LocalMoves):
         self._island = island
         self._finite = FiniteGradients(parts.comm, skip_nonfinite)
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
+        self._searched = False  # for second views, after the first step
         self._watch_gradients(0)
 
     @override
@@ -102,6 +104,9 @@ class LocalUpdates(LocalMoves):
     @torch.no_grad()
     def _count_step(self) -> None:
         """Count a local step, apply the means that are due after it, and send the fragments that are."""
+        if not self._searched and self.comm.size > 1:
+            warn_of_late_views(self._optimizer, self.comm.here)
+        self._searched = True
         self.steps += 1
         arrived = self._fragments.count_step()
         try:

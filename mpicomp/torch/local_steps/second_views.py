@@ -1,4 +1,4 @@
-"""Second views of the model in an optimizer's state, which local updates leave different on each rank.
+"""Second views of the model in an optimizer, which local updates would leave different on each rank.
 
 An average of the weights (EMA, ASGD's "ax"), lookahead's slow weights and the "z" of schedule-free optimizers follow
 this rank's own parameters, and users evaluate or save them in place of the model. Only the parameters are averaged.
@@ -13,150 +13,228 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from collectives.caller_warning import warn_caller
+from mpicomp.torch.parameters import NARROW
 
 _STEPS = 12
 """Steps of a trial: lookahead moves its slow weights in every 5th to 10th."""
 _LONGEST = 4
 """Elements of a trial's parameter along each dimension."""
+_MOST_GROUPS = 8
+"""Groups in a trial: others with equal options have equal state."""
 _NEAR = 0.05
 """Relative distance of an average from its parameter, which has moved little, and of momentum from no parameter."""
 _KNOWN = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
 _FIXED = {"lr": 0.05, "weight_decay": 0.0, "wd": 0.0}
 """Options of a trial: the first rate may be 0 now, and with weight decay momentum depends on the parameter too."""
+_SHARED = (bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, FunctionType, BuiltinFunctionType)
+_HOOKS = "_optimizer_"
+"""Beginning of the names of attributes that hold the caller's hooks."""
 
 
-@dataclass(frozen=True)
-class SecondViews:
+class SecondViews(NamedTuple):
     """Keys of second views; not `certain` where weight decay explains them as well."""
 
     keys: Sequence[str] = ()
-    certain: bool = True
+    certain: bool = False
 
 
 def refuse_second_views(optimizer: torch.optim.Optimizer, here: str) -> None:
     """Raise ValueError if an optimizer has second views of the model, and warn if it may have some; not collective."""
     found = second_views(optimizer)
+    if found.certain:
+        raise ValueError(_text(optimizer, found))
     if found.keys:
-        text = (
-            f"{type(optimizer).__name__} has a second view of the model, {', '.join(found.keys)}, which follows this "
-            "rank's own parameters and is not averaged, so that a model that is evaluated or saved from it would "
-            'differ between the ranks; pass synchronize="gradients"'
-        )
-        if found.certain:
-            raise ValueError(text)
-        warn_caller(f"{here}: {text}")
+        warn_caller(f"{here}: {_text(optimizer, found)}")
+
+
+def warn_of_late_views(optimizer: torch.optim.Optimizer, here: str) -> None:
+    """Warn of second views after the first step: some copies cannot step before."""
+    found = second_views(optimizer)
+    if found.certain:
+        warn_caller(f"{here}: {_text(optimizer, found)}")
+
+
+def _text(optimizer: torch.optim.Optimizer, found: SecondViews) -> str:
+    return (
+        f"{type(optimizer).__name__} has a second view of the model, {', '.join(found.keys)}, which follows this "
+        "rank's own parameters and is not averaged, so that a model that is evaluated or saved from it would differ "
+        'between the ranks; pass synchronize="gradients"'
+    )
 
 
 def second_views(optimizer: torch.optim.Optimizer) -> SecondViews:
     """Return the second views in an optimizer's state and attributes; none if copies of it cannot step alone."""
     for seeded in (False, True):
         with suppress(Exception):  # of any optimizer, such as one that needs a closure
-            still, shifted, moved = (_trial(optimizer, *how, seeded) for how in ((0, 0), (1, 0), (0, 1)))
-            found = {
+            still, shifted, moved = (_Trial(optimizer, *how, seeded) for how in ((0, 0), (1, 0), (0, 1)))
+            found = [
                 key
                 for key in still.tensors.keys() & shifted.tensors.keys() & moved.tensors.keys()
                 if not any(_are_equal(still.tensors[key], other.tensors[key]) for other in (shifted, moved))
-            }
-            certain = shifted.stands or not found.isdisjoint(shifted.near)
+            ]
+            # one element may be a norm of the parameter
+            certain = any(
+                shifted.tensors[key].numel() > 1 and (shifted.stands or shifted.is_near(key)) for key in found
+            )
             return SecondViews(sorted({name for name, _ in found}), certain)
     return SecondViews()
 
 
-@dataclass(frozen=True)
 class _Trial:
-    """Tensors after the steps that are as long as a group's parameter, by name and number.
-
-    Those that are `near` hold almost the parameter; `stands`: no parameter has moved.
-    """
-
-    tensors: Mapping[tuple[str, int], Tensor]
-    near: Collection[tuple[str, int]]
-    stands: bool
-
-
-def _trial(optimizer: torch.optim.Optimizer, shift: float, slope: float, seeded: bool) -> _Trial:
-    """Step a copy with one small parameter of each group.
+    """Steps of a copy with one small parameter of each group, and what they leave.
 
     With `seeded` the state is there at the start, with zeros: some constructors make it.
+
+    Attributes
+    ----------
+    tensors : dict
+        Those in state and attributes that are as long as a parameter, or as all in one, by name and number.
+    stands : bool
+        Flag: no parameter has moved.
     """
-    firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-    small = [_small_like(one, shift) for one in firsts]
-    clone, state = _clone(optimizer, firsts, small)
-    for first, one in zip(firsts, small, strict=True) if seeded else ():
-        for key, value in optimizer.state.get(first, {}).items():
-            is_like = torch.is_tensor(value) and value.shape == first.shape
-            state[one][key] = torch.zeros_like(one) if is_like else copy.deepcopy(value)
-    before = [one.detach().clone() for one in small]
-    with torch.random.fork_rng([one.device.index for one in small if one.is_cuda]):  # the same noise in each trial
-        for _ in range(_STEPS):
-            for one in small:
-                one.grad = one.detach().sin() * slope
-            type(clone).step(clone)  # as schedulers give an object another `step`
-    found = _long_tensors(clone, state, small)
-    near = {place for place, tensor in found.items() if any(_is_near(tensor, one) for one in small)}
-    return _Trial(found, near, all(map(torch.equal, small, before)))
+
+    def __init__(self, optimizer: torch.optim.Optimizer, shift: float, slope: float, seeded: bool) -> None:
+        largest = [max(group["params"], key=torch.numel) for group in _groups(optimizer)]
+        self._small = [_small_like(one, shift) for one in largest]
+        copied = _Copy(optimizer, largest, self._small)
+        for first, one in zip(largest, self._small, strict=True) if seeded else ():
+            for theirs, ours in copied.states:
+                for key, value in theirs.get(first, {}).items():
+                    is_like = torch.is_tensor(value) and value.shape == first.shape
+                    ours[one][key] = torch.zeros_like(one) if is_like else copied.of(value)
+        before = [one.detach().clone() for one in self._small]
+        clone = copied.optimizer
+        if callable(train := getattr(clone, "train", None)):  # a schedule-free optimizer steps in this mode alone
+            train()
+        step = type(clone).step  # as schedulers give an object another `step`
+        step = (
+            getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+        )  # no hooks of all optimizers
+        with torch.random.fork_rng([one.device.index for one in self._small if one.is_cuda]):  # equal noise in trials
+            for _ in range(_STEPS):
+                for one in self._small:
+                    one.grad = one.detach().sin() * slope
+                step(clone)
+        self.stands = all(map(torch.equal, self._small, before))
+        self.tensors = self._long_tensors(copied)
+
+    def is_near(self, key: tuple[str, int]) -> bool:
+        """Return True if one of the `tensors` almost is a parameter."""
+        tensor = self.tensors[key].flatten().float()
+        same = [one.detach().flatten().float() for one in self._small if one.numel() == tensor.numel()]
+        return any(torch.allclose(tensor, one, rtol=_NEAR) for one in same)
+
+    def _long_tensors(self, copied: _Copy) -> dict[tuple[str, int], Tensor]:
+        found = {
+            (repr(key), number): now.clone()
+            for number, one in enumerate(self._small)
+            for _, state in copied.states
+            for key, now in state[one].items()
+            if torch.is_tensor(now) and now.numel() == one.numel()
+        }
+        own, lengths = {one.data_ptr() for one in self._small}, {one.numel() for one in self._small}
+        lengths.add(sum(one.numel() for one in self._small))
+        for name, value in vars(copied.optimizer).items():
+            long = [one for one in _tensors(value) if one.numel() in lengths and one.data_ptr() not in own]
+            found |= {(f".{name}", number): one.clone() for number, one in enumerate(long) if name not in _KNOWN}
+        return found
 
 
-def _clone(
-    optimizer: torch.optim.Optimizer, firsts: Sequence[Tensor], small: Sequence[Tensor]
-) -> tuple[torch.optim.Optimizer, dict[Tensor, Any]]:
-    """Return a copy whose groups have a small parameter each, and its state, which is empty.
+@dataclass
+class _Copy:
+    """Copy of an optimizer whose groups have a small parameter each, and of the optimizers that it contains.
 
-    `copy.copy` leaves out all attributes but state and groups. Tensors of attributes that are shaped as the first
-    parameter of a group, or as all parameters in one vector, are small too, and zero; a method of the optimizer becomes
-    one of the clone.
+    Nothing else is copied but containers: an object that a step might change is an error, and no trial is made.
+    Tensors are small too, and zero. A method of the optimizer becomes one of the copy.
+
+    Attributes
+    ----------
+    states : list
+        Of each optimizer its state and that of its copy, which is empty.
     """
-    every = [one for group in optimizer.param_groups for one in group["params"]]
-    clone, state = object.__new__(type(optimizer)), defaultdict[Tensor, Any](dict)
-    memo: dict[int, Any] = {id(one): one for one in every} | {id(optimizer.state): state, id(optimizer): clone}
-    attributes = {name: value for name, value in vars(optimizer).items() if name not in _KNOWN}
-    # of one shape the first counts; an attribute may also be a vector of all parameters
-    of_shape = {torch.Size([sum(one.numel() for one in every)]): torch.cat([one.detach().flatten() for one in small])}
-    of_shape |= {one.shape: little.detach() for one, little in zip(reversed(firsts), reversed(small), strict=True)}
-    memo |= {
-        id(one): torch.zeros_like(of_shape[one.shape], dtype=one.dtype)
-        for one in _tensors(attributes)
-        if one.shape in of_shape
-    }
-    memo |= {id(one): little for one, little in zip(firsts, small, strict=True)}
-    places = {next(place for place, one in enumerate(every) if one is first) for first in firsts}
-    for name, value in attributes.items():
-        if isinstance(value, list) and len(value) == len(every):  # one entry for each parameter
-            attributes[name] = [entry for place, entry in enumerate(value) if place in places]
-    clone.__dict__.update(copy.deepcopy(vars(optimizer) | attributes, memo))
-    clone.__dict__.update({f"_optimizer_step_{side}_hooks": OrderedDict() for side in ("pre", "post")})  # the caller's
-    for group, one in zip([group for group in clone.param_groups if group["params"]], small, strict=True):
-        group["params"] = [one]
-        group.update({key: value for key, value in _FIXED.items() if key in group})
-    return clone, state
+
+    source: torch.optim.Optimizer
+    largest: Sequence[Tensor]
+    small: Sequence[Tensor]
+    states: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._every = [one for group in self.source.param_groups for one in group["params"]]
+        whole = torch.cat([one.detach().flatten() for one in self.small])
+        # of one shape the first counts; an attribute may also be a vector of all parameters
+        self._like = {torch.Size([sum(one.numel() for one in self._every)]): whole}
+        pairs = [*zip(self.largest, self.small, strict=True)]
+        self._like |= {one.shape: little.detach() for one, little in reversed(pairs)}
+        self._memo: dict[int, Any] = {id(one): one for one in self._every} | {id(one): little for one, little in pairs}
+        self._places = [place for place, one in enumerate(self._every) if any(one is other for other in self.largest)]
+        self.optimizer = self.of(self.source)
+
+    def of(self, value: Any) -> Any:
+        """Return the copy of a value; TypeError if it is, or contains, an object of another kind."""
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if value is None or isinstance(value, _SHARED):
+            return value
+        made: Any
+        if torch.is_tensor(value):
+            like = self._like.get(value.shape, value[tuple(slice(_LONGEST) for _ in value.shape)])
+            made = torch.zeros_like(like, dtype=value.dtype) if value.numel() > 1 else value.detach().clone()
+        elif isinstance(value, torch.optim.Optimizer):
+            made = self._of_optimizer(value)
+        elif isinstance(value, MethodType) and id(value.__self__) in self._memo:
+            made = MethodType(value.__func__, self._memo[id(value.__self__)])
+        elif isinstance(value, dict):
+            made = copy.copy(value)
+            made.clear()
+            made.update({self.of(key): self.of(entry) for key, entry in value.items()})
+        elif type(value) in (list, tuple, set, frozenset):
+            is_whole = isinstance(value, list) and len(value) == len(self._every)  # one entry for each parameter
+            made = type(value)(map(self.of, [value[place] for place in self._places] if is_whole else value))
+        else:
+            raise TypeError(f"{type(value).__name__} is not copied")
+        self._memo[id(value)] = made
+        return made
+
+    def _of_optimizer(self, source: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        if hasattr(type(source), "__del__"):  # it would free what the caller's still uses
+            raise TypeError(f"{type(source).__name__} is not copied")
+        made: torch.optim.Optimizer = object.__new__(type(source))
+        self._memo[id(source)] = made
+        if id(source.state) not in self._memo:
+            self._memo[id(source.state)] = state = defaultdict[Any, Any](dict)
+            self.states.append((source.state, state))
+        groups = self._memo.get(id(source.param_groups))
+        if groups is None:
+            groups = []
+            for group in _groups(source):
+                options = {key: self.of(value) for key, value in group.items() if key != "params"}
+                one = next(one for one in self.largest if any(one is other for other in group["params"]))
+                fixed = {key: value for key, value in _FIXED.items() if key in group}
+                groups.append(options | fixed | {"params": [self._memo[id(one)]]})
+            self._memo[id(source.param_groups)] = groups
+        for name, value in vars(source).items():
+            made.__dict__[name] = OrderedDict() if name.startswith(_HOOKS) else self.of(value)
+        return made
 
 
-def _long_tensors(
-    clone: torch.optim.Optimizer, state: Mapping[Tensor, Any], small: Sequence[Tensor]
-) -> dict[tuple[str, int], Tensor]:
-    """Return copies of the tensors in state and attributes that are as long as a parameter, or as all in one."""
-    found = {
-        (repr(key), number): now.clone()
-        for number, one in enumerate(small)
-        for key, now in state[one].items()
-        if torch.is_tensor(now) and now.numel() == one.numel()
-    }
-    own, lengths = {one.data_ptr() for one in small}, {one.numel() for one in small}
-    lengths.add(sum(one.numel() for one in small))
-    for name, value in vars(clone).items():
-        long = [one for one in _tensors(value) if one.numel() in lengths and one.data_ptr() not in own]
-        found |= {(f".{name}", number): one.clone() for number, one in enumerate(long) if name not in _KNOWN}
-    return found
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups of trials: those with parameters, of many one for each kind of options."""
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    if len(groups) <= _MOST_GROUPS:
+        return groups
+    kinds = {str({key: group[key] for key in group if key not in ("params", *_FIXED)}): group for group in groups}
+    return [*kinds.values()][:_MOST_GROUPS]
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
@@ -173,13 +251,9 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.float().nan_to_num(), other.float().nan_to_num())
 
 
-def _is_near(tensor: Tensor, parameter: Tensor) -> bool:
-    return tensor.numel() == parameter.numel() and torch.allclose(
-        tensor.flatten().float(), parameter.detach().flatten().float(), rtol=_NEAR
-    )
-
-
 def _small_like(parameter: Tensor, shift: float) -> torch.nn.Parameter:
     shape = [min(n, _LONGEST) for n in parameter.shape]
     values = torch.linspace(1, 2, math.prod(shape), dtype=torch.float32, device="cpu") + shift
-    return torch.nn.Parameter(values.view(shape).to(parameter.device, parameter.dtype))
+    # 16-bit parameters have float32 masters, which the optimizer will hold
+    kind = torch.float32 if parameter.dtype in NARROW else parameter.dtype
+    return torch.nn.Parameter(values.view(shape).to(parameter.device, kind))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpicomp.torch.local_steps.second_views import refuse_second_views, second_views
 
@@ -80,12 +81,42 @@ class FlatAverage(torch.optim.SGD):
         self.mean = flat if self.mean is None else self.mean.lerp(flat, 0.1)
 
 
+class LookaheadInBase(torch.optim.Optimizer):
+    """Lookahead whose slow weights are in the state of the other optimizer, which has groups in common with it."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, base.defaults)
+        self.base, self.param_groups, self.steps = base, base.param_groups, 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+        self.steps += 1
+        for one in self.param_groups[0]["params"]:
+            slow = self.base.state[one].setdefault("slow", one.clone())
+            if self.steps % 6 == 0:
+                one.copy_(slow.lerp_(one, 0.5))
+
+
+class KeepsNorm(torch.optim.Optimizer):
+    """Optimizer that keeps a norm of each parameter, as Adafactor and LAMB do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["norm"] = one.norm()
+            one.sub_(one.grad, alpha=0.1)
+
+
 class CoupledDecay(torch.optim.SGD):
     """SGD with momentum, in an attribute, whose weight decay has a name of its own."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Any, l2: float = 0.1) -> None:
         super().__init__(params, lr=0.1)
-        self.l2, self.momenta = 0.1, [torch.zeros_like(one) for one in self.param_groups[0]["params"]]
+        self.l2, self.momenta = l2, [torch.zeros_like(one) for one in self.param_groups[0]["params"]]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -121,6 +152,20 @@ class ScheduleFree(torch.optim.Optimizer):
                 z = self.state[y].setdefault("z", y.clone())
                 y.lerp_(z, 1 / group["k"]).sub_(y.grad, alpha=0.1 * group["lr"])
                 z.sub_(y.grad, alpha=group["lr"])
+
+
+class ScheduleFreeInModes(ScheduleFree):
+    """The same, which steps after a call of `train` alone."""
+
+    mode = "eval"
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def step(self, closure: Any = None) -> None:
+        if self.mode != "train":
+            raise RuntimeError("call train()")
+        super().step()
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -162,7 +207,9 @@ WITH: dict[str, tuple[Make, str]] = {
     "from constructor": (AveragingFromTheStart, "'ema'"),
     "asgd": (torch.optim.ASGD, "'ax'"),
     "schedule-free": (ScheduleFree, "'z'"),
+    "schedule-free in modes": (ScheduleFreeInModes, "'z'"),
     "lookahead": (lambda found: Lookahead(torch.optim.Adam(found)), "'slow'"),
+    "lookahead in the other's state": (lambda found: LookaheadInBase(torch.optim.Adam(found)), "'slow'"),
 }
 IN_ATTRIBUTES: dict[str, tuple[Make, str]] = {
     f"{'dictionary' if by_parameter else 'list'}, {'constructor' if at_once else 'first step'}": (
@@ -179,6 +226,7 @@ WITHOUT: dict[str, Make] = {
     "rmsprop": lambda found: torch.optim.RMSprop(found, momentum=0.9, centered=True),
     "distance to start": DistanceToStart,
     "codes": lambda found: Coded(found, lr=0.1),
+    "norm": KeepsNorm,
     **{
         name: getattr(torch.optim, name)
         for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "LBFGS", "NAdam", "RAdam", "Rprop")
@@ -198,6 +246,7 @@ def stepped(make: Make) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.LBFGS):
         for one in optimizer.param_groups[0]["params"]:
             one.grad = torch.randn_like(one)
+        getattr(optimizer, "train", bool)()
         optimizer.step()
     return optimizer
 
@@ -216,9 +265,66 @@ def test_momentum_and_copies_of_the_first_weights_are_no_second_views(make: Make
     assert not second_views(stepped(make)).keys
 
 
-def test_an_optimizer_with_coupled_weight_decay_of_an_unknown_name_is_warned_of() -> None:
+@pytest.mark.parametrize(("l2", "kind"), [(0.1, torch.float32), (1e-4, torch.bfloat16)])
+def test_an_optimizer_with_coupled_weight_decay_of_an_unknown_name_is_warned_of(l2: float, kind: torch.dtype) -> None:
+    optimizer = CoupledDecay([nn.Parameter(torch.ones(7, 3, dtype=kind))], l2)
     with pytest.warns(RuntimeWarning, match="rank 0 of 2: CoupledDecay has a second view of the model, .momenta"):
-        refuse_second_views(made(CoupledDecay), "rank 0 of 2")
+        refuse_second_views(optimizer, "rank 0 of 2")
+
+
+def test_a_norm_of_a_parameter_of_one_element_is_no_reason_to_refuse() -> None:
+    one, scale = nn.Parameter(torch.ones(3)), nn.Parameter(torch.tensor(2.0))
+    assert not second_views(KeepsNorm([scale, one])).keys
+    assert not second_views(KeepsNorm([scale])).certain
+
+
+def test_the_search_copies_no_object_and_frees_none() -> None:
+    class Closes(Averaging):
+        def __del__(self) -> None:
+            closed.append(self)
+
+    closed, copied = [], []
+
+    class Helper:
+        def __deepcopy__(self, memo: Any) -> Any:
+            copied.append(self)
+            return self
+
+        def hook(self, *arguments: Any) -> None:
+            pass
+
+    optimizer, helper = made(Averaging), Helper()
+    optimizer.register_step_pre_hook(helper.hook)
+    assert second_views(optimizer).certain
+    optimizer.helper = helper  # type: ignore[attr-defined]  # whose state a step may change
+    assert not second_views(optimizer).keys
+    owner = made(Closes)
+    assert not second_views(owner).keys
+    assert not copied
+    assert not closed
+
+
+def test_no_hook_of_all_optimizers_is_called() -> None:
+    calls: list[object] = []
+    handle = register_optimizer_step_post_hook(lambda *arguments: calls.append(arguments))
+    try:
+        assert second_views(made(torch.optim.ASGD)).certain
+    finally:
+        handle.remove()
+    assert not calls
+
+
+def test_of_many_groups_those_are_tried_whose_options_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    class Counts(torch.optim.ASGD):
+        def step(self, closure: Any = None) -> Any:
+            steps.append(len(self.param_groups))
+            return super().step()
+
+    groups = [{"params": [nn.Parameter(torch.ones(3))], "lr": 0.1 / (n + 1), "t0": n // 50} for n in range(100)]
+    assert second_views(Counts(groups)).certain
+    assert {*steps} == {2}
 
 
 @pytest.mark.parametrize("make", [*(make for make, _ in WITH.values()), *WITHOUT.values()], ids=[*WITH, *WITHOUT])
