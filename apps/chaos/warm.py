@@ -101,7 +101,7 @@ def serve(path: str) -> dict[str, Any] | None:
                             one.close()
                         return _become_rank(request, outputs)
                     if int(request["env"].get("OMPI_COMM_WORLD_LOCAL_RANK", 1)) == 0:
-                        _end_launcher_of(request["pid"])
+                        _watch_launcher_of(request["pid"])
                     for output in outputs:
                         os.close(output)
                     stubs[pid] = stub
@@ -122,16 +122,21 @@ def serve(path: str) -> dict[str, Any] | None:
                     stub.close()
 
 
-def _end_launcher_of(stub: int) -> None:
-    """Leave a process that ends a stub's launcher if this goes on without stubs, in the place of the job's witness."""
+def _watch_launcher_of(stub: int) -> None:
+    """Leave a process that ends a stub's launcher if this hangs without stubs, in the place of the job's witness."""
+    patience = patience_s()
+    if not patience:
+        return
     with contextlib.suppress(OSError):
         launcher = int(Path(f"/proc/{stub}/stat").read_text().rpartition(")")[2].split()[1])
         end = os.pidfd_open(launcher)
-        subprocess.Popen(
-            command(patience_s(), OF_ENDED_RANKS, [(launcher, end)]), pass_fds=[end],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(end)
+        try:
+            subprocess.Popen(
+                command(patience, OF_ENDED_RANKS, [(launcher, end)]), pass_fds=[end],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        finally:
+            os.close(end)
 
 
 def _become_rank(request: dict[str, Any], outputs: list[int]) -> dict[str, Any]:

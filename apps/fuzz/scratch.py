@@ -18,7 +18,7 @@ def folder(name: str = "") -> Path:
         inner.mkdir()
         return inner
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    made = tempfile.mkdtemp(prefix="mpicomp-fuzz-", dir=shared)
+    made = tempfile.mkdtemp(prefix="fuzz-", dir=shared)
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
 

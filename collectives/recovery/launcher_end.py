@@ -4,9 +4,10 @@ Beyond a link that is cut for ever nothing answers it. So a rank that ends a job
 behind on its node. If the launcher, or its daemon on that node, still runs after a while, this process ends it, and the
 ranks that it had started there. The process runs this very file, without any package.
 
-That of Open MPI 5.0.11 may wait for a lock of its own where several ranks of a tolerant job end at once, which it did
-in 2 of 100 jobs of six ranks on a busy machine. So the witness becomes such a process once all ranks have ended, and
-then ends a launcher without children.
+Where several ranks of a tolerant job end at once, the launcher of Open MPI 5.0.11 may wait for a lock that its own
+thread holds, which it did in 2 of 100 jobs of six ranks on a busy machine. So the witness becomes such a process once
+all ranks have ended, and ends a launcher that has no child and has waited for a lock all the time. Others wait for a
+program that has the output of a rank, or for the reader of theirs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def own_launcher(names: Container[str]) -> int:
 
 
 def command(patience: float, kind: str, launchers: Iterable[tuple[int, int]]) -> list[str]:
-    """Return the command of the process, for launchers whose processes and file descriptors of these are given."""
+    """Return the command of the process, for launchers that are given as pairs of process and pidfd."""
     given = [f"{pid}:{end}" for pid, end in launchers]
     return [sys.executable, "-I", "-S", __file__, str(patience), kind, *given]
 
@@ -101,7 +102,7 @@ def _status(pid: int) -> list[str]:
 
 def _main(patience: float, kind: str, given: Iterable[str]) -> None:
     pids = {int(end): int(pid) for pid, _, end in (one.partition(":") for one in given)}
-    left = _wait_for_children(pids, patience) if kind == OF_ENDED_RANKS else _wait([*pids], patience)
+    left = _wait_for_locked(pids, patience) if kind == OF_ENDED_RANKS else _wait([*pids], patience)
     if not left:
         return
     ranks = []
@@ -112,14 +113,21 @@ def _main(patience: float, kind: str, given: Iterable[str]) -> None:
     _signal(_wait([*left, *ranks], TERM_S), signal.SIGKILL)
 
 
-def _wait_for_children(pids: Mapping[int, int], seconds: float) -> list[int]:
-    """Wait until processes have ended, or have had no children for so long; return those that are left."""
+def _wait_for_locked(pids: Mapping[int, int], seconds: float) -> list[int]:
+    """Wait until processes have ended, or have all waited for a lock, without children, for so long; return these."""
     left, since = [*pids], time.monotonic()
     while left and time.monotonic() - since < seconds:
         left = _wait(left, POLL_S)
-        if any(_children({*pids.values()})):  # programs beside the ranks, or daemons of other nodes
+        if any(_children({*pids.values()})) or not all(_is_locked(pids[end]) for end in left):
             since = time.monotonic()
     return left
+
+
+def _is_locked(pid: int) -> bool:
+    """Return True if the main thread waits for a lock; one that serves events waits for these."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text().startswith("futex")
+    return False
 
 
 def _wait(ends: list[int], seconds: float) -> list[int]:
@@ -140,7 +148,7 @@ def _children(pids: Container[int]) -> Iterator[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             status = _status(int(folder.name))
-            if int(status[_PARENT]) in pids and status[_STATE] != "Z":
+            if int(status[_PARENT]) in pids and status[_STATE] != "Z" and int(folder.name) != os.getpid():
                 yield int(folder.name)
 
 

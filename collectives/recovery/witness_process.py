@@ -11,7 +11,7 @@ The rank that starts it writes the token of connections to its standard input, a
 connected. If it ends without, so does the witness.
 
 Once all ranks have ended, and it holds no output any more, the witness becomes the process that ends a launcher which
-goes on: see `collectives.recovery.launcher_end`.
+hangs: see `collectives.recovery.launcher_end`.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class _Witness:
 
     def await_ranks(self) -> bool:
         """Wait until all ranks have ended; return False where the launcher has, or where there is no witness."""
+        self._stop_accepting()
         while self._ranks or not self._is_kept:
             for number, _ in self._poll.poll():
                 if number == self._launcher or (number == _STARTER and not self._keep()):
@@ -111,6 +112,8 @@ class _Witness:
         self._forget(connection)
 
     def _stop_accepting(self) -> None:
+        if self._server.fileno() < 0:
+            return
         for connection in self._unknown.values():
             self._forget(connection)
         self._unknown.clear()

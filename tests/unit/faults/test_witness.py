@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from collectives.recovery.launcher_end import POLL_S
 from tests.unit.faults.jobs import JOB_S, Jobs
 
 pytestmark = pytest.mark.timeout(2 * JOB_S)
@@ -56,11 +60,30 @@ comm.barrier()
 STOPPED = """
 comm = mpicomp.Communicator(on_failure=MODE, timeout=60)
 comm.barrier()
-if comm.rank == 0:  # as Open MPI's launcher, which waits for a lock of its own
+if comm.rank == 0:
+    tell("launcher", os.getppid())
     os.kill(os.getppid(), signal.SIGSTOP)
 comm.barrier()
+time.sleep(2)  # all ranks have left the barrier
 os._exit(STATUS)
 """
+WRITES = """
+import subprocess
+comm = mpicomp.Communicator(on_failure="regroup", timeout=60)
+comm.barrier()
+if comm.rank == 0:
+    subprocess.Popen(["sh", "-c", "sleep 6; echo uploaded"])
+"""
+
+
+def watchers(launcher: str) -> list[str]:
+    """Return the processes that end a launcher."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().split("\0")
+            found += [path.parent.name for one in words if "ended" in words and one.partition(":")[0] == launcher]
+    return found
 
 
 def finish(jobs: Jobs, n_ranks: int, end: str, mode: str = "regroup") -> tuple[int, str]:
@@ -105,6 +128,19 @@ def test_a_job_in_which_a_rank_ends_by_itself_has_its_status(jobs: Jobs, n_ranks
 
 
 @pytest.mark.parametrize(("mode", "status"), [("regroup", 0), ("raise", 3)])
-def test_a_launcher_that_goes_on_without_ranks_is_ended(jobs: Jobs, mode: str, status: int) -> None:
+def test_a_launcher_whose_ranks_have_ended_is_watched_and_keeps_their_status(
+    jobs: Jobs, mode: str, status: int
+) -> None:
     job = jobs.run_tolerant(3, STOPPED, {"MPICOMP_END_LAUNCHER_AFTER": "1"}, MODE=mode, STATUS=status)
-    assert job.finish()[0] == -signal.SIGKILL, job.output
+    launcher = job.told("launcher")
+    job.wait_for(lambda: bool(watchers(launcher)), "a process that watches the launcher")
+    (watcher,) = watchers(launcher)
+    time.sleep(2 * POLL_S + 1)  # it waits for no lock
+    os.kill(int(launcher), signal.SIGCONT)
+    assert job.finish()[0] == status, job.output
+    job.await_end(int(watcher))
+
+
+def test_a_launcher_that_waits_for_a_program_of_a_rank_goes_on(jobs: Jobs) -> None:
+    job = jobs.run_tolerant(2, WRITES, {"MPICOMP_END_LAUNCHER_AFTER": "1"})
+    assert job.finish() == (0, "uploaded\n")

@@ -136,11 +136,17 @@ def test_one_rank_of_a_node_leaves_a_process_which_ends_with_the_launcher(launch
         time.sleep(0.02)
 
 
-def test_a_launcher_whose_ranks_have_ended_is_ended_once_it_has_no_children() -> None:
-    launcher = subprocess.Popen(["bash", "-c", "sleep 3 & wait; exec sleep 100"], start_new_session=True)
+HANGS = "import subprocess, threading; subprocess.run(['sleep', '3']); lock = threading.Lock(); lock.acquire(); "
+
+
+@pytest.mark.parametrize(("waits", "status"), [("lock.acquire()", -signal.SIGTERM), ("time.sleep(9)", 0)])
+def test_a_launcher_whose_ranks_have_ended_is_ended_if_it_waits_for_a_lock_without_children(
+    waits: str, status: int
+) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", f"import time; {HANGS}{waits}"])
     start, end = time.monotonic(), os.pidfd_open(launcher.pid)
     watcher = subprocess.Popen(command(1, OF_ENDED_RANKS, [(launcher.pid, end)]), pass_fds=[end])
-    assert launcher.wait(LATEST_S) == -signal.SIGTERM
-    assert time.monotonic() - start > 3
-    assert watcher.wait(LATEST_S) == 0
     os.close(end)
+    assert launcher.wait(LATEST_S) == status
+    assert time.monotonic() - start > 4
+    assert watcher.wait(LATEST_S) == 0
