@@ -71,7 +71,7 @@ def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
         return AttributeError(text)
     if cure := COUNTERPARTS.get(name):
         return AttributeError(f"{text}: {cure}; mpicomp help migrating lists all counterparts")
-    if name[:1].isupper():  # a module that is being imported is asked for, too, and imports none meanwhile
+    if name[:1].isupper():  # the import of a submodule comes here too, and must import no other
         methods = import_module("mpicomp.algorithms").ALGORITHMS.items()
         for young in (method for method, kind in methods if kind.__name__ == name):
             return AttributeError(f"{text}: write mpicomp.algorithm({young!r})")

@@ -5,9 +5,9 @@ behind on its node. If the launcher, or its daemon on that node, still runs afte
 ranks that it had started there. The process runs this very file, without any package.
 
 Where several ranks of a tolerant job end at once, the launcher of Open MPI 5.0.11 may wait for a lock that its own
-thread holds, which it did in 2 of 100 jobs of six ranks on a busy machine. So the witness becomes such a process once
-all ranks have ended, and ends a launcher that has no child and has waited for a lock all the time. Others wait for a
-program that has the output of a rank, or for the reader of theirs.
+thread holds: in 2 of 100 jobs of six ranks on a busy machine. So the witness becomes such a process once all ranks have
+ended. It ends a launcher that has no child and has waited for a lock all the time. Others wait for a program that has
+the output of a rank, or for the reader of their own output.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def second_views(optimizer: torch.optim.Optimizer) -> SecondViews:
 
 
 class _Trial:
-    """Steps of a copy with one small parameter of each group, and what they leave.
+    """Steps of a copy with one small parameter of each group.
 
     With `seeded` the state is there at the start, with zeros: some constructors make it.
 
@@ -207,7 +207,7 @@ class _Copy:
         return made
 
     def _of_optimizer(self, source: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        if hasattr(type(source), "__del__"):  # it would free what the caller's still uses
+        if hasattr(type(source), "__del__"):  # it would free resources of the caller's
             raise TypeError(f"{type(source).__name__} is not copied")
         made: torch.optim.Optimizer = object.__new__(type(source))
         self._memo[id(source)] = made
