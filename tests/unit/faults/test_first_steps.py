@@ -57,7 +57,7 @@ comm.close()
     ],
 )
 def test_survivors_repeat_calls_of_the_first_steps(jobs: Jobs, nodes: bool | str, where: tuple[int, str, int]) -> None:
-    job = jobs.run_tolerant(4, TRAINING, NODES=nodes, WHERE=where)
+    job = jobs.run_warm(4, TRAINING, NODES=nodes, WHERE=where)
     status, output = job.finish()
     assert status == 0, output
     weights = {job.told(f"weights-{rank}") for rank in range(4) if rank != where[0]}
