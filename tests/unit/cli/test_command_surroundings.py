@@ -13,8 +13,7 @@ from mpicomp.cli.main import COMMANDS
 from tests.documents import PROJECT
 
 SURROUNDINGS = {
-    "ASCII": {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
-    "no home": {"HOME": None},
+    "ASCII, no home": {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "HOME": None},
     "no folder at home": {"HOME": "/proc/none"},
 }
 # Arguments with which a command is over soon, its exit status, and a part of its last lines.
