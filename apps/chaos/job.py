@@ -145,7 +145,7 @@ def end_processes(process: subprocess.Popen[bytes], folder: Path) -> None:
 def memory_files() -> Iterator[str]:
     """Make a folder for files of Open MPI, which killed jobs leave behind; it is in memory, as those of ranks are."""
     memory = Path("/dev/shm")
-    folder = tempfile.mkdtemp(prefix="mpicomp-chaos-", dir=memory if memory.is_dir() else None)
+    folder = tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None)
     try:
         yield folder
     finally:
