@@ -115,9 +115,9 @@ class DistributedOptimizer(LoopMethods):
     Raises
     ------
     ValueError
-        A parameter is not a floating-point tensor on the CPU or a GPU, nothing is to be trained, an argument is out of
-        range, or under "updates" the optimizer keeps a second view of the model, such as an average of the weights; the
-        other ranks then raise CollectiveMismatch.
+        A parameter is not a floating-point tensor on the CPU or a GPU, nothing is to be trained, or an argument is out
+        of range; the other ranks then raise CollectiveMismatch. Under "updates" also for an optimizer that keeps a
+        second view of the model, such as an average of the weights.
     TypeError
         The optimizer is wrapped already, or an argument is something else; the others then raise CollectiveMismatch.
     CollectiveMismatch
