@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.launch import PROJECT, JobFailed
-from collectives.recovery.launcher_end import OF_ENDED_RANKS, command, patience_s
+from collectives.recovery.launcher_end import LAUNCHERS, OF_ENDED_RANKS, command, patience_s
 
 LONGEST_REQUEST = 1 << 20
 _STUB = """
@@ -129,6 +129,8 @@ def _watch_launcher_of(stub: int) -> None:
         return
     with contextlib.suppress(OSError):
         launcher = int(Path(f"/proc/{stub}/stat").read_text().rpartition(")")[2].split()[1])
+        if Path(f"/proc/{launcher}/comm").read_text().strip() not in LAUNCHERS:
+            return  # it has ended
         end = os.pidfd_open(launcher)
         try:
             subprocess.Popen(

@@ -144,6 +144,7 @@ def _connect(offer: Offer) -> socket.socket | None:
             witness_process.keep_alive(connection)
             connection.sendall(offer.token + name.encode())
             if connection.recv(len(offer.token)) == offer.token:  # and no other program of another node's own address
+                connection.sendall(witness_process.CONFIRMS)
                 return connection
             connection.close()
     return None

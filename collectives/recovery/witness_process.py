@@ -28,7 +28,7 @@ from itertools import islice
 
 CONNECT_S = 3.0  # longest wait for the answer of a connection
 TOKEN_BYTES, NAME_BYTES = 16, 200  # of a connection's first message: the rank in words follows the token
-ENDS_BY_ITSELF, KEPT = b"e", b"k"
+CONFIRMS, ENDS_BY_ITSELF, KEPT = b"c", b"e", b"k"
 _LIVELINESS = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 _ENDING_S = 2.0  # in which a launcher ends that has killed the ranks itself, and reads no output to the end
 _STARTER = 0  # standard input
@@ -51,6 +51,7 @@ class _Witness:
         # closes the newest descriptor of a dead process first: this connection before that to MPICH's launcher.
         self._poll = select.epoll()
         self._unknown: dict[int, socket.socket] = {}  # connections without a token as yet
+        self._answered: dict[int, tuple[socket.socket, str]] = {}  # whose ranks may have given up to wait
         self._ranks: dict[int, tuple[socket.socket, str]] = {}
         self._is_kept = False
         for number in (_STARTER, launcher, server.fileno()):
@@ -69,6 +70,8 @@ class _Witness:
                     self._accept()
                 elif number in self._unknown:
                     self._recognize(number)
+                elif number in self._answered:
+                    self._confirm(number)
                 else:
                     connection, name = self._ranks.pop(number)
                     if self._ends_by_itself(connection):
@@ -105,7 +108,15 @@ class _Witness:
             received = connection.recv(TOKEN_BYTES + NAME_BYTES, socket.MSG_DONTWAIT)
             if secrets.compare_digest(received[:TOKEN_BYTES], self._token):
                 connection.sendall(self._token)
-                self._ranks[number] = connection, received[TOKEN_BYTES:].decode(errors="replace")
+                self._answered[number] = connection, received[TOKEN_BYTES:].decode(errors="replace")
+                return
+        self._forget(connection)
+
+    def _confirm(self, number: int) -> None:
+        connection, name = self._answered.pop(number)
+        with suppress(OSError):
+            if connection.recv(1) == CONFIRMS:
+                self._ranks[number] = connection, name
                 if len(self._ranks) == self._n_ranks:
                     self._stop_accepting()
                 return
@@ -114,9 +125,10 @@ class _Witness:
     def _stop_accepting(self) -> None:
         if self._server.fileno() < 0:
             return
-        for connection in self._unknown.values():
+        for connection in (*self._unknown.values(), *(one for one, _ in self._answered.values())):
             self._forget(connection)
         self._unknown.clear()
+        self._answered.clear()
         self._poll.unregister(self._server)
         self._server.close()
 

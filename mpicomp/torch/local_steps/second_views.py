@@ -37,9 +37,10 @@ _KNOWN = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
 _FIXED = {"lr": 0.05, "weight_decay": 0.0, "wd": 0.0}
 """Options of a trial: the first rate may be 0 now, and with weight decay momentum depends on the parameter too."""
-_SHARED = (bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, FunctionType, BuiltinFunctionType)
+_SHARED = (bool, int, float, complex, str, bytes, type, torch.dtype, torch.device)
 _HOOKS = "_optimizer_"
 """Beginning of the names of attributes that hold the caller's hooks."""
+_DICTS = (dict, OrderedDict, defaultdict)
 
 
 class SecondViews(NamedTuple):
@@ -83,9 +84,12 @@ def second_views(optimizer: torch.optim.Optimizer) -> SecondViews:
                 for key in still.tensors.keys() & shifted.tensors.keys() & moved.tensors.keys()
                 if not any(_are_equal(still.tensors[key], other.tensors[key]) for other in (shifted, moved))
             ]
-            # one element may be a norm of the parameter
+            # one element may be a norm of the parameter, and a copy of the last step's serves the optimizer alone
             certain = any(
-                shifted.tensors[key].numel() > 1 and (shifted.stands or shifted.is_near(key)) for key in found
+                shifted.tensors[key].numel() > 1
+                and (shifted.stands or shifted.is_near(key))
+                and key not in moved.of_last_step
+                for key in found
             )
             return SecondViews(sorted({name for name, _ in found}), certain)
     return SecondViews()
@@ -100,6 +104,8 @@ class _Trial:
     ----------
     tensors : dict
         Those in state and attributes that are as long as a parameter, or as all in one, by name and number.
+    of_last_step : set
+        Keys of the tensors that are a parameter as it was before the last step.
     stands : bool
         Flag: no parameter has moved.
     """
@@ -118,16 +124,21 @@ class _Trial:
         if callable(train := getattr(clone, "train", None)):  # a schedule-free optimizer steps in this mode alone
             train()
         step = type(clone).step  # as schedulers give an object another `step`
-        step = (
-            getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
-        )  # no hooks of all optimizers
+        if getattr(step, "hooked", False):  # by PyTorch, for hooks of all optimizers
+            step = step.__wrapped__
+        copies: list[set[tuple[str, int]]] = []
         with torch.random.fork_rng([one.device.index for one in self._small if one.is_cuda]):  # equal noise in trials
-            for _ in range(_STEPS):
+            for left in reversed(range(_STEPS)):
+                last = [one.detach().clone() for one in self._small]
                 for one in self._small:
                     one.grad = one.detach().sin() * slope
                 step(clone)
+                if left < 2:  # lookahead's slow weights are those of one step
+                    self.tensors = self._long_tensors(copied)
+                    found = self.tensors.items()
+                    copies.append({key for key, one in found if any(_is_copy(one, other) for other in last)})
+        self.of_last_step = set.intersection(*copies)
         self.stands = all(map(torch.equal, self._small, before))
-        self.tensors = self._long_tensors(copied)
 
     def is_near(self, key: tuple[str, int]) -> bool:
         """Return True if one of the `tensors` almost is a parameter."""
@@ -156,7 +167,7 @@ class _Copy:
     """Copy of an optimizer whose groups have a small parameter each, and of the optimizers that it contains.
 
     Nothing else is copied but containers: an object that a step might change is an error, and no trial is made.
-    Tensors are small too, and zero. A method of the optimizer becomes one of the copy.
+    Tensors are small too, and zero. Other parameters are left out. A method of the optimizer becomes one of the copy.
 
     Attributes
     ----------
@@ -176,7 +187,8 @@ class _Copy:
         self._like = {torch.Size([sum(one.numel() for one in self._every)]): whole}
         pairs = [*zip(self.largest, self.small, strict=True)]
         self._like |= {one.shape: little.detach() for one, little in reversed(pairs)}
-        self._memo: dict[int, Any] = {id(one): one for one in self._every} | {id(one): little for one, little in pairs}
+        self._memo: dict[int, Any] = {id(one): little for one, little in pairs}
+        self._others = {id(one) for one in self._every} - self._memo.keys()
         self._places = [place for place, one in enumerate(self._every) if any(one is other for other in self.largest)]
         self.optimizer = self.of(self.source)
 
@@ -186,6 +198,12 @@ class _Copy:
             return self._memo[id(value)]
         if value is None or isinstance(value, _SHARED):
             return value
+        if isinstance(value, FunctionType) and not value.__closure__:
+            return value
+        if isinstance(value, BuiltinFunctionType) and getattr(torch, value.__name__, None) is value:
+            return value
+        if id(value) in self._others:
+            raise TypeError("a parameter without a trial is not copied")
         made: Any
         if torch.is_tensor(value):
             like = self._like.get(value.shape, value[tuple(slice(_LONGEST) for _ in value.shape)])
@@ -194,17 +212,24 @@ class _Copy:
             made = self._of_optimizer(value)
         elif isinstance(value, MethodType) and id(value.__self__) in self._memo:
             made = MethodType(value.__func__, self._memo[id(value.__self__)])
-        elif isinstance(value, dict):
+        elif type(value) in _DICTS:
             made = copy.copy(value)
             made.clear()
-            made.update({self.of(key): self.of(entry) for key, entry in value.items()})
+            known = {key: entry for key, entry in value.items() if id(key) not in self._others}
+            made.update({self.of(key): self.of(entry) for key, entry in known.items()})
         elif type(value) in (list, tuple, set, frozenset):
-            is_whole = isinstance(value, list) and len(value) == len(self._every)  # one entry for each parameter
-            made = type(value)(map(self.of, [value[place] for place in self._places] if is_whole else value))
+            made = type(value)(map(self.of, self._entries(value)))
         else:
             raise TypeError(f"{type(value).__name__} is not copied")
         self._memo[id(value)] = made
         return made
+
+    def _entries(self, values: Any) -> Sequence[Any]:
+        """Return the entries of a container but for those of other parameters, also where each has a tensor."""
+        is_whole = isinstance(values, list) and len(values) == len(self._every)
+        if is_whole and all(one is None or torch.is_tensor(one) for one in values):
+            return [values[place] for place in self._places]
+        return [one for one in values if id(one) not in self._others]
 
     def _of_optimizer(self, source: torch.optim.Optimizer) -> torch.optim.Optimizer:
         if hasattr(type(source), "__del__"):  # it would free resources of the caller's
@@ -220,11 +245,16 @@ class _Copy:
             for group in _groups(source):
                 options = {key: self.of(value) for key, value in group.items() if key != "params"}
                 one = next(one for one in self.largest if any(one is other for other in group["params"]))
-                fixed = {key: value for key, value in _FIXED.items() if key in group}
+                fixed = {
+                    key: torch.full_like(group[key], value) if torch.is_tensor(group[key]) else value
+                    for key, value in _FIXED.items()
+                    if key in group
+                }
                 groups.append(options | fixed | {"params": [self._memo[id(one)]]})
             self._memo[id(source.param_groups)] = groups
         for name, value in vars(source).items():
-            made.__dict__[name] = OrderedDict() if name.startswith(_HOOKS) else self.of(value)
+            if name != "step":  # a scheduler's
+                made.__dict__[name] = OrderedDict() if name.startswith(_HOOKS) else self.of(value)
         return made
 
 
@@ -244,6 +274,10 @@ def _tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple, dict)):
         for entry in value.values() if isinstance(value, dict) else value:
             yield from _tensors(entry)
+
+
+def _is_copy(tensor: Tensor, parameter: Tensor) -> bool:
+    return tensor.numel() == parameter.numel() and torch.equal(tensor.flatten(), parameter.flatten())
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

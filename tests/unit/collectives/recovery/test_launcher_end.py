@@ -136,7 +136,7 @@ def test_one_rank_of_a_node_leaves_a_process_which_ends_with_the_launcher(launch
         time.sleep(0.02)
 
 
-HANGS = "import subprocess, threading; subprocess.run(['sleep', '3']); lock = threading.Lock(); lock.acquire(); "
+HANGS = "import subprocess, threading; subprocess.Popen(['sleep', '3']); lock = threading.Lock(); lock.acquire(); "
 
 
 @pytest.mark.parametrize(("waits", "status"), [("lock.acquire()", -signal.SIGTERM), ("time.sleep(9)", 0)])

@@ -154,6 +154,36 @@ class ScheduleFree(torch.optim.Optimizer):
                 z.sub_(y.grad, alpha=group["lr"])
 
 
+class InTwoKinds(torch.optim.Optimizer):
+    """Optimizer that keeps its matrices and its vectors, by attributes of its own, as those with Muon do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        every = self.param_groups[0]["params"]
+        self.matrices = [one for one in every if one.ndim > 1]
+        self.vectors = {one: 0.1 for one in every if one.ndim < 2}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.matrices:
+            one.mul_(0.9)
+        for one, rate in self.vectors.items():
+            one.sub_(rate)
+
+
+class KeepsLast(torch.optim.Optimizer):
+    """Optimizer that keeps the parameter of the last step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["last"] = one.clone()
+            one.sub_(one.grad, alpha=0.1)
+
+
 class ScheduleFreeInModes(ScheduleFree):
     """The same, which steps after a call of `train` alone."""
 
@@ -227,6 +257,7 @@ WITHOUT: dict[str, Make] = {
     "distance to start": DistanceToStart,
     "codes": lambda found: Coded(found, lr=0.1),
     "norm": KeepsNorm,
+    "in two kinds": InTwoKinds,
     **{
         name: getattr(torch.optim, name)
         for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "LBFGS", "NAdam", "RAdam", "Rprop")
@@ -304,6 +335,28 @@ def test_the_search_copies_no_object_and_frees_none() -> None:
     assert not closed
 
 
+@pytest.mark.parametrize("shape", [(7, 3), (3,), (2, 2)])
+def test_the_search_changes_no_parameter(shape: tuple[int, ...]) -> None:
+    every = [nn.Parameter(torch.ones(shape)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
+    for make in (InTwoKinds, Averaging, partial(AveragingInAttributes, at_once=True, by_parameter=True)):
+        second_views(make(every))
+    assert all((one == 1).all() for one in every)
+
+
+def test_a_copy_of_the_last_step_is_warned_of() -> None:
+    with pytest.warns(RuntimeWarning, match="KeepsLast has a second view of the model, 'last'"):
+        refuse_second_views(made(KeepsLast), "rank 0 of 2")
+
+
+def test_callbacks_of_the_caller_are_not_called() -> None:
+    calls: list[int] = []
+    for callback in (calls.append, lambda: calls.append(1)):
+        optimizer = made(Averaging)
+        optimizer.callback = callback  # type: ignore[attr-defined]
+        assert not second_views(optimizer).keys
+    assert not calls
+
+
 def test_no_hook_of_all_optimizers_is_called() -> None:
     calls: list[object] = []
     handle = register_optimizer_step_post_hook(lambda *arguments: calls.append(arguments))
@@ -327,7 +380,11 @@ def test_of_many_groups_those_are_tried_whose_options_differ(monkeypatch: pytest
     assert {*steps} == {2}
 
 
-@pytest.mark.parametrize("make", [*(make for make, _ in WITH.values()), *WITHOUT.values()], ids=[*WITH, *WITHOUT])
+@pytest.mark.parametrize(
+    "make",
+    [*(make for make, _ in (*WITH.values(), *IN_ATTRIBUTES.values())), *WITHOUT.values()],
+    ids=[*WITH, *IN_ATTRIBUTES, *WITHOUT],
+)
 def test_the_search_leaves_optimizer_hooks_schedulers_and_random_numbers_as_they_were(make: Make) -> None:
     optimizer, calls = stepped(make), []
     optimizer.register_step_pre_hook(lambda *arguments: calls.append(arguments))
