@@ -16,6 +16,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import current_thread, main_thread
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -127,7 +128,9 @@ class _Trial:
         if getattr(step, "hooked", False):  # by PyTorch, for hooks of all optimizers
             step = step.__wrapped__
         copies: list[set[tuple[str, int]]] = []
-        with torch.random.fork_rng([one.device.index for one in self._small if one.is_cuda]):  # equal noise in trials
+        # equal noise in trials; threads share the generator, and another may draw from it now
+        alone, drawn = current_thread() is main_thread(), torch.get_rng_state()
+        with torch.random.fork_rng([one.device.index for one in self._small if one.is_cuda], enabled=alone):
             for left in reversed(range(_STEPS)):
                 last = [one.detach().clone() for one in self._small]
                 for one in self._small:
@@ -137,6 +140,8 @@ class _Trial:
                     self.tensors = self._long_tensors(copied)
                     found = self.tensors.items()
                     copies.append({key for key, one in found if any(_is_copy(one, other) for other in last)})
+        if not alone and not torch.equal(drawn, torch.get_rng_state()):
+            raise RuntimeError("the steps may draw random numbers, which differ between trials")
         self.of_last_step = set.intersection(*copies)
         self.stands = all(map(torch.equal, self._small, before))
 

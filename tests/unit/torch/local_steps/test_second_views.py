@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -341,6 +342,17 @@ def test_the_search_changes_no_parameter(shape: tuple[int, ...]) -> None:
     for make in (InTwoKinds, Averaging, partial(AveragingInAttributes, at_once=True, by_parameter=True)):
         second_views(make(every))
     assert all((one == 1).all() for one in every)
+
+
+def test_ranks_that_are_threads_keep_the_generator_that_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    forks: list[object] = []
+    monkeypatch.setattr(torch, "set_rng_state", forks.append)
+    monkeypatch.setattr(torch.random, "set_rng_state", forks.append)
+    for make, certain in ((Averaging, True), (DistanceToStart, False)):
+        thread = ThreadPoolExecutor(1)
+        assert thread.submit(second_views, made(make)).result().certain == certain
+        thread.shutdown()
+    assert not forks
 
 
 def test_a_copy_of_the_last_step_is_warned_of() -> None:
