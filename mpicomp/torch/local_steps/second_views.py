@@ -45,7 +45,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 
 class SecondViews(NamedTuple):
-    """Keys of second views; not `certain` where weight decay explains them as well."""
+    """Keys of second views; not `certain` where they may be something else."""
 
     keys: Sequence[str] = ()
     certain: bool = False

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from collectives.recovery import witness_process
 from collectives.recovery.launcher_end import POLL_S
 from tests.unit.faults.jobs import JOB_S, Jobs
 
@@ -144,3 +148,37 @@ def test_a_launcher_whose_ranks_have_ended_is_watched_and_keeps_their_status(
 def test_a_launcher_that_waits_for_a_program_of_a_rank_goes_on(jobs: Jobs) -> None:
     job = jobs.run_tolerant(2, WRITES, {"MPICOMP_END_LAUNCHER_AFTER": "1"})
     assert job.finish() == (0, "uploaded\n")
+
+
+def test_a_connection_that_its_rank_gave_up_is_no_death() -> None:
+    launcher, server = subprocess.Popen(["sleep", "100"]), socket.create_server(("127.0.0.1", 0))
+    end, token = os.pidfd_open(launcher.pid), bytes(range(witness_process.TOKEN_BYTES))
+    numbers = map(str, (server.fileno(), end, 1, 1))
+    witness = subprocess.Popen(
+        [sys.executable, "-IS", witness_process.__file__, *numbers],
+        stdin=subprocess.PIPE,
+        pass_fds=(server.fileno(), end),
+    )
+    assert witness.stdin is not None
+    witness.stdin.write(token)
+    witness.stdin.flush()
+
+    def connect() -> socket.socket:
+        found = socket.create_connection(server.getsockname(), JOB_S)
+        found.sendall(token + b"rank 0 of 1")
+        assert found.recv(len(token)) == token
+        return found
+
+    connect().close()
+    rank = connect()
+    rank.sendall(witness_process.CONFIRMS)
+    witness.stdin.write(witness_process.KEPT)
+    witness.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(1)
+    rank.close()
+    assert launcher.wait(JOB_S) == -signal.SIGTERM
+    assert witness.wait(JOB_S) == 0
+    witness.stdin.close()
+    os.close(end)
+    server.close()
