@@ -9,6 +9,7 @@ R islands have M ranks in all, and island r has L_r of them. With equal islands 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -48,6 +49,11 @@ class Islands:
             As by `layout_of_parts`.
         """
         return cls(layout_of_parts(comm, part), comm.members)
+
+    @classmethod
+    def of_keys(cls, comm: Communicator, keys: Sequence[object]) -> Islands:
+        """Return the islands of ranks that have these keys, equal ones on an island."""
+        return cls(NodeLayout.of_keys(keys, comm.rank), comm.members)
 
     def now(self, comm: Communicator) -> NodeLayout:
         """Return the islands of the ranks that are left."""

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from collectives import Communicator
 from collectives.recovery.newcomers import newcomers_of
 from mpicomp.algorithms import Algorithm, PerNode
 from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
+from mpicomp.algorithms.per_node import Local
 from mpicomp.torch.buckets.bucket_layout import Bucket, group_parameters, make_bucket
+from mpicomp.torch.local_steps.island_groups import IslandGroup, require_own
 from mpicomp.torch.parameters import NamedParameter
 
 Mean = Callable[[Tensor], Tensor]
 
 
-def require_islands(
-    islands: object, comm: Communicator, optimizer: torch.optim.Optimizer, algorithms: Mapping[str, Algorithm]
-) -> None:
-    """Raise TypeError or ValueError unless the argument is a communicator, and the optimizer can be equal within it."""
-    if not isinstance(islands, Communicator):
+def find_islands(
+    islands: object,
+    comm: Communicator,
+    optimizer: torch.optim.Optimizer,
+    members: Sequence[NamedParameter],
+    algorithms: Mapping[str, Algorithm],
+) -> Communicator | IslandGroup:
+    """Return the ranks of this rank's island.
+
+    Raises
+    ------
+    TypeError
+        The argument is neither a communicator nor a process group or mesh of PyTorch.
+    ValueError
+        It cannot be used, or the optimizer cannot be equal within it.
+    """
+    require_own(islands)
+    if not isinstance(islands, Communicator | ProcessGroup | DeviceMesh):
         raise TypeError(
             f"islands is of type {type(islands).__name__}: pass the communicator of the ranks of this rank's island, "
-            "comm.nodes.local or comm.split(color)"
+            "comm.nodes.local or comm.split(color), or their process group of PyTorch"
         )
-    if not islands.calls.is_open:
+    if isinstance(islands, Communicator) and not islands.calls.is_open:
         raise ValueError(f"islands cannot be used, {islands.calls.reason}: pass a communicator that is open")
     if newcomers_of(comm) is not None:
         raise ValueError("islands take no newcomers: leave out islands, or make the communicator without spares")
@@ -37,22 +54,36 @@ def require_islands(
     nested = next((one for one in algorithms.values() if isinstance(one, PerNode)), None)
     if nested is not None:
         raise ValueError(f"islands cannot be combined with {nested}: pass {nested.method}, which runs between islands")
+    return islands if isinstance(islands, Communicator) else IslandGroup(islands, comm, members)
 
 
-def between_islands(algorithms: Mapping[str, Algorithm], islands: Islands | None) -> Mapping[str, Algorithm]:
+def islands_text(islands: object) -> Literal["", "communicator", "process group"]:
+    """Return the kind of the argument, which is equal on all ranks."""
+    if islands is None:
+        return ""
+    return "communicator" if isinstance(islands, Communicator) else "process group"
+
+
+def between_islands(
+    algorithms: Mapping[str, Algorithm], islands: Islands | None, local: Local = "auto"
+) -> Mapping[str, Algorithm]:
     """Return the algorithms of parameters, each between the islands; None: as they are."""
-    return algorithms if islands is None else {k: PerIsland(one, islands=islands) for k, one in algorithms.items()}
+    if islands is None:
+        return algorithms
+    return {name: PerIsland(one, local, islands=islands) for name, one in algorithms.items()}
 
 
 class IslandGradients:
     """Means of gradients over the ranks of an island, in full precision.
 
     Ranks of an island wait for each other alone. Where `comm` regroups after a death they wait for all its ranks, since
-    a mean ends on all survivors or is made again.
+    a mean ends on all survivors or is made again. A `group` of PyTorch makes the means itself.
     """
 
-    def __init__(self, comm: Communicator, islands: Islands, bucket_mb: float) -> None:
-        self._comm, self._islands, self._bucket_mb = comm, islands, bucket_mb
+    def __init__(
+        self, comm: Communicator, islands: Islands, bucket_mb: float, group: IslandGroup | None = None
+    ) -> None:
+        self._comm, self._islands, self._bucket_mb, self._group = comm, islands, bucket_mb, group
         self._members: tuple[NamedParameter, ...] = ()
         self._buckets: list[tuple[Bucket, Tensor, Mean]] = []
 
@@ -63,8 +94,12 @@ class IslandGradients:
         if (max(layout.sizes) if self._comm.recovery is not None else layout.sizes[layout.node]) == 1:
             return
         self._lay_out(tuple(members))
-        for bucket, flat, mean in self._buckets:
-            gradients, views = [self._gradient(member) for member in bucket.members], bucket.views(flat)
+        every = [[self._gradient(member) for member in bucket.members] for bucket, _, _ in self._buckets]
+        if self._group is not None:
+            # an error or a death on a rank of the island is raised here, and not waited for by its group
+            self._within.barrier()
+        for (bucket, flat, mean), gradients in zip(self._buckets, every, strict=True):
+            views = bucket.views(flat)
             torch._foreach_copy_(views, gradients)
             torch._foreach_copy_(gradients, bucket.views(mean(flat)))
 
@@ -84,8 +119,10 @@ class IslandGradients:
 
     def _mean_of(self, flat: Tensor) -> Mean:
         """Return a function that averages vectors of this type and length, perhaps in place; collective."""
+        if self._group is not None:
+            return self._group.average
         if self._comm.recovery is None:
-            return partial(self._comm.nodes_of(self._islands.layout).local.allreduce, op="mean", out=flat)
+            return partial(self._within.allreduce, op="mean", out=flat)
         dtype = str(flat.dtype).removeprefix("torch.")
         return IslandMean(self._islands).start(self._comm, flat.numel(), dtype=dtype).aggregate
 
@@ -103,6 +140,10 @@ class IslandGradients:
 
     def reject(self, error: Exception) -> NoReturn:
         """Raise the error here, and CollectiveMismatch on the ranks that wait for this one's gradients."""
-        whole = self._comm.recovery is not None
-        group = self._comm if whole else self._comm.nodes_of(self._islands.layout).local
+        group = self._within if self._comm.recovery is None else self._comm
         group.reject(error, "averaging gradients within an island")
+
+    @property
+    def _within(self) -> Communicator:
+        """The communicator of this rank's island."""
+        return self._comm.nodes_of(self._islands.layout).local

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from collectives import Communicator
 from mpicomp.torch.caller_modes import in_own_mode
@@ -32,7 +34,7 @@ from mpicomp.torch.front_ends import (
     warn_of_ddp,
 )
 from mpicomp.torch.local_steps.fragments import Blend, deal_fragments
-from mpicomp.torch.local_steps.islands import require_islands
+from mpicomp.torch.local_steps.islands import find_islands, islands_text
 from mpicomp.torch.local_steps.outer_step import Outer, outer_optimizer, outer_text
 from mpicomp.torch.local_steps.second_views import refuse_second_views
 from mpicomp.torch.optimizer.loop_methods import LoopMethods
@@ -91,10 +93,11 @@ class DistributedOptimizer(LoopMethods):
     blend : float or "steps"
         Under "updates", the share of a rank's own values that it keeps when a mean is applied, from 0, which replaces
         them by the common model, up to, not including, 1. "steps" adds the steps of the delay to the common model.
-    islands : Communicator, optional
+    islands : Communicator, torch.distributed.ProcessGroup or DeviceMesh, optional
         Under "updates", the communicator of this rank's island, a part of `comm` that fast links join, such as
-        ``comm.nodes.local``. Gradients are averaged within the island at every step, and the algorithm runs between
-        islands, whose ranks each carry a share of the vector. Closing it is the caller's.
+        ``comm.nodes.local``, or its process group, as NCCL's ``mesh["gpu"]``. Gradients are averaged within the island
+        at every step, by the process group if one is passed, and the algorithm runs between islands, whose ranks each
+        carry a share of the vector. Closing it is the caller's.
 
     Attributes
     ----------
@@ -188,7 +191,7 @@ class DistributedOptimizer(LoopMethods):
         fragments: int = 1,
         delay: int = 0,
         blend: Blend = 0.0,
-        islands: Communicator | None = None,
+        islands: Communicator | ProcessGroup | DeviceMesh | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.comm = given_communicator(comm, "DistributedOptimizer", optimizer, algorithm)
@@ -206,16 +209,15 @@ class DistributedOptimizer(LoopMethods):
                 refuse_second_views(optimizer, self.comm.here)
             options = Options(
                 self.mode, local_steps, bucket_mb, of_gradients if overlap is None else overlap,
-                backward_passes_per_step, outer_text(outer), fragments, delay, blend, islands is not None,
+                backward_passes_per_step, outer_text(outer), fragments, delay, blend, islands_text(islands),
             )  # fmt: skip
             options.check(members, algorithms)
-            if islands is not None:
-                require_islands(islands, self.comm, optimizer, algorithms)
+            island = None if islands is None else find_islands(islands, self.comm, optimizer, members, algorithms)
             fragment_of = deal_fragments(members, fragments)
             self.outer = outer_optimizer(outer, members)
         warn_of_ddp(members, algorithms.values(), self.comm)
         self._synchronizer = open_synchronizer(
-            optimizer, self.comm, parameters, algorithm, algorithms, options, self.outer, fragment_of, islands
+            optimizer, self.comm, parameters, algorithm, algorithms, options, self.outer, fragment_of, island
         )
         self._synchronizer.inner_steps = InnerSteps.of(optimizer, self._synchronizer.admit_inner_step)
 

@@ -9,10 +9,12 @@ import torch
 from collectives import Communicator
 from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_island import Islands
+from mpicomp.algorithms.per_node import Local
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread
 from mpicomp.torch.buckets.bucket_reducers import BucketReducers
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.local_steps.fragments import FragmentPlan, Fragments
+from mpicomp.torch.local_steps.island_groups import IslandGroup
 from mpicomp.torch.local_steps.islands import IslandGradients, between_islands
 from mpicomp.torch.local_steps.local_updates import LocalUpdates
 from mpicomp.torch.local_steps.outer_step import OuterStep
@@ -35,7 +37,7 @@ def open_synchronizer(
     options: Options,
     outer: torch.optim.Optimizer | None,
     fragment_of: Mapping[str, int],
-    islands: Communicator | None,
+    islands: Communicator | IslandGroup | None,
 ) -> Synchronizer:
     """Return the synchronizer of a mode; collective. The arguments are checked, and `choice` made the `algorithms`."""
     members, of_gradients = parameters.trained, options.synchronize == "gradients"
@@ -52,20 +54,19 @@ def open_synchronizer(
         if outer is not None:
             masters.replace_in(outer)
             outer_step = OuterStep(outer, agreement.members)
-    parted = None if islands is None else Islands.of(comm, islands)
-    island = None if parted is None else IslandGradients(comm, parted, options.bucket_mb)
+    parted, island, local = _open_islands(comm, islands, options.bucket_mb)
     plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
     fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
 
     def algorithms_of(joining: Sequence[NamedParameter]) -> Mapping[str, Algorithm]:
         found = algorithms_by_name(choice, joining, of_gradients)
         options.check(joining, found)
-        return between_islands(found, parted)
+        return between_islands(found, parted, local)
 
     changes = ParameterChanges(parameters, optimizer, algorithms_of, masters, outer_step, fixed)
     if plan.delay and comm.size > 1:
         overlap_by_thread(comm, on_device)
-    one_by_one, between = not overlap and not plan.keeps_local, between_islands(algorithms, parted)
+    one_by_one, between = not overlap and not plan.keeps_local, between_islands(algorithms, parted, local)
     reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
     passes = options.backward_passes_per_step
     parts = SynchronizerParts(optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
@@ -73,3 +74,16 @@ def open_synchronizer(
         return GradientAveraging(parts)
     fragments = Fragments(plan, reducers.fragment_of, comm)
     return LocalUpdates(parts, masters, fragments, outer_step, island, skips_nonfinite(algorithms))
+
+
+def _open_islands(
+    comm: Communicator, islands: Communicator | IslandGroup | None, bucket_mb: float
+) -> tuple[Islands | None, IslandGradients | None, Local]:
+    """Return the islands, the means of their gradients, and the way of updates within them; collective."""
+    if islands is None:
+        return None, None, "auto"
+    if isinstance(islands, Communicator):
+        parted = Islands.of(comm, islands)
+        return parted, IslandGradients(comm, parted, bucket_mb), "auto"
+    parted = islands.open(comm)
+    return parted, IslandGradients(comm, parted, bucket_mb, islands), islands.way_of(comm, parted)

@@ -26,7 +26,7 @@ class Options:
     fragments: int = 1
     delay: int = 0
     blend: float | Literal["steps"] = 0.0
-    islands: bool = False
+    islands: Literal["", "communicator", "process group"] = ""
 
     def __str__(self) -> str:
         texts = vars(self) | {"synchronize": repr(self.synchronize), "bucket_mb": f"{self.bucket_mb:g}"}

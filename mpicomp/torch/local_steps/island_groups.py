@@ -1,0 +1,111 @@
+"""Islands that are process groups of PyTorch, such as NCCL's of the GPUs of a node.
+
+Gradients are averaged by the caller's group. Between islands the communicator's own groups carry the updates, since
+the progress thread makes calls there, and collectives of a group must start in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from collectives import Communicator, PeerFailure
+from collectives.quoting import list_ranks
+from mpicomp.algorithms.per_island import Islands
+from mpicomp.algorithms.per_node import Local
+from mpicomp.torch.parameters import NamedParameter
+
+CURE = "pass one of init_device_mesh(device_type, (nodes, ranks of a node)), or comm.nodes.local"
+
+
+def require_own(given: object) -> None:
+    """Raise ValueError for what `torch.distributed.new_group` returns where this rank is not in the group."""
+    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"islands is a process group without this rank: {CURE}")
+
+
+class IslandGroup:
+    """Process group of the ranks of this rank's island.
+
+    Parameters
+    ----------
+    given : ProcessGroup or DeviceMesh
+    comm : Communicator
+        Of all islands.
+    members : sequence of NamedParameter
+
+    Raises
+    ------
+    ValueError
+        It is a mesh of several dimensions, it cannot carry the gradients, or `comm` regroups.
+    """
+
+    def __init__(self, given: dist.ProcessGroup | DeviceMesh, comm: Communicator, members: Sequence[NamedParameter]):
+        self._here = comm.here
+        if comm.recovery is not None:
+            raise ValueError(
+                "islands is a process group, which does not outlive its ranks: with on_failure='regroup' pass "
+                "comm.nodes.local"
+            )
+        if isinstance(given, DeviceMesh) and given.ndim > 1:
+            names = "" if given.mesh_dim_names is None else f", such as mesh[{given.mesh_dim_names[-1]!r}]"
+            raise ValueError(f"islands is a mesh of {given.ndim} dimensions: pass one of them{names}")
+        self._group = given.get_group() if isinstance(given, DeviceMesh) else given
+        self.ranks = dist.get_process_group_ranks(self._group)
+        devices = {one.parameter.device for one in members}
+        self._backends = [self._backend_at(device) for device in sorted(devices, key=str)]
+
+    def _backend_at(self, device: torch.device) -> str:
+        try:
+            name: str = self._group._get_backend(device).name()
+        except RuntimeError:
+            raise ValueError(
+                f"islands is a process group without a backend for {device.type}, where parameters are: make it by "
+                "init_process_group('nccl') for GPUs, or 'gloo' for the CPU"
+            ) from None
+        return name
+
+    def average(self, flat: Tensor) -> Tensor:
+        """Replace a vector by its mean over the island; collective, in one order on its ranks."""
+        try:
+            dist.all_reduce(flat, group=self._group)
+        except RuntimeError as error:
+            raise PeerFailure(f"{self._here}, averaging gradients within an island: {error}") from error
+        return flat.div_(len(self.ranks))
+
+    def open(self, comm: Communicator) -> Islands:
+        """Return the islands, of which each rank passes its own; collective.
+
+        Raises
+        ------
+        ValueError
+            On every rank: a group has ranks that `comm` lacks, or groups of ranks overlap.
+        """
+        pairs = comm.allgather_object((dist.get_rank(), self.ranks))
+        rank_of = {number: rank for rank, (number, _) in enumerate(pairs)}
+        firsts = []
+        for rank, (_, numbers) in enumerate(pairs):
+            lacking = [one for one in numbers if one not in rank_of]
+            if lacking:
+                raise ValueError(
+                    f"{comm.here}: the island of rank {rank} has {list_ranks(lacking)} of torch.distributed, which "
+                    "this communicator lacks: pass a communicator of all ranks"
+                )
+            firsts.append(min(rank_of[one] for one in numbers))
+        islands = Islands.of_keys(comm, firsts)
+        for rank, (_, numbers) in enumerate(pairs):
+            if len(numbers) != islands.layout.sizes[islands.layout.node_of[rank]]:
+                raise ValueError(
+                    f"{comm.here}: the island of rank {rank} overlaps with another one: {CURE}, on each of its ranks"
+                )
+        return islands
+
+    def way_of(self, comm: Communicator, islands: Islands) -> Local:
+        """Return the way within islands of what crosses between them: NCCL where the gradients take it, on one host."""
+        hosts, node_of = comm.hosts.node_of, islands.layout.node_of
+        on_one_host = len({*zip(node_of, hosts, strict=True)}) == len(islands.layout.sizes)
+        return "nccl" if on_one_host and {*self._backends} == {"nccl"} else "auto"
