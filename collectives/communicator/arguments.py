@@ -63,13 +63,11 @@ def validate_arguments(
         An argument cannot be used, or MPI has not joined all processes; the other ranks raise CollectiveMismatch.
     """
     require_rank(alone)
-    swapped = isinstance(mpi_comm, str) or hasattr(mpi_comm, "plan")
-    parent = MPI.COMM_WORLD if swapped else _parent(mpi_comm)
+    parent = _parent(mpi_comm)
     if abort_hook and isinstance(parent, MPI.Comm) and parent.size == MPI.COMM_WORLD.size > 1:
         install_unless_attended()
     try:
-        if swapped:
-            raise TypeError(f"the first argument is mpi_comm: write Communicator(topology={mpi_comm!r})")
+        _reject_topology(mpi_comm)
         _require_whole_job(parent, alone)
         _validate_piece_bytes(piece_bytes)
         n_threads = _validate_threads(threads)
@@ -88,9 +86,18 @@ def validate_arguments(
             partial(slow_down, link=own_link),
         )  # fmt: skip
     except (TypeError, ValueError, LauncherMismatch) as error:
-        found = reword(error, f"rank {parent.rank} of {parent.size}: {error}")
         refuse(parent)
-        raise marked(found) from None
+        raise marked(reword(error, f"rank {parent.rank} of {parent.size}: {error}")) from None
+
+
+def _reject_topology(mpi_comm: object) -> None:
+    """Raise TypeError for a topology as the first argument, with which the job's ranks are taken."""
+    if _is_topology(mpi_comm):
+        raise TypeError(f"the first argument is mpi_comm: write Communicator(topology={mpi_comm!r})")
+
+
+def _is_topology(mpi_comm: object) -> bool:
+    return isinstance(mpi_comm, str) or hasattr(mpi_comm, "plan")
 
 
 def _require_whole_job(parent: MPI.Comm, alone: bool) -> None:
@@ -126,7 +133,7 @@ def require_rank(alone: bool = False) -> None:
 
 
 def _parent(mpi_comm: object) -> MPI.Comm:
-    if mpi_comm is None:
+    if mpi_comm is None or _is_topology(mpi_comm):
         return MPI.COMM_WORLD
     if not hasattr(mpi_comm, "Ialltoallv"):
         raise marked(TypeError(f"mpi_comm is {mpi_comm!r}: pass a communicator of mpi4py, or None for COMM_WORLD"))
