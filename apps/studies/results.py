@@ -47,7 +47,7 @@ class Results:
 
 def slug(name: str) -> str:
     """The name of a method or model as a part of file names."""
-    return name.lower().replace(",", "").replace(" ", "-")
+    return name.lower().replace(",", "").replace(" ", "-").replace("/", "-")
 
 
 def _version(path: Path) -> tuple[int, int]:

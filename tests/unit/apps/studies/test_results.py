@@ -12,7 +12,7 @@ import pytest
 from apps.records import Record
 from apps.reproduce.__main__ import main
 from apps.studies.parallel import run_seeds
-from apps.studies.results import Results
+from apps.studies.results import Results, slug
 
 
 def test_what_is_done_is_not_done_again_unless_settings_differ(tmp_path: Path) -> None:
@@ -71,3 +71,8 @@ def test_runs_of_seeds_are_listed_by_name() -> None:
 
     wanted: Any = {name: [{"name": name, "seed": seed} for seed in range(2)] for name in "ab"}
     assert run_seeds("ab", 2, make) == wanted
+
+
+def test_runs_of_a_method_with_a_slash_in_its_name_lie_with_the_others(tmp_path: Path) -> None:
+    Results(tmp_path).get(f"{slug('0/1 Adam')}-0", {}, lambda: {"loss": 1.0})
+    assert [path.name for path in tmp_path.glob("*.json")] == ["0-1-adam-0.json"]
