@@ -1,7 +1,7 @@
 """Messages between two ranks: they take no part in the order of collectives, and no other rank waits for them.
 
-A short message with dtype and shape precedes each message. The receiver posts both receives at once, on a tag each, so
-a long message can begin to move as soon as both ranks are there, and each later receive takes the later message.
+A short message with bytes, dtype and shape precedes each message, also without `verify`. Only then does the receiver
+post the other receive, with memory of that length: an MPI library may write what is too long beyond the memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collectives.group.group import Group
 
 LONGEST_BYTES = 1 << 30  # MPI counts in an int: longer messages are of blocks
-_DESCRIPTION_BYTES = 96
+_LENGTH_BYTES, _DESCRIPTION_BYTES = 8, 96
 
 
 def send(comm: Group, x: SupportsDLPack, to: int, tag: int = 0) -> None:
@@ -196,32 +196,30 @@ def _make_call(comm: Group, name: str, describe: Callable[[], str]) -> Call:
 
 
 def _send(comm: Group, call: Call, vector: Flat, to: int, tag: int) -> Steps:
-    requests = []
-    if comm.verifies:
-        requests.append(comm.mpi_comm.Isend(_header(vector), to, tag))
-    requests.append(comm.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1))
+    requests = [
+        comm.mpi_comm.Isend(_header(vector), to, tag),
+        comm.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1),
+    ]
     call.owners = (vector, *requests)
     for request in requests:
         yield from comm.await_request(call, request, call.describe)
 
 
 def _receive(comm: Group, call: Call, vector: Flat, source: int, tag: int) -> Steps:
-    header = np.zeros(_DESCRIPTION_BYTES, np.uint8)
-    heading = comm.mpi_comm.Irecv(header, source, tag) if comm.verifies else None
-    request = comm.mpi_comm.Irecv(message(vector.values.view(np.uint8)), source, tag + 1)
-    call.owners = (vector, header, heading, request)
-    theirs = mine = description(vector)
-    if heading is not None:
-        yield from comm.await_request(call, heading, call.describe)
-        call.arrival = None  # from now on both ranks are there
+    header, mine = np.zeros(_LENGTH_BYTES + _DESCRIPTION_BYTES, np.uint8), _header(vector)
+    heading = comm.mpi_comm.Irecv(header, source, tag)
+    call.owners = (vector, header, heading)
+    yield from comm.await_request(call, heading, call.describe)
+    call.arrival = None  # from now on both ranks are there
+    differs = bool((header != mine).any())
+    # a message that differs is taken all the same, so that a later receive does not find it
+    length = int(header[:_LENGTH_BYTES].view(np.int64)[0])
+    memory = np.empty(length, np.uint8) if differs else vector.values.view(np.uint8)
+    request = comm.mpi_comm.Irecv(message(memory), source, tag + 1)
+    call.owners = (vector, header, memory, request)
+    yield from comm.await_request(call, request, call.describe)
+    if differs:
         theirs = read_header(header)
-    try:
-        yield from comm.await_request(call, request, call.describe)
-    except MPI.Exception as error:
-        if error.Get_error_class() != MPI.ERR_TRUNCATE:
-            raise
-        theirs = f"more than {vector.values.nbytes} bytes" if theirs == mine else theirs
-    if theirs != mine:
         raise CollectiveMismatch(
             f"{comm.here}: {call.name()}, but rank {source} sends {theirs}: let both pass arrays of one dtype and shape"
         )
@@ -232,9 +230,9 @@ def description(vector: Flat) -> str:
     return f"{vector.dtype}{list(vector.shape)}"[:_DESCRIPTION_BYTES]
 
 
-def read_header(header: bytes | Bytes) -> str:
+def read_header(header: Bytes) -> str:
     """Return the description that travels with an array; damaged bytes have replacement characters in their place."""
-    return bytes(header).rstrip(b"\0").decode(errors="replace")
+    return bytes(header[_LENGTH_BYTES:]).rstrip(b"\0").decode(errors="replace")
 
 
 def message(memory: Bytes) -> list[object]:
@@ -247,4 +245,5 @@ def message(memory: Bytes) -> list[object]:
 
 
 def _header(vector: Flat) -> Bytes:
-    return np.frombuffer(description(vector).encode().ljust(_DESCRIPTION_BYTES, b"\0"), np.uint8)
+    length, text = np.int64(vector.values.nbytes), description(vector).encode().ljust(_DESCRIPTION_BYTES, b"\0")
+    return np.frombuffer(length.tobytes() + text, np.uint8)

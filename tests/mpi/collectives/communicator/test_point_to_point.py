@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,12 +138,19 @@ def test_a_message_in_blocks_arrives(comm: Communicator, monkeypatch: pytest.Mon
     pass_round(comm, 1777)
 
 
-def test_too_long_a_message_is_a_mismatch_without_verification(mpi_comm: MPI.Intracomm) -> None:
-    with Communicator(mpi_comm, timeout=TIMEOUT_S, verify=False) as comm:
+@pytest.mark.parametrize("options", [{}, {"verify": False}, {"checksums": True}], ids=str)
+@pytest.mark.parametrize("n", [8, 4000, 400_000])
+def test_too_long_a_message_is_a_mismatch_and_writes_nowhere(
+    n: int, options: dict[str, Any], mpi_comm: MPI.Intracomm
+) -> None:
+    """Open MPI writes a long message beyond the memory of a receive that is too short for it."""
+    with Communicator(mpi_comm, timeout=TIMEOUT_S, **options) as comm:
         above, below = shift(comm)
-        comm.isend(np.zeros(9, np.float32), above).detach()
-        with pytest.raises(CollectiveMismatch, match="sends more than 32 bytes"):
-            comm.irecv(np.zeros(8, np.float32), below).wait()
+        out = np.zeros(3 * n, np.float32)
+        comm.isend(np.ones(2 * n, np.float32), above).detach()
+        with pytest.raises(CollectiveMismatch, match=rf"irecv of float32\[{n}\] .* sends float32\[{2 * n}\]"):
+            comm.irecv(out[:n], below).wait()
+        assert not out[n:].any()
         pass_round(comm, 100)
 
 
