@@ -13,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from collectives import Communicator, PeerFailure
+from collectives import CollectiveError, Communicator, PeerFailure
 from collectives.quoting import list_ranks
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.algorithms.per_node import Local
@@ -41,7 +41,8 @@ class IslandGroup:
     Raises
     ------
     ValueError
-        It is a mesh of several dimensions, it cannot carry the gradients, or `comm` regroups.
+        It is a mesh of several dimensions or without this rank, it was destroyed, it cannot carry the gradients, or
+        `comm` regroups.
     """
 
     def __init__(self, given: dist.ProcessGroup | DeviceMesh, comm: Communicator, members: Sequence[NamedParameter]):
@@ -51,13 +52,14 @@ class IslandGroup:
                 "islands is a process group, which does not outlive its ranks: with on_failure='regroup' pass "
                 "comm.nodes.local"
             )
-        if isinstance(given, DeviceMesh) and given.ndim > 1:
-            names = "" if given.mesh_dim_names is None else f", such as mesh[{given.mesh_dim_names[-1]!r}]"
-            raise ValueError(f"islands is a mesh of {given.ndim} dimensions: pass one of them{names}")
-        self._group = given.get_group() if isinstance(given, DeviceMesh) else given
-        self.ranks = dist.get_process_group_ranks(self._group)
+        self._group = _group_of(given) if isinstance(given, DeviceMesh) else given
+        try:
+            self.ranks = dist.get_process_group_ranks(self._group)
+        except (KeyError, ValueError):
+            raise ValueError(f"islands is a process group that was destroyed, or never registered: {CURE}") from None
         devices = {one.parameter.device for one in members}
-        self._backends = [self._backend_at(device) for device in sorted(devices, key=str)]
+        self._backends = sorted({self._backend_at(device) for device in devices})
+        self._carries_updates = True
 
     def _backend_at(self, device: torch.device) -> str:
         try:
@@ -73,6 +75,8 @@ class IslandGroup:
         """Replace a vector by its mean over the island; collective, in one order on its ranks."""
         try:
             dist.all_reduce(flat, group=self._group)
+        except (CollectiveError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
             raise PeerFailure(f"{self._here}, averaging gradients within an island: {error}") from error
         return flat.div_(len(self.ranks))
@@ -85,27 +89,44 @@ class IslandGroup:
         ValueError
             On every rank: a group has ranks that `comm` lacks, or groups of ranks overlap.
         """
-        pairs = comm.allgather_object((dist.get_rank(), self.ranks))
-        rank_of = {number: rank for rank, (number, _) in enumerate(pairs)}
-        firsts = []
-        for rank, (_, numbers) in enumerate(pairs):
+        everyones = comm.allgather_object((dist.get_rank(), self.ranks, self._group.group_name, self._backends))
+        rank_of = {number: rank for rank, (number, *_) in enumerate(everyones)}
+        if len(rank_of) < comm.size:
+            raise ValueError(
+                f"{comm.here}: several ranks have one number in torch.distributed, as in process groups of single "
+                "nodes: make one of all ranks by init_process_group(), or pass comm.nodes.local"
+            )
+        given: list[tuple[list[int], str]] = []
+        for rank, (_, numbers, name, backends) in enumerate(everyones):
             lacking = [one for one in numbers if one not in rank_of]
             if lacking:
                 raise ValueError(
                     f"{comm.here}: the island of rank {rank} has {list_ranks(lacking)} of torch.distributed, which "
                     "this communicator lacks: pass a communicator of all ranks"
                 )
-            firsts.append(min(rank_of[one] for one in numbers))
-        islands = Islands.of_keys(comm, firsts)
-        for rank, (_, numbers) in enumerate(pairs):
-            if len(numbers) != islands.layout.sizes[islands.layout.node_of[rank]]:
+            given.append((sorted(rank_of[one] for one in numbers), name))
+            self._carries_updates &= backends == ["nccl"]
+        for rank, (members, _) in enumerate(given):
+            others = [one for one in members if given[one] != given[rank]]
+            if others:
                 raise ValueError(
-                    f"{comm.here}: the island of rank {rank} overlaps with another one: {CURE}, on each of its ranks"
+                    f"{comm.here}: the island of rank {rank} is another process group than that of {list_ranks(others)}"
+                    f", which is in it: {CURE}, on each of its ranks"
                 )
-        return islands
+        return Islands.of_keys(comm, [members[0] for members, _ in given])
 
     def way_of(self, comm: Communicator, islands: Islands) -> Local:
-        """Return the way within islands of what crosses between them: NCCL where the gradients take it, on one host."""
+        """Return the way within islands of what crosses between them: NCCL where all gradients take it, on one host."""
         hosts, node_of = comm.hosts.node_of, islands.layout.node_of
         on_one_host = len({*zip(node_of, hosts, strict=True)}) == len(islands.layout.sizes)
-        return "nccl" if on_one_host and {*self._backends} == {"nccl"} else "auto"
+        return "nccl" if on_one_host and self._carries_updates else "auto"
+
+
+def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the group of a mesh of one dimension; raises ValueError if it has several, or is without this rank."""
+    if mesh.ndim > 1:
+        names = "" if mesh.mesh_dim_names is None else f", such as mesh[{mesh.mesh_dim_names[-1]!r}]"
+        raise ValueError(f"islands is a mesh of {mesh.ndim} dimensions: pass one of them{names}")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"islands is a mesh without this rank: {CURE}")
+    return mesh.get_group()

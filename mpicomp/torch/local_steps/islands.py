@@ -12,6 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from collectives import Communicator
+from collectives.consistency.descriptions import fingerprint
+from collectives.errors import reword
 from collectives.recovery.newcomers import newcomers_of
 from mpicomp.algorithms import Algorithm, PerNode
 from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
@@ -84,6 +86,7 @@ class IslandGradients:
         self, comm: Communicator, islands: Islands, bucket_mb: float, group: IslandGroup | None = None
     ) -> None:
         self._comm, self._islands, self._bucket_mb, self._group = comm, islands, bucket_mb, group
+        self._mark = 0
         self._members: tuple[NamedParameter, ...] = ()
         self._buckets: list[tuple[Bucket, Tensor, Mean]] = []
 
@@ -95,9 +98,10 @@ class IslandGradients:
             return
         self._lay_out(tuple(members))
         every = [[self._gradient(member) for member in bucket.members] for bucket, _, _ in self._buckets]
-        if self._group is not None:
-            # an error or a death on a rank of the island is raised here, and not waited for by its group
-            self._within.barrier()
+        if self._comm.recovery is None:
+            # parameters that one rank alone trains, its error or its death are raised here: a process group would wait
+            # for it, or end the process
+            self._within.agree(self._mark, self._describe)
         for (bucket, flat, mean), gradients in zip(self._buckets, every, strict=True):
             views = bucket.views(flat)
             torch._foreach_copy_(views, gradients)
@@ -110,12 +114,20 @@ class IslandGradients:
         groups = group_parameters(members, self._bucket_mb)
         buckets = [make_bucket(index, group) for index, group in enumerate(groups)]
         vectors: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        for one in sorted(buckets, key=lambda bucket: -bucket.n):
-            kind = one.dtype, one.device
-            if kind not in vectors:
-                vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
+        try:
+            for one in sorted(buckets, key=lambda bucket: -bucket.n):
+                kind = one.dtype, one.device
+                if kind not in vectors:
+                    vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
+        except RuntimeError as error:  # such as PyTorch's of missing memory
+            self.reject(reword(error, f"{self._comm.here}, averaging gradients within an island: {error}"))
         self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
+        self._mark = fingerprint(str([(one.name, one.parameter.dtype, [*one.parameter.shape]) for one in members]))
         self._members = members  # behind all that may fail
+
+    def _describe(self) -> str:
+        last = self._members[-1].name
+        return f"the means of gradients within an island of {len(self._members)} parameters, the last of them {last!r}"
 
     def _mean_of(self, flat: Tensor) -> Mean:
         """Return a function that averages vectors of this type and length, perhaps in place; collective."""
@@ -140,8 +152,9 @@ class IslandGradients:
 
     def reject(self, error: Exception) -> NoReturn:
         """Raise the error here, and CollectiveMismatch on the ranks that wait for this one's gradients."""
-        group = self._within if self._comm.recovery is None else self._comm
-        group.reject(error, "averaging gradients within an island")
+        # the communicators of islands of one rank each are never made
+        whole = self._comm.recovery is not None or len(self._islands.layout.sizes) == self._comm.size
+        (self._comm if whole else self._within).reject(error, "averaging gradients within an island")
 
     @property
     def _within(self) -> Communicator:

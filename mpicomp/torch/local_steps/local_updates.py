@@ -64,6 +64,7 @@ class LocalUpdates(LocalMoves):
     ) -> None:
         super().__init__(parts, masters, fragments, outer)
         self._island = island
+        self._island_came = False  # the means of this step's gradients, in which the island counts this rank's step
         self._finite = FiniteGradients(parts.comm, skip_nonfinite)
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
         self._searched = False  # for second views, after the first step
@@ -95,7 +96,7 @@ class LocalUpdates(LocalMoves):
             self._return_to_start()
             raise
         self._restart(Phase.STEPPED)
-        self._scaled = False
+        self._scaled = self._island_came = False
         if self._finite.verdict is False:
             self._return_to_start()
             return
@@ -204,6 +205,7 @@ class LocalUpdates(LocalMoves):
             self.comm.reject(changed, "an optimizer step")
         if self._island is not None:
             self._island.average(self._members)
+            self._island_came = True
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:
@@ -212,6 +214,12 @@ class LocalUpdates(LocalMoves):
             return nullcontext()
         unmoved = [parameter for reducer in self.reducers[n_started:] for parameter in reducer.parameters]
         return only(self._optimizer, (*unmoved, *(member.parameter for member in self._changes.joining)))
+
+    @override
+    def _refuse_failed(self, error: RuntimeError) -> None:
+        # the others wait for a step of this rank, whichever it is: one that the loop repeats leaves nothing behind
+        if self._island_came or not (self._plan.keeps_local or self._island is not None):
+            super()._refuse_failed(error)
 
     @override
     @torch.no_grad()

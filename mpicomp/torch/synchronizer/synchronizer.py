@@ -122,8 +122,12 @@ class Synchronizer(BucketAveraging):
             if not explains_itself(error) and self.can_refuse and self.phase is Phase.COLLECTING:
                 # another error, as the mark of ours would leave out lines of the caller's traceback
                 with suppress(RuntimeError):
-                    self.refuse(RuntimeError(f"{self.comm.here}: {type(error).__name__}: {one_line(error)}"))
+                    self._refuse_failed(RuntimeError(f"{self.comm.here}: {type(error).__name__}: {one_line(error)}"))
             raise
+
+    def _refuse_failed(self, error: RuntimeError) -> None:
+        """Refuse a step that has failed here, which the loop may repeat."""
+        self.refuse(error)
 
     def compare_next(self) -> None:
         """Compare the models in the next step. On all ranks, newcomers included: it is a call of all."""

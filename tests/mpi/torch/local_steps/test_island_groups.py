@@ -91,12 +91,45 @@ def test_a_group_of_other_ranks_is_refused_on_all_ranks(comm: Communicator) -> N
     with pytest.raises((ValueError, CollectiveMismatch), match="islands is a process group without this rank: pass"):
         wrap(make_model(), Dense(), comm, islands=others if comm.rank == 0 else first, **LOCAL)
     overlapping = first if comm.rank == 0 else everyone()
-    with pytest.raises(ValueError, match=r"the island of rank \d overlaps with another one: pass"):
+    with pytest.raises(ValueError, match=r"the island of rank 1 is another process group than that of rank 0, which"):
         wrap(make_model(), Dense(), comm, islands=overlapping, **LOCAL)
+    twice = [dist.new_group([*range(comm.size)]) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"the island of rank 0 is another process group than that of rank"):
+        wrap(make_model(), Dense(), comm, islands=twice[min(comm.rank, 1)], **LOCAL)
     with comm.split(comm.rank) as alone, pytest.raises(ValueError, match="the island of rank 0 has rank"):
         wrap(make_model(), Dense(), alone, islands=everyone(), **LOCAL)
     with pytest.raises(CollectiveMismatch, match="islands=process group"):
         wrap(make_model(), Dense(), comm, islands=comm if comm.rank else everyone(), **LOCAL)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_groups_that_overlap_in_a_ring_are_refused(comm: Communicator) -> None:
+    """All have two ranks, and each of ranks 0 and 1 is in that of another one."""
+    groups = [dist.new_group(ranks) for ranks in ([0, comm.size - 1], [0, 1], *([one] for one in range(2, comm.size)))]
+    with pytest.raises(ValueError, match=r"the island of rank 0 is another process group than that of rank"):
+        wrap(make_model(), Dense(), comm, islands=groups[comm.rank], **LOCAL)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_mesh_without_this_rank_is_refused_on_all_ranks(comm: Communicator) -> None:
+    first, others = DeviceMesh("cpu", [0]), DeviceMesh("cpu", [*range(1, comm.size)])
+    with pytest.raises((ValueError, CollectiveMismatch), match="islands is a mesh without this rank: pass one of"):
+        wrap(make_model(), Dense(), comm, islands=others if comm.rank == 0 else first, **LOCAL)
+
+
+def test_a_destroyed_group_is_refused(comm: Communicator) -> None:
+    group = dist.new_group([*range(comm.size)])
+    dist.destroy_process_group(group)
+    with pytest.raises(ValueError, match="islands is a process group that was destroyed, or never registered: pass"):
+        wrap(make_model(), Dense(), comm, islands=group, **LOCAL)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_process_groups_of_single_nodes_are_refused(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by torchrun --standalone on each node: several ranks are rank 0."""
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
+    with pytest.raises(ValueError, match=r"several ranks have one number in torch\.distributed, as in process groups"):
+        wrap(make_model(), Dense(), comm, islands=everyone(), **LOCAL)
 
 
 def test_ranks_that_regroup_keep_no_process_group(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +164,13 @@ def test_a_failure_of_the_group_names_the_rank(comm: Communicator, monkeypatch: 
     monkeypatch.setattr(dist, "all_reduce", fail)
     with pytest.raises(PeerFailure, match=rf"rank {comm.rank} of \d, averaging gradients within an island: Connection"):
         group.average(torch.zeros(1))
+    monkeypatch.setattr(dist, "all_reduce", raise_out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        group.average(torch.zeros(1))
+
+
+def raise_out_of_memory(flat: torch.Tensor, group: object) -> None:
+    raise torch.OutOfMemoryError
 
 
 # NCCL -----------------------------------------------------------------------------------------------------------------
@@ -141,10 +181,11 @@ def test_a_failure_of_the_group_names_the_rank(comm: Communicator, monkeypatch: 
     [("nccl", [0, 0, 1, 1], "nccl"), ("gloo", [0, 0, 1, 1], "auto"), ("nccl", [0, 1, 2, 2], "auto")],
 )
 def test_nccl_carries_updates_too_within_a_host(
-    backend: str, hosts: list[int], way: str, monkeypatch: pytest.MonkeyPatch
+    backend: str, hosts: list[int], way: str, comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: Callable[..., Any] = lambda self, device: backend  # noqa: E731
     monkeypatch.setattr(IslandGroup, "_backend_at", named)
-    here: Any = SimpleNamespace(here="", recovery=None, hosts=NodeLayout.of_keys(hosts, 0))
-    group = IslandGroup(everyone(), here, [NamedParameter("weight", nn.Parameter(torch.zeros(2)))])
-    assert group.way_of(here, Islands(NodeLayout.of_keys([0, 0, 1, 1], 0), (0, 1, 2, 3))) == way
+    group = IslandGroup(everyone(), comm, [NamedParameter("weight", nn.Parameter(torch.zeros(2)))])
+    group.open(comm)
+    four: Any = SimpleNamespace(hosts=NodeLayout.of_keys(hosts, 0))
+    assert group.way_of(four, Islands(NodeLayout.of_keys([0, 0, 1, 1], 0), (0, 1, 2, 3))) == way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -288,3 +289,48 @@ def test_the_mean_goes_to_other_parameters_of_equal_values(comm: Communicator) -
         one.parameter.grad = torch.tensor([1.0 + comm.rank])
         averages.average([one])
         assert one.parameter.grad.item() == (comm.size + 1) / 2
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bucket_mb", [25, 0.001], ids=["a longer bucket", "one bucket more"])
+def test_a_parameter_that_one_rank_of_an_island_trains_is_named_by_all(bucket_mb: float, comm: Communicator) -> None:
+    model = make_model()
+    model.get_parameter("0.weight").requires_grad_(False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = DistributedOptimizer(
+        sgd, DENSE, comm, model.named_parameters(), "updates", local_steps=3, bucket_mb=bucket_mb, islands=comm
+    )
+    train(model, optimizer, comm, range(1))
+    model.get_parameter("0.weight").requires_grad_(comm.rank == 0)
+    with pytest.raises(CollectiveMismatch, match=r"of 4 parameters, the last of them '0.weight'"):
+        train(model, optimizer, comm, range(1, 2))
+
+
+@pytest.mark.parametrize("failing", ["one", "all"])
+@pytest.mark.parametrize(
+    ("with_islands", "plan"),
+    [(True, {"local_steps": 3}), (True, {"local_steps": 4, "delay": 1}), (False, {"local_steps": 4, "delay": 1})],
+)
+def test_a_step_that_fails_and_is_repeated_leaves_nothing_behind(
+    with_islands: bool, plan: dict[str, int], failing: str, comm: Communicator
+) -> None:
+    def fail() -> float:
+        raise ValueError("no batch")
+
+    def make_gradients(model: nn.Module, step: int) -> float:
+        inputs, labels = batch(1000 * comm.rank + step)
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        return loss.item()
+
+    models = [make_model(), make_model()]
+    with islands_of(comm) as island:
+        for model in models:
+            optimizer = wrapped(model, comm, island if with_islands else None, **plan)
+            for step in range(9):
+                if model is models[1] and step == 2 and (failing == "all" or comm.rank == 0):
+                    with pytest.raises(ValueError, match="no batch"):
+                        optimizer.step(fail)
+                optimizer.step(partial(make_gradients, model, step))
+    assert torch.equal(*map(parameters_of, models))
