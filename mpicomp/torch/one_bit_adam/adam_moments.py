@@ -170,7 +170,15 @@ class AdamMoments:
                 part.mul_(self.v[one.part])
             torch.lerp(self.m[one.part], part, 1 - group["betas"][0], out=part)
         if not self._preconditioned:
-            vector.index_fill_(0, self.masked, 0)
+            self.mask(vector)
+
+    def masked_rest(self, vector: Tensor) -> Tensor:
+        """Return what remains of a vector's masked elements: 0, or NaN where they are not finite, to be refused."""
+        return vector.index_select(0, self.masked).abs_().mul_(0)
+
+    def mask(self, vector: Tensor) -> None:
+        """Overwrite the masked elements with what remains of them."""
+        vector.index_copy_(0, self.masked, self.masked_rest(vector))
 
     def move(self, groups: Groups, step: int) -> None:
         """Take over the mean gradients in `result`, which is overwritten, and make the step of this number, from 1."""

@@ -102,7 +102,9 @@ class ZeroOneMoments(AdamMoments):
         if self._exchanges_steps:
             for one in self._stretches:
                 reducer.vector[one.part].div_(self.v[one.part].sqrt().add_(groups[one.group]["eps"]))
-        reducer.vector.masked_fill_(self.v == 0, 0)
+        vector = reducer.vector
+        # NaN stays, which the exchange refuses
+        vector.copy_(torch.where(self.v == 0, vector.abs().mul_(0), vector))
 
     def move_by_mean(self, groups: Groups, exact: bool) -> None:
         """Take over the mean gradients in `result`, which is overwritten, and make a step; update v if they are exact.
@@ -171,9 +173,10 @@ class ZeroOneMoments(AdamMoments):
         if has_moved:
             torch._foreach_add_(reducer.vector_views, self._common_views)
             torch._foreach_sub_(reducer.vector_views, self._parameters)
+        rest = self.masked_rest(vector)
         if not self._exchanges_steps:
             vector.div_(self.v)
-        vector.index_fill_(0, self.masked, 0)
+        vector.index_copy_(0, self.masked, rest)
         for flag, moves in zip(self._spoilt, reducer.vector_views, strict=True):
             moves.add_(flag)
         self._spoilt.zero_()
@@ -204,4 +207,4 @@ class ZeroOneMoments(AdamMoments):
             if group["weight_decay"] and group["decoupled_weight_decay"]:
                 views = reducer.vector_views[one.members]
                 torch._foreach_add_(views, one.parameters, alpha=float(group["lr"]) * group["weight_decay"])
-        reducer.vector.index_fill_(0, self.masked, 0)
+        self.mask(reducer.vector)

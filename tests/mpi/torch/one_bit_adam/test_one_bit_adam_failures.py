@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -297,3 +298,34 @@ def test_a_grad_scaler_is_refused(comm: Communicator) -> None:
     scaler.scale(model(torch.ones(1, 10)).sum()).backward()
     with pytest.raises(RuntimeError, match="OneBitAdam takes no GradScaler"):
         scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("steps", [2, 4], ids=["warm-up", "frozen"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(OneBitAdam, warmup_steps=3),
+        partial(OneBitAdam, warmup_steps=3, preconditioned=False),
+        partial(OneBitLamb, warmup_steps=3, weight_decay=0.1),
+        partial(ZeroOneAdam, warmup_steps=3, variance_doubling=1, most_local_steps=1),
+        partial(ZeroOneAdam, warmup_steps=3, variance_doubling=1, most_local_steps=1, preconditioned=True),
+    ],
+    ids=["1-bit Adam", "1-bit Adam of gradients", "1-bit LAMB", "0/1 Adam", "0/1 Adam of steps"],
+)
+def test_a_first_gradient_of_a_masked_element_that_is_not_finite_is_refused(
+    make: Any, steps: int, value: float, comm: Communicator
+) -> None:
+    """The element has had no gradient, and is left out: in silence it would hide that a rank has lost its numbers."""
+    parameter = nn.Parameter(torch.ones(6))
+    optimizer = make([parameter], lr=0.01, comm=comm)
+    for step in range(steps):
+        parameter.grad = torch.arange(6.0) * (1 + step + comm.rank)
+        optimizer.step()
+    before = parameter.detach().clone()
+    parameter.grad = torch.arange(6.0)
+    if comm.rank == comm.size - 1:
+        parameter.grad[0] = value
+    with pytest.raises(NonFiniteGradient):
+        optimizer.step()
+    assert torch.equal(parameter, before)
