@@ -64,9 +64,9 @@ def train(comm: Communicator, case: Case, lr: float, seed: int, steps: int) -> R
         optimizer.step()
         if (step + 1) % task.evaluated == 0:
             scores.append(_score(task, model, optimizer, comm))
-    sent = sum(aggregator.traffic.total.bytes_sent for aggregator in optimizer.aggregators or ())
+    sent = float(optimizer.traffic.total.bytes_sent)
     elements = sum(one.numel() for one in model.parameters())
-    return {"scores": scores, "bytes": comm.allreduce(float(sent), "mean"), "elements": elements}
+    return {"scores": scores, "bytes": comm.allreduce(sent, "mean"), "elements": elements}
 
 
 def _score(task: Task, model: torch.nn.Module, optimizer: object, comm: Communicator) -> float:

@@ -44,7 +44,7 @@ def draw(record: Record, times: Mapping[str, Record], task: Task, seeds: Sequenc
         taken = None if rate is None else step_seconds(times[rate])
         for name in methods:
             points = [(_place(one, task, taken), one) for one in found if one.method == name]
-            _line(part, name, looks[name], [(x, one) for x, one in points if x is not None])
+            _line(part, name, looks[name], [(x, one) for x, one in points if x is not None], len(seeds))
         if rate is None:
             part.set(xscale="log", title=title, xlabel="MB sent by a rank")
             plain_numbers(part.xaxis)
@@ -62,10 +62,11 @@ def _place(one: Learned, task: Task, times: Mapping[str, tuple[float, float]] | 
     return one.sent / 1e6 if times is None else verdict.seconds(one, task, task.steps, times)
 
 
-def _line(axes: Axes, name: str, look: Look, points: Sequence[tuple[float, Learned]]) -> None:
+def _line(axes: Axes, name: str, look: Look, points: Sequence[tuple[float, Learned]], seeds: int) -> None:
     points = sorted(points, key=lambda point: point[1].local_steps)
     x = [place for place, _ in points]
-    last = np.array([[scores[-1] for scores in one.scores] for _, one in points]).reshape(len(points), -1)
+    # a method that was not timed has its place in the legend all the same
+    last = np.array([[scores[-1] for scores in one.scores] for _, one in points]).reshape(len(points), seeds)
     mean = last.mean(axis=1)
     axes.errorbar(
         x, mean, (mean - last.min(axis=1), last.max(axis=1) - mean), label=name, color=look.color, marker=look.marker,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from apps.frontier import learning
 from apps.frontier.cases import DENSE, GRADIENTS, OUTER, OUTER_PAIRS, Case, cases_of, make_optimizer
-from apps.frontier.tasks import TASKS
+from apps.frontier.tasks import TASKS, Batch
 from apps.records import Record, write_record
 from apps.studies.results import Results
 from collectives.errors import NonFiniteGradient
@@ -136,3 +137,22 @@ def test_a_method_trains_at_its_own_multiple_of_the_rate(
     monkeypatch.setattr(learning, "make_optimizer", make)
     run_local(1, lambda comm: learning.train(comm, Case(task, method, GRADIENTS, ranks=1), 0.01, 0, 1))
     assert rates == [pytest.approx(0.01 * factor)]
+
+
+def test_bytes_of_a_warm_up_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1-bit Adam's first steps send exact means, by other aggregators than the later ones."""
+
+    def build(seed: int) -> torch.nn.Module:
+        model = torch.nn.Linear(4, 300)
+        torch.nn.init.zeros_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+        return model
+
+    gpt = replace(TASKS["gpt"], build=build, evaluate=lambda model: 0.0)
+    batch = Batch(torch.ones(2, 4), torch.ones(2).long())
+    monkeypatch.setitem(TASKS, "gpt", replace(gpt, draw=lambda *_: batch))
+    monkeypatch.setattr(learning, "task_loss", torch.nn.functional.cross_entropy)
+    with_warm_up, dense = (
+        learning.run(Case("gpt", name, 0, 2), 1e-3, 0, 10)["bytes"] for name in ("1-bit Adam", DENSE)
+    )
+    assert 0.2 * dense < with_warm_up < 0.5 * dense
