@@ -246,6 +246,7 @@ class Algorithm(ABC):
         MemoryError
             The vector is larger than this machine's memory, or this rank or the device lacks memory for the
             method's state; the other ranks raise CollectiveMismatch in their next call. All ranks can start again.
+        CommunicatorClosed
 
         Examples
         --------
@@ -257,6 +258,7 @@ class Algorithm(ABC):
         >>> signs.n, signs.dtype, signs.vector_id
         (1034, 'float16', 0)
         """
+        comm.calls.require_open()
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
         repeat_after_deaths(partial(self.connect, comm))
