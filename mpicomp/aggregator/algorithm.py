@@ -258,9 +258,9 @@ class Algorithm(ABC):
         >>> signs.n, signs.dtype, signs.vector_id
         (1034, 'float16', 0)
         """
-        comm.calls.require_open()
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
+        comm.calls.require_open()
         repeat_after_deaths(partial(self.connect, comm))
         on_host = spec.device == "cpu"
         (compile_kernels if on_host else compile_on_device)(self, comm, spec)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, overload
+from typing import Any, NoReturn, Protocol, overload
 from weakref import ref
 
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.vectors import Flat
-from collectives.errors import reword
+from collectives.errors import refuse_copy, reword
 from collectives.execution.call import Steps
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.routes import VERSION
@@ -144,6 +144,9 @@ class Aggregator(metaclass=Listed):
         if problem := self.feedback.why_unusable():
             state += f", unusable: {one_line(problem)}"
         return f"<Aggregator by {expression(self.algorithm)} of {kind}, {comm.here}: {state}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
+        refuse_copy(self._where, self, "copy or save its state_dict(), or leave it out")
 
     @property
     def n(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,14 @@ def test_nothing_starts_on_a_closed_communicator() -> None:
     for start in (comm.start_progress_thread, lambda: Marsit().start(comm, 3)):
         with pytest.raises(CommunicatorClosed, match="rank 0 of 1: this communicator cannot be used"):
             start()
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_objects_that_communicate_are_neither_copied_nor_pickled(take: Any, comm: Communicator) -> None:
+    aggregator = Marsit().start(comm, 3)
+    handle = aggregator.begin(np.ones(3, np.float32))
+    for one, where in ((comm, ""), (aggregator, ", vector 0"), (handle, "")):
+        told = f"^rank 0 of 1{where}: {type(one).__name__}, which communicates, is not copied or pickled; "
+        with pytest.raises(TypeError, match=told):
+            take(one)
+    handle.wait()
