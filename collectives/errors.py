@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from traceback import walk_tb
-from typing import Self
+from typing import NoReturn, Self
 
 
 class CollectiveError(RuntimeError):
@@ -233,6 +233,11 @@ def marked(error: Exception) -> Exception:
 def explains_itself(error: BaseException) -> bool:
     """Return True if the text names rank and cause, so that lines of this library in the traceback add nothing."""
     return isinstance(error, CollectiveError) or hasattr(error, _EXPLAINS_ITSELF)
+
+
+def refuse_copy(here: str, one: object, cure: str) -> NoReturn:
+    """Raise the error of a copy or a pickle of an object, which would lose its place among the ranks' calls."""
+    raise TypeError(f"{here}: {type(one).__name__}, which communicates, is not copied or pickled; {cure}")
 
 
 def reword(error: Exception, text: str) -> Exception:

@@ -47,7 +47,7 @@ class Flat(NamedTuple):
         return self.place.is_same(other.place)
 
 
-def flat(array: Array, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) -> Flat:
+def flat(array: Array, allowed: tuple[str, ...] = FLOATS, crosses: bool = True, verb: str = "reduce") -> Flat:
     """View an array as a vector, without copying.
 
     Parameters
@@ -58,6 +58,8 @@ def flat(array: Array, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) 
         Element types to accept.
     crosses : bool
         Allocate memory of the host for an array on a device; False: `crossing` does so later.
+    verb : str
+        The caller's use of the array, for errors.
 
     Raises
     ------
@@ -73,18 +75,18 @@ def flat(array: Array, allowed: tuple[str, ...] = FLOATS, crosses: bool = True) 
             array = _memory_of(array)
         name = dtype_name(array.dtype)
         if name not in allowed or not array.flags.c_contiguous:
-            _check(name, allowed, array.flags.c_contiguous, f"strides {array.strides} bytes")
+            _check(name, allowed, array.flags.c_contiguous, f"strides {array.strides} bytes", verb)
         values = array if array.ndim == 1 else array.reshape(-1)
         return Flat(values.view(np.uint16) if name == "bfloat16" else values, name, array.shape)
     if not hasattr(array, "__dlpack__"):
-        raise TypeError(f"cannot reduce {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
+        raise TypeError(f"cannot {verb} {type(array).__name__}: pass a NumPy array or a tensor that supports DLPack")
     require_values(array)
     kind, index = device_numbers(array)
     if kind not in HOST:
-        vector = _staged(device_at(kind, index), array, allowed)
+        vector = _staged(device_at(kind, index), array, allowed, verb)
         return crossing(vector) if crosses else vector
     found = exported(array)
-    _check(found.dtype, allowed, found.is_contiguous, f"strides {found.strides}")
+    _check(found.dtype, allowed, found.is_contiguous, f"strides {found.strides}", verb)
     return Flat(found.vector(), found.dtype, found.shape)
 
 
@@ -143,9 +145,9 @@ def crossing(vector: Flat) -> Flat:
     return vector._replace(values=host.view(vector.values.dtype))
 
 
-def _staged(device: Device, array: Array, allowed: tuple[str, ...]) -> Flat:
+def _staged(device: Device, array: Array, allowed: tuple[str, ...], verb: str) -> Flat:
     """Return the vector of an array on a device, which does not cross yet."""
-    taken = _taken(device, array, allowed)
+    taken = _taken(device, array, allowed, verb)
     stored, n = storage(taken.dtype), math.prod(taken.shape)
     if not n:
         return Flat(np.empty(0, stored), taken.dtype, taken.shape)
@@ -156,18 +158,18 @@ def _stand_in(n: int, dtype: np.dtype[Any]) -> AnyArray:
     return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), (n,), (0,))
 
 
-def _taken(device: Device, array: Array, allowed: tuple[str, ...]) -> Taken:
+def _taken(device: Device, array: Array, allowed: tuple[str, ...], verb: str = "reduce") -> Taken:
     try:
         taken = device.take(array)
     except (BufferError, RuntimeError) as error:
         raise ValueError(f"the array on {device.name} cannot be used ({error}): pass a contiguous copy") from error
-    _check(taken.dtype, allowed, taken.contiguous, f"on {device.name}")
+    _check(taken.dtype, allowed, taken.contiguous, f"on {device.name}", verb)
     return taken
 
 
-def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str) -> None:
+def _check(name: str, allowed: tuple[str, ...], contiguous: bool, layout: str, verb: str) -> None:
     if name not in allowed:
-        raise TypeError(f"cannot reduce elements of type {name}: convert to one of {', '.join(allowed)}")
+        raise TypeError(f"cannot {verb} elements of type {name}: convert to one of {', '.join(allowed)}")
     if not contiguous:
         raise ValueError(f"the array is not contiguous ({layout}): pass a contiguous copy")
 

@@ -60,7 +60,7 @@ def broadcast(comm: Group, x: Kept, root: int = 0) -> Kept:
     [[1, 1], [1, 1], [1, 1]]
     """
     name = f"broadcast(root={root})"
-    vector = validate_array(comm, x, name, COPIED)
+    vector = validate_array(comm, x, name, COPIED, verb="broadcast")
     if is_read_only(vector, x):
         refuse_call(comm, name, "the array is read-only; pass one that can be written")
     text = f"{name} of {vector.dtype}{list(vector.shape)}"
@@ -107,7 +107,7 @@ def allgather(comm: Group, x: Kept) -> Kept:
     >>> mpicomp.run_local(3, lambda comm: comm.allgather(np.full(comm.rank, comm.rank)).tolist())[0]
     [1, 2, 2]
     """
-    rows = validate_array(comm, x, "allgather", COPIED)
+    rows = validate_array(comm, x, "allgather", COPIED, verb="gather")
     if not rows.shape:
         refuse_call(comm, "allgather", "an array without dimensions has no rows; pass x.reshape(1)")
     allocate_like(comm, x, "allgather", (0, *rows.shape[1:]))  # before anything is sent: can there be a result?

@@ -273,6 +273,7 @@ class Communicator(Group):
         ------
         RuntimeError
             A call is in flight.
+        CommunicatorClosed
 
         Examples
         --------

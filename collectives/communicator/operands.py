@@ -22,8 +22,10 @@ _NUMERIC = FLOATS + INTEGERS
 _SYNONYMS = {"avg": "mean", "average": "mean", "add": "sum", "minimum": "min", "maximum": "max"}
 
 
-def validate_array(comm: Group, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True) -> Flat:
-    """Return the vector of an array, whose element type must be an `allowed` one; `crosses` as in `flat`.
+def validate_array(
+    comm: Group, x: Array, call: str, allowed: tuple[str, ...], crosses: bool = True, verb: str = "reduce"
+) -> Flat:
+    """Return the vector of an array, whose element type must be an `allowed` one; `crosses` and `verb` as in `flat`.
 
     Raises
     ------
@@ -33,7 +35,7 @@ def validate_array(comm: Group, x: Array, call: str, allowed: tuple[str, ...], c
         This rank's array cannot be used; names rank and call.
     """
     try:
-        return flat(x, allowed, crosses)
+        return flat(x, allowed, crosses, verb)
     except (TypeError, ValueError, MemoryError) as error:
         comm.reject(reword(error, f"{comm.here}, {call}: {error}"), call)
 
@@ -95,7 +97,9 @@ def _choices() -> str:
 def require_root(comm: Group, root: int, call: str) -> None:
     """Raise ValueError unless `root` is a rank; the other ranks then raise CollectiveMismatch."""
     if not isinstance(root, int | np.integer) or not 0 <= root < comm.size:
-        comm.reject(ValueError(f"{comm.here}: there is no rank {root!r} to broadcast from"), call)
+        comm.reject(
+            ValueError(f"{comm.here}: there is no rank {root!r} to broadcast from: pass 0 to {comm.size - 1}"), call
+        )
 
 
 def refuse_call(comm: Group, call: str, problem: object, kind: type[Exception] = ValueError) -> NoReturn:

@@ -176,16 +176,24 @@ def _make_receive(comm: Group, name: str, vector: Flat, out: Array, source: int,
 def _validate(comm: Group, call: str, x: Array, preposition: str, peer: int, tag: int) -> tuple[Flat, str]:
     """Return the vector of an array, and the call in words."""
     try:
-        vector = flat(x, COPIED)
-        if index(peer) not in range(comm.size):
-            raise ValueError(f"there is no rank {peer}")
-        if index(tag) not in range(LARGEST_OF_USERS + 1):
+        vector = flat(x, COPIED, verb="send" if preposition == "to" else "receive")
+        if _integer("to" if preposition == "to" else "source", peer) not in range(comm.size):
+            raise ValueError(f"there is no rank {peer}: pass one from 0 to {comm.size - 1}")
+        if _integer("tag", tag) not in range(LARGEST_OF_USERS + 1):
             raise ValueError(f"the tag must lie in 0 .. {LARGEST_OF_USERS}, not {tag}")
         if preposition == "from" and is_read_only(vector, x):
             raise ValueError("the array is read-only: pass one that can be written")
     except (TypeError, ValueError, MemoryError) as error:
         raise reword(error, f"{comm.here}, {call}: {error}") from None
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
+
+
+def _integer(argument: str, value: object) -> int:
+    """Return an argument as an integer; TypeError with its name if it is none."""
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{argument} is {value!r:.80}: pass an integer") from None
 
 
 def _make_call(comm: Group, name: str, describe: Callable[[], str]) -> Call:

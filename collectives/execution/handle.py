@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Generic
+from typing import Generic, NoReturn
 
 from collectives.annotations import Result
 from collectives.arrays import DeviceStream, require_stream, wait
+from collectives.errors import refuse_copy
 from collectives.execution.call import Call
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import one_line
@@ -49,6 +50,9 @@ class Handle(Generic[Result]):
         if call.error is not None:
             state = f"failed, {type(call.error).__name__}: {one_line(call.error)}"
         return f"<Handle of {call.brief()}, {call.group.here}: {state}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
+        refuse_copy(self._call.group.here, self, "wait() for it, and take the result")
 
     @keep_uncompiled
     def poll(self) -> bool:

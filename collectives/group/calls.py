@@ -60,6 +60,11 @@ class Calls:
         """True while calls begin."""
         return self.state is State.OPEN
 
+    def require_open(self) -> None:
+        """Raise CommunicatorClosed unless calls begin."""
+        if not self.is_open:
+            raise self.closed()
+
     @property
     def driven_by(self) -> object:
         """The thread that drives the calls: the progress thread, or the number of the caller's."""
@@ -165,6 +170,7 @@ class Calls:
 
     def start_progress_thread(self, observer: Observer | None) -> bool:
         """Let a thread drive all calls from now on; False: MPI does not support it."""
+        self.require_open()
         if self.driver is None and is_supported(self._mpi_comm):
             if self.ordered:
                 raise RuntimeError(f"{self.here}: {self.ordered[0].name()} is in flight; wait for it before")

@@ -14,7 +14,15 @@ from collectives.consistency.call_check import CallCheck
 from collectives.consistency.descriptions import fingerprint
 from collectives.consistency.missing_ranks import MissingRanks
 from collectives.consistency.recursive_doubling import most_bytes
-from collectives.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, DamagedMessage, marked, reword
+from collectives.errors import (
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DamagedMessage,
+    marked,
+    refuse_copy,
+    reword,
+)
 from collectives.execution.call import Call, Steps
 from collectives.execution.handle import Handle
 from collectives.execution.observer import Observer
@@ -205,6 +213,9 @@ class Group(metaclass=Listed):
         calls = getattr(self, "calls", None)
         if calls is not None and calls.ordered:
             keep_alive(self)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
+        refuse_copy(self.here, self, "make another one, or leave it out")
 
     def run(self, call: Call, steps: Steps) -> Any:
         """Make a call and wait for its result.

@@ -246,6 +246,7 @@ class Algorithm(ABC):
         MemoryError
             The vector is larger than this machine's memory, or this rank or the device lacks memory for the
             method's state; the other ranks raise CollectiveMismatch in their next call. All ranks can start again.
+        CommunicatorClosed
 
         Examples
         --------
@@ -259,6 +260,7 @@ class Algorithm(ABC):
         """
         lengths, shapes = (tensor_lengths, tensor_shapes) if self.uses_tensor_lengths else (None, None)
         spec = vector_spec(comm, n, dtype, vector_id, lengths, str(device), self, shapes)
+        comm.calls.require_open()
         repeat_after_deaths(partial(self.connect, comm))
         on_host = spec.device == "cpu"
         (compile_kernels if on_host else compile_on_device)(self, comm, spec)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, overload
+from typing import Any, NoReturn, Protocol, overload
 from weakref import ref
 
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.vectors import Flat
-from collectives.errors import reword
+from collectives.errors import refuse_copy, reword
 from collectives.execution.call import Steps
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.routes import VERSION
@@ -145,6 +145,9 @@ class Aggregator(metaclass=Listed):
             state += f", unusable: {one_line(problem)}"
         return f"<Aggregator by {expression(self.algorithm)} of {kind}, {comm.here}: {state}>"
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
+        refuse_copy(self._where, self, "copy or save its state_dict(), or leave it out")
+
     @property
     def n(self) -> int:
         """Number of elements."""
@@ -159,6 +162,10 @@ class Aggregator(metaclass=Listed):
     def vector_id(self) -> int:
         """Number of the vector among those that share a seed."""
         return self.spec.vector_id
+
+    @property
+    def _where(self) -> str:
+        return f"{self.comm.here}, vector {self.vector_id}"
 
     @property
     def residual(self) -> AnyArray | None:
@@ -221,8 +228,7 @@ class Aggregator(metaclass=Listed):
         [True, True, True]
         """
         if stream is not None:
-            where = f"{self.comm.here}, vector {self.vector_id}"
-            with self.comm.refusing("aggregate", TypeError, ValueError, where=where):
+            with self.comm.refusing("aggregate", TypeError, ValueError, where=self._where):
                 require_stream(stream)
             return self.begin(vector, out).wait(stream)
         observer = self.comm.observer
@@ -315,7 +321,7 @@ class Aggregator(metaclass=Listed):
             except (TypeError, ValueError, MemoryError, RuntimeError) as error:  # the last one is a device's
                 refused = error  # unless it is a signal handler's, which `reword` raises
         if refused is not None:
-            found = reword(refused, f"{comm.here}, vector {self.vector_id}: {refused}")
+            found = reword(refused, f"{self._where}: {refused}")
             self._can_undo = False  # as on the other ranks, where this step fails
             comm.reject(found, "aggregate")
         traffic = self.traffic.begin()
@@ -417,7 +423,7 @@ class Aggregator(metaclass=Listed):
         (0, [0.0, 0.0])
         """
         if not self.can_undo:
-            raise RuntimeError(f"{self.comm.here}, vector {self.vector_id}: there is no step that can be taken back")
+            raise RuntimeError(f"{self._where}: there is no step that can be taken back")
         self.driver.undo()
         self.step -= 1
         self._can_undo = False
@@ -427,10 +433,16 @@ class Aggregator(metaclass=Listed):
         if self._call is call:
             self._call = None
 
-    def _second_call(self, call: VectorCall) -> RuntimeError:
+    def _require_waited(self) -> None:
+        """Raise for a state that is taken or loaded while a call has not been waited for."""
+        if self._call is not None and self._call.error is None:
+            found = self._second_call(self._call, "a state is taken or loaded")
+            raise reword(found, f"{self._where}: {found}") from found.__cause__
+
+    def _second_call(self, call: VectorCall, later: str = "the next one") -> RuntimeError:
         """Return the error of another call, or of a change of the state, while `call` has not been waited for."""
         if not call.dropped:
-            return RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before the next one")
+            return RuntimeError(f"the call of step {call.step} is still in flight: wait() for it before {later}")
         failure, ended = None, ""
         try:
             # all ranks have begun this call, so it ends
@@ -481,14 +493,13 @@ class Aggregator(metaclass=Listed):
         ...     again.aggregate(gradient)
         array([0., 6.], dtype=float32)
         """
-        if self._call is not None and self._call.error is None:
-            raise self._second_call(self._call)
+        self._require_waited()
         return self.state()
 
     def state(self) -> dict[str, Any]:
         """Return a state that later steps overwrite."""
         if problem := self.feedback.why_unusable():
-            raise RuntimeError(problem)
+            raise RuntimeError(f"{self._where}: {problem}")
         return self._state(self.feedback.state())
 
     def load(self, state: dict[str, Any]) -> str:
@@ -536,8 +547,7 @@ class Aggregator(metaclass=Listed):
         RuntimeError
             The caller has not waited for a call.
         """
-        if self._call is not None and self._call.error is None:
-            raise self._second_call(self._call)
+        self._require_waited()
         restored = self.load(state)
         if self.joint_end is not None:
             self.joint_end.forget()
@@ -551,7 +561,7 @@ class Aggregator(metaclass=Listed):
 
     def _checked_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the checked content of a state; see `mpicomp.state.state_check.check`."""
-        where = f"{self.comm.here}, vector {self.vector_id}"
+        where = self._where
         like, state = self._state(self.feedback.like()), self.feedback.localize(state, where)
         taken = states.check(state, like, f"{self.algorithm} for {self.n} elements", where, self.feedback.state_nan)
         self.feedback.check_owner(state, where)

@@ -64,9 +64,10 @@ class PerNode(WrappingMethod):
 
     Notes
     -----
-    With one rank a node it is the method itself, to the bit; on a single node it is the exact mean, and nothing is
-    encoded. Nodes may differ in their number of ranks. The vector then has as many shards as the smallest node has
-    ranks; the other ranks only contribute to sums. Every rank counts the same: the sum of a node is multiplied by R/M.
+    With one rank a node it is the method itself, to the bit; on a single node of several ranks it is the exact mean,
+    and nothing is encoded. Nodes may differ in their number of ranks. The vector then has as many shards as the
+    smallest node has ranks; the other ranks only contribute to sums. Every rank counts the same: the sum of a node is
+    multiplied by R/M.
 
     Between nodes the topology is that of the communicator.
 

@@ -34,9 +34,11 @@ def padded_lengths(tensor_lengths: Sequence[int] | None, n: int) -> tuple[NDArra
         A tensor is empty, or they do not fill `n` elements.
     """
     real = np.array(tensor_lengths if tensor_lengths is not None and n else [n], np.int64)
+    if n and (real <= 0).any():
+        raise ValueError(f"tensors of {real.tolist()} elements: each must have at least 1; leave out empty tensors")
     padded = -(-real // 64) * 64
     padded[-1:] = np.minimum(padded[-1:], np.maximum(real[-1:], n - padded[:-1].sum()))
-    if padded.sum() != n or (n and (real <= 0).any()):
+    if padded.sum() != n:
         raise ValueError(
             f"tensors of {real.tolist()} elements, padded to multiples of 64, fill {padded.sum()} elements, not {n}"
         )

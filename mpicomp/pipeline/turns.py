@@ -109,17 +109,19 @@ class Party(CutHolder, Generic[First, Second]):
         self._begin(client)
         failure: Exception | None = None
         try:
-            yield self.comm.rank in (SERVER, self.rank_of(client))
-        except CollectiveError:
-            raise
-        except Exception as error:  # noqa: BLE001 - reported to all ranks, and raised again
-            failure = error
-        except BaseException as error:  # such as KeyboardInterrupt: on this rank alone
-            self.comm.ending.give_up(error)
-            raise
-        if client in self._cuts:
-            self._leave(failure)
-        self.client = None
+            try:
+                yield self.comm.rank in (SERVER, self.rank_of(client))
+            except CollectiveError:
+                raise
+            except Exception as error:  # noqa: BLE001 - reported to all ranks, and raised again
+                failure = error
+            except BaseException as error:  # such as KeyboardInterrupt: on this rank alone
+                self.comm.ending.give_up(error)
+                raise
+            if client in self._cuts:
+                self._leave(failure)
+        finally:
+            self.client = None  # a later turn then raises the communicator's error
         faults = self.comm.allgather_object(failure_text(failure))
         if failure is not None:
             raise failure
@@ -128,7 +130,9 @@ class Party(CutHolder, Generic[First, Second]):
     def _begin(self, client: int) -> None:
         """Agree on the client of the turn, and bring the weights to its rank."""
         if self.client is not None:
-            raise RuntimeError(f"the turn of client {self.client} has not ended: leave its `with` block first")
+            raise RuntimeError(
+                f"{self.comm.here}: the turn of client {self.client} has not ended: leave its `with` block first"
+            )
         named = int(client) if whole(client, 0, self.clients - 1) else -1
         everyones = self.comm.allgather(np.array([[named]], np.int64))[:, 0].tolist()
         if len(set(everyones)) > 1 or named < 0:
@@ -137,9 +141,10 @@ class Party(CutHolder, Generic[First, Second]):
                 f"{self.comm.here}: the ranks do not name the same client ({listed}): let all begin the turn of "
                 f"one of the clients 0 to {self.clients - 1}"
             )
-        before, self._weights_of, self.client = self._weights_of, named, named
+        before, self._weights_of = self._weights_of, named
         if before is not None and self.rank_of(before) != self.rank_of(client):
             self._bring_weights(self.rank_of(before), self.rank_of(client))
+        self.client = named
 
     def _bring_weights(self, source: int, to: int) -> None:
         tensors = list(self._tensors())

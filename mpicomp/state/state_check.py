@@ -27,7 +27,7 @@ def check(state: Mapping[str, Any], like: Mapping[str, Any], aggregator: str, wh
     aggregator, where : str
         For the message.
     nan : str
-        The array that may hold NaN; all else is finite.
+        The array that may be NaN as a whole; all else is finite.
 
     Returns
     -------
@@ -127,4 +127,6 @@ def _numbers(state: Mapping[str, Any], name: str, like: NDArray[Any], nan: bool)
         taken = found.astype(like.dtype, copy=False)
     if not (np.isfinite(taken) | (nan and np.isnan(taken))).all():
         raise ValueError(f"this state's {name} holds NaN or infinity in {like.dtype}: take an earlier one")
+    if nan and np.isnan(taken).any() != np.isnan(taken).all():
+        raise ValueError(f"this state's {name} holds NaN for some tensors and numbers for others: take an earlier one")
     return taken

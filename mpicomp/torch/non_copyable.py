@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from collectives import Communicator
+from collectives.errors import refuse_copy
 from collectives.execution.traffic import TrafficLog
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
@@ -128,7 +129,4 @@ class NonCopyable(metaclass=_WithoutInternals):
         return found
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
-        raise TypeError(
-            f"{self.comm.here}: {type(self).__name__}, which communicates, is not copied or pickled; copy or save its "
-            "state_dict(), or leave it out"
-        )
+        refuse_copy(self.comm.here, self, "copy or save its state_dict(), or leave it out")

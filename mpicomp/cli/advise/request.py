@@ -77,8 +77,9 @@ def _parameters(text: str) -> int:
     try:
         model = getattr(importlib.import_module(module), name)()
         count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    except Exception as error:
-        raise ValueError(f"--model {text}: {type(error).__name__}: {error}; {cure}") from error
+    except (Exception, SystemExit) as error:  # a script without a guard ends the process where it is imported
+        problem = ": ".join(filter(None, (type(error).__name__, str(error))))
+        raise ValueError(f"--model {text}: {problem}; {cure}") from error
     if not count:
         raise ValueError(f"--model {text} has no trainable parameters")
     return int(count)

@@ -73,7 +73,8 @@ def _start(args: argparse.Namespace) -> tuple[BenchRequest, Communicator]:
 def _run(request: BenchRequest, comm: Communicator, path: str | None) -> int:
     status = 0
     method = None if request.algorithm is None else method_of(request.algorithm)
-    is_exact = method is not request.algorithm and len(comm.layout.sizes) == 1  # a single node has no method to run
+    # a single node has no method to run, unless it is a single rank
+    is_exact = method is not request.algorithm and len(comm.layout.sizes) == 1 < comm.size
     every = None if method is None or is_exact else method.full_precision_every
     with open_file(comm, "--json", path) as file:
         gpu = None if request.device == "cpu" else find_gpu(comm, request.algorithm, request.dtype)

@@ -109,11 +109,12 @@ def checked_call(comm: Communicator, subject: Subject, vectors: Vectors) -> str:
     aggregator, problem, x, out = subject.aggregator, "", vectors.x, vectors.out
     method = None if aggregator is None else method_of(aggregator.algorithm)
     per_node = aggregator is not None and method is not aggregator.algorithm
-    if aggregator is not None and isinstance(method, Marsit) and not (per_node and len(comm.layout.sizes) == 1):
+    is_exact = per_node and len(comm.layout.sizes) == 1 < comm.size  # one rank runs the method itself
+    if aggregator is not None and isinstance(method, Marsit) and not is_exact:
         problem = _marsit(comm, aggregator, method, vectors)
     else:
         vectors.take(subject.call)
-        if method is None or isinstance(method, Dense) or (per_node and len(comm.layout.sizes) == 1):
+        if method is None or isinstance(method, Dense) or is_exact:
             wire = method.wire if isinstance(method, Dense) else None
             problem = _mean(comm, x, out, 1 if subject.sums else comm.size, wire)
     digest = hashlib.blake2b(out.view(np.uint8).data, digest_size=8).hexdigest()

@@ -11,22 +11,30 @@ import os
 import sys
 import tempfile
 
+from mpicomp.cli.arguments import seconds
 from mpicomp.cli.doctor import environment, gpu, mpi
 from mpicomp.cli.doctor.finding import examine, report, status
+
+USAGE_ERROR = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``mpicomp doctor`` to `parser`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.add_argument(
-        "--deadline", type=float, default=30.0, help="seconds to wait for the other ranks (%(default)s)"
-    )
+    parser.add_argument("--deadline", default="30", help="seconds to wait for the other ranks (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, report on rank 0, and return the exit status, the same on every rank."""
+    reports = os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0"
+    try:
+        deadline_s = seconds("--deadline", args.deadline)
+    except ValueError as error:  # all ranks have the same arguments
+        if reports:
+            print(f"mpicomp doctor: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
     found = environment.obstacles(os.environ)
-    if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+    if reports:
         for finding in found:  # at once, as MPI may end this process
             print(finding.line(), file=sys.stderr, flush=True)
     if not os.environ.get("HOME"):
@@ -36,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         return report([*found, loaded, *environment.findings(1, len(os.sched_getaffinity(0)))], args.json)
     comm = module.COMM_WORLD
     launcher = examine("launcher", lambda: mpi.launcher(comm.size, os.environ))
-    found += [loaded, *mpi.library(module), launcher, mpi.messages(comm, args.deadline)]
+    found += [loaded, *mpi.library(module), launcher, mpi.messages(comm, deadline_s)]
     if found[-1].status == "FAIL":
         # The other ranks do not respond, and MPI would wait for them at exit.
         exit_status = report(found, args.json)

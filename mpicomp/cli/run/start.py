@@ -91,6 +91,9 @@ def template(system: str) -> str:
 
 def _start(args: argparse.Namespace) -> int:
     if args.template is not None:
+        if args.ranks is not None:
+            cure = "leave out -n, and write the number there"
+            raise ValueError(f"--template {args.template}: the script has its own number of ranks: {cure}")
         print(template(args.template), end="")
         return 0
     outer = launched_by(os.environ)
@@ -127,6 +130,8 @@ def _start(args: argparse.Namespace) -> int:
         print(shlex.join(["env", *unset, *added, *line]))
         return 0
     print(_placement(launcher, found, n_ranks, environ[THREADS], one_machine), file=sys.stderr, flush=True)
+    if args.gpus and one_machine and not gpus(os.environ):
+        print("mpicomp run: --gpus: there is no GPU here, so the ranks share the CPU", file=sys.stderr, flush=True)
     print(_note_threads(os.environ, environ[THREADS], n_threads, placed), end="", file=sys.stderr, flush=True)
     return run_job(line, environ | meeting)
 
@@ -223,6 +228,8 @@ def _program(name: str) -> list[str]:
                 f"{name} is neither executable nor a .py file: chmod +x {name}, or name its interpreter first"
             )
         return [str(path.absolute())]
+    if found is None and path.is_dir():
+        raise ValueError(f"{name} is a folder without __main__.py: name a script or command in it")
     if found is None:
         scripts = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         here = f"in {Path.cwd()}" if not path.is_absolute() else "here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ _INTERVALS = {
     **_BETAS, "var_freeze_step": "warmup_steps", "var_update_scaler": "variance_doubling",
     "local_step_scaler": "local_doubling", "local_step_clipper": "most_local_steps",
 }  # fmt: skip
+_WHOLE = {*_FREEZE.values(), *_INTERVALS.values()} - {*_BETAS.values()}
 _COEFFICIENTS = ("max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold")
 # the class, its names for DeepSpeed's keys, and defaults of DeepSpeed that differ
 _METHODS: dict[str, tuple[type, Mapping[str, str], Mapping[str, Any]]] = {
@@ -51,6 +53,7 @@ _NEAREST = {
 }
 # keys that DeepSpeed reads and ignores, or that have a counterpart elsewhere
 _WITHOUT_EFFECT = ("eps_inside_sqrt", "cuda_aware", "comm_backend_name", "set_grad_none", "fused")
+_OFF_BY_DEFAULT = ("fp16", "bf16", "amp")
 _OFF = (None, False, 0, 0.0)
 _SAME_BLOCKS = frozenset((
     "optimizer", "train_batch_size", "train_micro_batch_size_per_gpu", "steps_per_print", "wall_clock_breakdown",
@@ -183,7 +186,9 @@ def _is_ignored(key: str) -> bool:
 def _is_on(key: str, value: Any) -> bool:
     """Return True if a block has an effect."""
     if isinstance(value, Mapping) and key != "scheduler":
-        return bool(value.get("stage")) if key == "zero_optimization" else value.get("enabled", True) is not False
+        if key == "zero_optimization":
+            return bool(value.get("stage"))
+        return value.get("enabled", key not in _OFF_BY_DEFAULT) is not False
     return value not in (_OFF if key != "gradient_accumulation_steps" else (*_OFF, 1))
 
 
@@ -217,6 +222,8 @@ def _translate(block: object, problems: list[str]) -> tuple[Any, dict[str, Any]]
             problems.append(f"optimizer.params.{key} 'auto' (write the value)")
         elif key in known:
             options[known[key]] = tuple(value) if isinstance(value, list) else value
+            if known[key] in _WHOLE:
+                options[known[key]] = _whole_number(key, value)
         elif key == "bias_correction":
             if not value and not issubclass(kind, MomentumOptimizer):  # DeepSpeed's 1-bit optimizers ignore it
                 problems.append(f"optimizer.params.{key} {value!r} (ZeroOneAdam is Adam without it)")
@@ -224,3 +231,10 @@ def _translate(block: object, problems: list[str]) -> tuple[Any, dict[str, Any]]
             cure = _CURES.get(key) or nearest(key, [*known]) or "leave it out"
             problems.append(f"optimizer.params.{key} ({cure})")
     return kind, options
+
+
+def _whole_number(key: str, value: object) -> int:
+    """Return a number of steps, which JSON may write as a float, such as 1e3."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value % 1:
+        raise ValueError(f"optimizer.params.{key} is {shown(value)}: write a whole number of at least 1")
+    return int(value)

@@ -17,7 +17,7 @@ pytestmark = few_ranks
 
 @pytest.mark.mpi(min_size=2)
 def test_rank_0_reports_for_the_job(capsys: pytest.CaptureFixture[str]) -> None:
-    status = doctor.run(argparse.Namespace(json=False, deadline=30.0))
+    status = doctor.run(argparse.Namespace(json=False, deadline="30"))
     printed = capsys.readouterr().out
     assert status == 0
     assert (f"{MPI.COMM_WORLD.size} ranks" in printed) == (MPI.COMM_WORLD.rank == 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from collectives import Communicator
+from collectives import CollectiveTimeout, Communicator
 from mpicomp.codecs.rows import FullRows, RowQuantizer, TopRows
 from mpicomp.pipeline import Deltas, Direct, PipelineError, SplitClient, SplitServer
 from tests.mpi.pipeline.split_parties import (
@@ -345,8 +345,19 @@ def test_steps_outside_of_a_turn_are_refused(comm: Communicator) -> None:
     begin = party.serve if isinstance(party, SplitServer) else partial(party.step, *data(0))
     with pytest.raises(RuntimeError, match="no client's turn"):
         begin()
-    with party.turn(0), pytest.raises(RuntimeError, match="the turn of client 0 has not ended"), party.turn(1):
+    with (
+        party.turn(0),
+        pytest.raises(RuntimeError, match=f"^{comm.here}: the turn of client 0 has not ended"),
+        party.turn(1),
+    ):
         raise AssertionError
+
+
+def test_a_turn_that_a_timeout_has_ended_does_not_block_the_next_one(comm: Communicator) -> None:
+    party = made(comm)
+    with pytest.raises(CollectiveTimeout), party.turn(0):
+        raise CollectiveTimeout("late")
+    one_step(party)
 
 
 def test_options_that_differ_or_cannot_be_are_refused_on_all_ranks(comm: Communicator) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from numpy.typing import NDArray
 
-from collectives import Star
+from collectives import CommunicatorClosed, NonFiniteGradient, Star
 from mpicomp import Communicator, run_local
 from mpicomp.algorithms import ALGORITHMS, DoubleSqueeze, Marsit, MemSGD
 from mpicomp.state.state_file import load_state, save_state
@@ -175,3 +178,49 @@ def test_a_state_of_other_segments_is_refused_whole(comm: Communicator) -> None:
     segmented, _ = taken_after_steps(Marsit(7), comm, tensor_lengths=SEGMENTS)
     _, single = taken_after_steps(Marsit(7), comm)
     refused(segmented, single, r"magnitudes has shape \(1,\), not \(3,\): start the aggregator with the options")
+
+
+def test_magnitudes_are_nan_for_all_tensors_or_for_none(comm: Communicator) -> None:
+    aggregator = Marsit().start(comm, 128, tensor_lengths=[64, 64])
+    state = aggregator.state_dict()
+    aggregator.load_state_dict(state | {"magnitudes": np.full(2, np.nan)})
+    refused(aggregator, state | {"magnitudes": np.array([1.0, np.nan])}, "NaN for some tensors and numbers for others")
+
+
+def test_a_state_of_a_call_in_flight_is_refused_with_rank_and_vector(comm: Communicator) -> None:
+    aggregator = Marsit().start(comm, 64, vector_id=3)
+    state = aggregator.state_dict()
+    handle = aggregator.begin(np.ones(64, np.float32))
+    told = r"^rank 0 of 1, vector 3: the call of step 0 .* before a state is taken or loaded$"
+    for access in (aggregator.state_dict, lambda: aggregator.load_state_dict(state)):
+        with pytest.raises(RuntimeError, match=told):
+            access()
+    handle.wait()
+
+
+def test_a_spoiled_residual_has_no_state_and_the_error_names_rank_and_vector(comm: Communicator) -> None:
+    aggregator = Marsit().start(comm, 64, vector_id=3)
+    aggregator.aggregate(np.ones(64, np.float32))
+    with pytest.raises(NonFiniteGradient):
+        aggregator.aggregate(np.full(64, np.nan, np.float32))
+    with pytest.raises(RuntimeError, match=r"^rank 0 of 1, vector 3: an earlier step met NaN"):
+        aggregator.state_dict()
+
+
+def test_nothing_starts_on_a_closed_communicator() -> None:
+    comm = Communicator(MPI.COMM_SELF)
+    comm.close()
+    for start in (comm.start_progress_thread, lambda: Marsit().start(comm, 3)):
+        with pytest.raises(CommunicatorClosed, match="rank 0 of 1: this communicator cannot be used"):
+            start()
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_objects_that_communicate_are_neither_copied_nor_pickled(take: Any, comm: Communicator) -> None:
+    aggregator = Marsit().start(comm, 3)
+    handle = aggregator.begin(np.ones(3, np.float32))
+    for one, where in ((comm, ""), (aggregator, ", vector 0"), (handle, "")):
+        told = f"^rank 0 of 1{where}: {type(one).__name__}, which communicates, is not copied or pickled; "
+        with pytest.raises(TypeError, match=told):
+            take(one)
+    handle.wait()

@@ -395,6 +395,7 @@ def test_a_torus_follows_the_groups() -> None:
         (("--count", "5", "--network", "/nowhere/network.json"), "--network /nowhere/network.json: No such file"),
         (("--model", "torch"), "write it as package.module:callable"),
         (("--model", "torch.nn:Nothing"), "--model torch.nn:Nothing: AttributeError"),
+        (("--model", "sys:exit"), "--model sys:exit: SystemExit; write it as package.module:callable"),
         (("--model", "torch.nn:ReLU"), "has no trainable parameters"),
     ],
 )

@@ -92,6 +92,11 @@ def test_one_process_needs_no_launcher(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.count(" ok\n") == 2
 
 
+@pytest.mark.parametrize("method", ["marsit", "qsgd", "dense"])
+def test_per_node_on_one_rank_is_checked_as_the_method_itself(method: str) -> None:
+    assert main(["bench", "--count", "10", "--repeats", "1", "--method", method, "--per-node"]) == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

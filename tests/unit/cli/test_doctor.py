@@ -209,3 +209,11 @@ def test_a_check_that_breaks_is_a_finding() -> None:
         raise OSError("no such thing")
 
     assert examine("thing", broken).line() == "warn  thing             could not be examined: OSError: no such thing"
+
+
+@pytest.mark.parametrize("deadline", ["0", "-1", "nan", "soon"])
+def test_a_deadline_that_is_no_time_is_refused(deadline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--deadline", deadline]) == 2
+    assert (
+        capsys.readouterr().err == f"mpicomp doctor: error: --deadline {deadline}: give a positive number of seconds\n"
+    )

@@ -45,10 +45,16 @@ def test_without_segments_the_vector_is_one() -> None:
 
 @pytest.mark.parametrize(
     ("tensor_lengths", "n"),
-    [([64], 128), ([65, 1], 66), ([65, 1], 128), ([65, 1], 193), ([64, 0], 64), ([-64, 128], 64), ([], 5), ([100], 99)],
+    [([64], 128), ([65, 1], 66), ([65, 1], 128), ([65, 1], 193), ([], 5), ([100], 99)],
 )
 def test_segments_that_do_not_fill_the_vector_are_refused(tensor_lengths: list[int], n: int) -> None:
     with pytest.raises(ValueError, match=f"fill -?[0-9]+ elements, not {n}"):
+        padded_lengths(tensor_lengths, n)
+
+
+@pytest.mark.parametrize(("tensor_lengths", "n"), [([64, 0, 2, 64], 192), ([64, 0], 64), ([-64, 128], 64)])
+def test_empty_tensors_are_refused_in_words_of_their_own(tensor_lengths: list[int], n: int) -> None:
+    with pytest.raises(ValueError, match="each must have at least 1; leave out empty tensors"):
         padded_lengths(tensor_lengths, n)
 
 

@@ -157,10 +157,19 @@ def test_too_long_a_message_is_a_mismatch_and_writes_nowhere(
 def test_what_cannot_be_sent_or_received_is_told_at_once(comm: Communicator) -> None:
     x = np.zeros(8, np.float32)
     for error, message, call in (
-        (ValueError, f"isend: there is no rank {comm.size}", lambda: comm.isend(x, comm.size)),
+        (
+            ValueError,
+            f"isend: there is no rank {comm.size}: pass one from 0 to {comm.size - 1}$",
+            lambda: comm.isend(x, comm.size),
+        ),
         (ValueError, "irecv: there is no rank -1", lambda: comm.irecv(x, -1)),
         (ValueError, r"send: the tag must lie in 0 .. 300, not 301", lambda: comm.send(x, 0, 301)),
-        (TypeError, "isend: cannot reduce list", lambda: comm.isend([1.0], 0)),
+        (TypeError, "isend: cannot send list", lambda: comm.isend([1.0], 0)),
+        (TypeError, "irecv: cannot receive float: pass a NumPy array", lambda: comm.irecv(1.0, 0)),
+        (TypeError, "send: cannot send elements of type complex64", lambda: comm.send(x.astype(np.complex64), 0)),
+        (TypeError, r"send: to is 1\.0: pass an integer$", lambda: comm.send(x, 1.0)),
+        (TypeError, r"irecv: source is None: pass an integer$", lambda: comm.irecv(x, None)),
+        (TypeError, r"irecv: tag is 0\.5: pass an integer$", lambda: comm.irecv(x, 0, 0.5)),
         (ValueError, "isend: .*strides", lambda: comm.isend(x[::2], 0)),
     ):
         with pytest.raises(error, match=rf"rank {comm.rank} of {comm.size}, {message}"):

@@ -87,7 +87,7 @@ def test_other_rows_are_a_mismatch_on_every_rank(comm: Communicator, odd: Any, t
         (np.zeros(()), ValueError, r"has no rows; pass x\.reshape\(1\)"),
         (np.zeros((4, 3))[::2], ValueError, "not contiguous"),
         (np.zeros((2, 3), np.complex64), TypeError, "type complex64"),
-        ([[1.0]], TypeError, "cannot reduce list"),
+        ([[1.0]], TypeError, "cannot gather list"),
     ],
 )
 def test_what_one_rank_cannot_gather_is_told_on_every_rank(

@@ -129,6 +129,20 @@ def test_everything_without_counterpart_is_named_in_one_error(comm: Communicator
         assert text in str(caught.value)
 
 
+def test_loss_scaling_is_off_unless_it_is_enabled(comm: Communicator) -> None:
+    from_deepspeed(config("SGD", {"fp16": {}, "amp": {}, "bf16": {}}, lr=0.1), make_model().parameters(), comm)
+
+
+def test_numbers_of_steps_are_whole_numbers_of_any_type(comm: Communicator) -> None:
+    optimizer = from_deepspeed(config("OneBitAdam", freeze_step=1e3), make_model().parameters(), comm)
+    assert isinstance(optimizer, OneBitAdam)
+    for wrong in (True, 0, 1.5, float("nan"), float("inf"), "3"):
+        with pytest.raises(
+            ValueError, match=r"optimizer\.params\.freeze_step is .*: write a whole number of at least 1"
+        ):
+            from_deepspeed(config("OneBitAdam", freeze_step=wrong), make_model().parameters(), comm)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_configuration_that_one_rank_cannot_take_stops_all(comm: Communicator) -> None:
     given = config("OneBitAdam", amsgrad=comm.rank == 0)

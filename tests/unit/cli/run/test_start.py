@@ -199,6 +199,14 @@ def test_a_rank_for_each_gpu_of_this_machine(start: Start, mpirun: str) -> None:
     assert start("--gpus", "-n", "2", "train.py") == [mpirun, "-n", "2", *AS_RANK]
 
 
+def test_ranks_for_gpus_of_a_machine_without_any_give_a_warning(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for visible, warns in (("", True), ("0", False)):
+        start("-n", "2", "--gpus", "train.py", CUDA_VISIBLE_DEVICES=visible)
+        assert ("mpicomp run: --gpus: there is no GPU here" in capsys.readouterr().err) == warns
+
+
 def test_a_rank_for_each_gpu_of_an_allocation_whose_hosts_meet_on_the_first(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +277,11 @@ def test_the_placement_is_printed(start: Start, capsys: pytest.CaptureFixture[st
         (["notes"], {}, "notes is neither executable nor a .py file: chmod +x notes, or name its interpreter first"),
         (["--", "--map-by", "node", "train.py"], {}, "options after -- belong to the launcher; end them by a"),
         (["--", "--hostfile", "h", "--", "train.py"], {}, "give -n: how many ranks the hosts"),
+        (["--launcher", "mpirun -n 1", "train.py"], {}, "--launcher mpirun -n 1: -n names a number of ranks: leave it"),
+        (["--launcher", "mpirun --np=1", "train.py"], {}, "--np=1 names a number of ranks"),
+        (["train.py"], {"MPICOMP_LAUNCHER": "mpirun -n2"}, "--launcher mpirun -n2: -n2 names a number of ranks"),
+        (["--template", "slurm", "-n", "5"], {}, "--template slurm: the script has its own number of ranks: leave out"),
+        (["folder"], {}, "folder is a folder without __main__.py: name a script or command in it"),
         (["--launcher", "mpiexecute", "train.py"], {}, "--launcher mpiexecute: there is no such command; name another"),
         (
             ["-n", "8", "train.py"],
@@ -302,6 +315,7 @@ def test_errors_are_one_line_with_the_cure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     (tmp_path / "notes").touch()
+    (tmp_path / "folder").mkdir()
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert cli.main(["run", *arguments]) == 2
