@@ -1,7 +1,7 @@
 """Messages between two ranks: they take no part in the order of collectives, and no other rank waits for them.
 
 A short message with bytes, dtype and shape precedes each message, also without `verify`. Only then does the receiver
-post the other receive, with memory of that length: an MPI library may write what is too long beyond the memory.
+post the other receive, with memory of that length: an MPI library may write a longer message beyond the memory.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _validate(comm: Group, call: str, x: Array, preposition: str, peer: int, tag
 
 
 def _integer(argument: str, value: object) -> int:
-    """Return an argument as an integer; TypeError with its name if it is none."""
+    """Return an argument as an integer; raises TypeError with its name if it is another object."""
     try:
         return index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -173,11 +173,11 @@ class AdamMoments:
             self.mask(vector)
 
     def masked_rest(self, vector: Tensor) -> Tensor:
-        """Return what remains of a vector's masked elements: 0, or NaN where they are not finite, to be refused."""
+        """Return the masked elements of a vector times 0: NaN where they are not finite, which the exchange refuses."""
         return vector.index_select(0, self.masked).abs_().mul_(0)
 
     def mask(self, vector: Tensor) -> None:
-        """Overwrite the masked elements with what remains of them."""
+        """Multiply the masked elements by 0."""
         vector.index_copy_(0, self.masked, self.masked_rest(vector))
 
     def move(self, groups: Groups, step: int) -> None:

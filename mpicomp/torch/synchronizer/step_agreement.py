@@ -248,8 +248,8 @@ class StepAgreement:
         values = self.common.get(member.parameter, member.parameter).detach()
         if values.device.type != "cpu" and self._turn % DEVICE_SAMPLE_STEPS:
             return member.name, 0
-        if not values.is_contiguous():
-            values = values.select(0, turn % values.shape[0])  # all of it would be copied
+        if values.ndim > 1:  # of another memory format on another rank, or strided, all of it would be copied
+            values = values.select(0, turn % values.shape[0])
         start = turn * SAMPLE_ELEMENTS % values.numel()
         part = values.reshape(-1)[start : start + SAMPLE_ELEMENTS]
         return member.name, zlib.crc32(tensor_bytes(part.cpu()).numpy().data)

@@ -126,7 +126,7 @@ def test_a_destroyed_group_is_refused(comm: Communicator) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_process_groups_of_single_nodes_are_refused(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by torchrun --standalone on each node: several ranks are rank 0."""
+    """Several ranks are rank 0, as by torchrun --standalone on each node."""
     monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
     with pytest.raises(ValueError, match=r"several ranks have one number in torch\.distributed, as in process groups"):
         wrap(make_model(), Dense(), comm, islands=everyone(), **LOCAL)

@@ -395,3 +395,13 @@ def test_parameters_that_are_not_contiguous_train_as_contiguous_ones(
         require_same(named, comm)
     for name, parameter in both[0].items():
         assert torch.equal(both[1][name], parameter)
+
+
+def test_equal_models_of_other_memory_formats_are_equal(comm: Communicator) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last if comm.rank else torch.contiguous_format)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), QSGD(levels=7), comm)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3, 5, 5)).sum().backward()
+        optimizer.step()
