@@ -52,9 +52,8 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     OSError
         The file cannot be written. The error names the hidden file.
     """
-    _remove_stale(path)
-    partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
-    with _named(partial), os.fdopen(_create_locked(partial), "wb") as file:
+    partial = hidden_name(path)
+    with _named(partial), os.fdopen(create_locked(partial), "wb") as file:
         try:
             yield file
             if durable:
@@ -69,6 +68,12 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         flush_folder(path.parent)
 
 
+def hidden_name(path: Path) -> Path:
+    """Return a new ``.NAME.MARK.partial`` next to `path`; files that killed processes left for it are removed."""
+    _remove_stale(path)
+    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
 def flush_folder(path: Path) -> None:
     """Write the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -78,7 +83,7 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _create_locked(path: Path) -> int:
+def create_locked(path: Path) -> int:
     """Create a file and lock it for as long as it is open."""
     while True:
         descriptor = os.open(path, _NEW, 0o666)

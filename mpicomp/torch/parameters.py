@@ -107,6 +107,17 @@ class Parameters:
             self._places = f"#{fingerprint(str(groups)):x}"
         return self._places
 
+    @property
+    def held(self) -> list[Tensor]:
+        """The parameters that the optimizer holds, in its order."""
+        return [one for one in _held(self._optimizer) if one is not ...]
+
+    @property
+    def names_in_order(self) -> list[str]:
+        """Names of the parameters that the optimizer holds, masters by those of their parameters."""
+        given = {master: parameter for parameter, master in self._masters.items()}
+        return [self._names.get(given.get(one, one), "") for one in self.held]
+
     def hold(self, masters: Mapping[Tensor, Tensor]) -> None:
         """Record the parameters that the optimizer holds now, with `masters` in the place of some."""
         self._masters, self._places = masters, ""

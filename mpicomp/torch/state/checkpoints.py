@@ -15,7 +15,9 @@ from torch import Tensor
 from collectives import Communicator
 from collectives.arrays.tensor_bytes import tensor_bytes
 from collectives.consistency.descriptions import fingerprint
+from collectives.quoting import one_line, shown
 from mpicomp.aggregator.arguments import require_communicator
+from mpicomp.codecs.options import whole
 from mpicomp.torch.state.redistribution import redistribute_states
 from mpicomp.torch.state.schema import STATE_KEY, State
 from mpicomp.torch.state.step_folder import (
@@ -41,7 +43,7 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
     folder : str or PathLike
         On a file system that all ranks see; made if it is missing.
     step : int
-        Number of steps so far, from 1 on, by which checkpoints are ordered. The same on all ranks.
+        Number of steps so far, from 1 to 10^15 - 1, by which checkpoints are ordered. The same on all ranks.
     parts : dict of str to objects with ``state_dict`` and ``load_state_dict``
         Model, optimizer, state of a hook, scheduler and all else that a step changes, by name; the same names on all
         ranks. PyTorch's random state of the CPU is saved, too.
@@ -56,8 +58,9 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
     Raises
     ------
     OSError
-        A rank cannot write, an argument cannot be used (a ValueError of one rank), or the folder has a checkpoint of
-        this step or of a later one; on all ranks. Earlier checkpoints are untouched.
+        A rank cannot write, an argument cannot be used (a ValueError of one rank), a part has DTensors, or the folder
+        has a checkpoint of this step or of a later one, also of another run that has saved meanwhile; on all ranks.
+        Earlier checkpoints are untouched.
     CollectiveMismatch
         The ranks differ in `step` or in the parts' names.
 
@@ -96,13 +99,18 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
         return found
 
     def collect() -> tuple[Path, dict[str, State], dict[str, dict[str, str]]]:
-        if not isinstance(step, int) or step < 1:
-            raise ValueError(f"step is {step!r:.80}: pass the number of steps so far, 1 or more")
+        if not whole(step, 1, 10**15 - 1):
+            raise ValueError(f"step is {shown(step)}: pass the number of steps so far, from 1 to 10^15 - 1")
         later = [one for one in checkpoints(Path(folder)) if step_of(one) > step]
         if later:
             raise ValueError(f"{later[-1]} is of a later step: load it, remove it, or name another folder")
-        states = {name: part.state_dict() for name, part in parts.items()}
-        return Path(folder), states, {name: _digests(state) for name, state in states.items()}
+        states = {}
+        for name in _names(parts):
+            try:
+                states[name] = parts[name].state_dict()
+            except Exception as error:
+                raise ValueError(f"part {name!r} has no state ({type(error).__name__}: {one_line(error)})") from error
+        return Path(folder), states, {name: _digests(name, state) for name, state in states.items()}
 
     path, states, digests = on_all_ranks(gather, here, OSError, collect)
     text = f"save_checkpoint of step {step} with {', '.join(sorted(states))}"
@@ -152,22 +160,35 @@ def load_checkpoint(folder: str | PathLike[str], parts: Mapping[str, Stateful], 
     """
     require_communicator(comm, "load_checkpoint", "load_checkpoint(folder, parts, comm)", parts)
     gather, here = comm.allgather_object, comm.here
-    path, names = on_all_ranks(gather, here, ValueError, lambda: (Path(folder), sorted(parts)))
+    path, names = on_all_ranks(gather, here, ValueError, lambda: (Path(folder), _names(parts)))
     newest = newest_of_all(gather, here, ValueError, path)
     if newest is None:
         return 0
     states, random = on_all_ranks(gather, here, ValueError, lambda: _read(newest, names, comm))
     for name in names:  # in one order on all ranks: some load together
-        on_all_ranks(gather, here, ValueError, partial(parts[name].load_state_dict, states[name]))
+        load = partial(parts[name].load_state_dict, states[name])
+        on_all_ranks(gather, f"{here}: part {name!r}", ValueError, load)
     if random is not None:
         torch.set_rng_state(random)
     return step_of(newest)
 
 
-def _digests(state: State) -> dict[str, str]:
-    """Return digests of the tensors in a state that may be equal on all ranks, by their keys."""
+def _names(parts: Mapping[str, Stateful]) -> list[str]:
+    """Return the parts' names in the order in which all ranks load them."""
+    if wrong := [name for name in parts if not isinstance(name, str)]:
+        raise ValueError(f"the name of a part is {shown(wrong[0])}: let it be a text")
+    return sorted(parts)
+
+
+def _digests(name: str, state: State) -> dict[str, str]:
+    """Return digests of the tensors in a part's state that may be equal on all ranks, by their keys."""
     found = {}
     for key, one in state.items():
+        if type(one).__name__ == "DTensor":
+            raise ValueError(
+                f"{key!r} of part {name!r} is a DTensor, of which this rank holds a part only: save models of "
+                "fully_shard by torch.distributed.checkpoint"
+            )
         if isinstance(one, Tensor) and one.layout == torch.strided:
             digest = hashlib.blake2b(tensor_bytes(one).cpu().numpy().data, digest_size=16)
             found[key] = f"{one.dtype}{list(one.shape)} {digest.hexdigest()}"
@@ -182,9 +203,13 @@ def _read(path: Path, names: list[str], comm: Communicator) -> tuple[dict[str, S
     if sorted(mine["parts"]) != names:
         raise ValueError(f"{path} has the parts {sorted(mine['parts'])}, not {names}: name the same")
     states = {}
-    for name, state in mine["parts"].items():
-        states[name] = {key: first["parts"][name][key] for key in mine["same"][name]} | state
-        if STATE_KEY in state and not goes_on:
-            everyones = [read_state(path, (rank, 0))["parts"][name] for rank in range(ranks)]
+
+    def whole_state(one: State, name: str) -> State:
+        return {**{key: first["parts"][name][key] for key in one["same"][name]}, **one["parts"][name]}
+
+    for name in names:
+        states[name] = whole_state(mine, name)
+        if STATE_KEY in states[name] and not goes_on:
+            everyones = [whole_state(read_state(path, (rank, 0)), name) for rank in range(ranks)]
             states[name] = redistribute_states(everyones, comm.size)[comm.rank]
     return states, mine["random"] if goes_on else None

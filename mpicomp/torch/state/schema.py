@@ -85,8 +85,10 @@ _TYPES: dict[str, type] = {"counter": int, "tensors": dict}
 # Each rank has values of its own; all other entries are equal on all ranks, also where their number changes.
 RANK = StateSchema({"rank": int, "ranks": int, "aggregators": list})  # aggregators: state of each bucket's
 # buckets: names of each bucket's parameters. rounds: counters; under "updates" also masters and, after local steps, the
-# common model
-WRAPPER = RANK.extended({"mode": str, "rounds": dict, "buckets": list})
+# common model. optimizer: class of the wrapped one. parameters, shapes: in its order, by which its state goes
+WRAPPER = RANK.extended({
+    "mode": str, "rounds": dict, "buckets": list, "optimizer": str, "parameters": list, "shapes": list,
+})  # fmt: skip
 GRADIENT_ROUNDS = StateSchema({"rounds": "counter"})
 UPDATE_ROUNDS = GRADIENT_ROUNDS.extended({"steps": "counter", "masters": "tensors", "common": "tensors"})
 # entry "outer" of rounds, equal on all ranks: groups with the names of their parameters, and states by name

@@ -1,27 +1,31 @@
 """Folder of checkpoints, one for a step: each is complete or absent.
 
-``step-00000012/`` has ``replica-0-stage-1.pt``, one for each rank that was alive, and ``manifest.json`` with the grid
-and the ranks that were not. Without a pipeline a rank is a replica of one stage. The ranks write into a hidden folder;
-once all have written, one of them renames it.
+``step-00000012/`` has ``replica-0-stage-1.pt``, one for each rank that was alive, and ``manifest.json`` with the grid,
+the ranks that were not, and the SHA-256 of each file. Without a pipeline a rank is a replica of one stage. The ranks
+write into a hidden folder of this save alone; once all have written, one of them renames it.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
+import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from collectives.atomic_file import flush_folder, flushed
-from collectives.json_file import parse_json
+from collectives.atomic_file import create_locked, flush_folder, flushed, hidden_name
+from collectives.json_file import fields, read_json
 from collectives.quoting import one_line
+from collectives.regular_file import open_regular
 
 Gather = Callable[[Any], list[Any]]
 """Exchange of one object of each rank; collective."""
@@ -44,12 +48,19 @@ class Stateful(Protocol):
 
 
 MANIFEST = "manifest.json"
+_LOCK = "saving"  # in the name of the file that a save keeps locked
 _KEPT = 2  # checkpoints, the newest ones
 _NAME = re.compile(r"step-(\d{8,15})")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, the oldest first."""
+    """Return the complete checkpoints in a folder, the oldest first; OSError or ValueError if it is no folder."""
+    try:
+        mode = folder.stat().st_mode  # `glob` finds nothing in a file, and raises no error
+    except FileNotFoundError:
+        return []
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(f"{folder} is no folder: name the folder of the checkpoints")
     return sorted((one for one in folder.glob("step-*") if _NAME.fullmatch(one.name)), key=step_of)
 
 
@@ -69,9 +80,14 @@ def on_all_ranks(gather: Gather, here: str, kind: type[Exception], work: Callabl
     try:
         result = work()
     except Exception as error:  # noqa: BLE001 - reported to all ranks
-        fault = f"{here}: {one_line(error) or type(error).__name__}"
+        text = one_line(error)
+        if not text or not isinstance(error, OSError | ValueError | RuntimeError):  # str(KeyError("lr")) is "'lr'"
+            text = f"{type(error).__name__}: {text}".removesuffix(": ")
+        fault = f"{here}: {text}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             fault += "; make room there, or name another folder"
+        elif isinstance(error, FileNotFoundError):
+            fault += "; use a folder that all ranks see"
     found = [one for one in gather(fault) if one is not None]
     if found:
         raise kind(found[0])
@@ -110,37 +126,52 @@ def write(
         Earlier checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
-    partial = folder / f".{final.name}.partial"
     places = gather((place, step in written and final.is_dir()))
     if any(is_there for _, is_there in places):
         return final
     first = places[0][0] == place
 
-    def make_folder() -> None:
-        if first:
-            if final.exists():
-                raise FileExistsError(f"{final} is of another run: name another folder, or remove this one")
-            for unfinished in folder.glob(".step-*.partial"):  # of runs that were ended while they wrote or removed
-                shutil.rmtree(unfinished, ignore_errors=True)
-            partial.mkdir(parents=True)
+    own = ExitStack()  # of the first rank: the lock shows other runs that this save lives
 
-    def write_state() -> None:
+    def make_folder() -> str:
+        if not first:
+            return ""
+        if final.exists():
+            raise FileExistsError(f"{final} is of another run: name another folder, or remove this one")
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = hidden_name(folder / _LOCK)
+        own.callback(os.close, create_locked(lock))
+        own.callback(lock.unlink, missing_ok=True)
+        for unfinished in folder.glob(".step-*.partial"):  # of runs that were ended while they wrote or removed
+            # a living save has locked its file before it made its folder
+            if not (folder / re.sub(r"\.step-\d+", f".{_LOCK}", unfinished.name, count=1)).exists():
+                shutil.rmtree(unfinished, ignore_errors=True)
+        partial = folder / lock.name.replace(_LOCK, final.name, 1)
+        partial.mkdir()
+        own.callback(shutil.rmtree, partial, ignore_errors=True)  # after an error: `_complete` renames it
+        return partial.name
+
+    def write_state() -> tuple[str, str]:
         state = make_state()  # may fail on this rank alone, such as on a full disk
-        with flushed(partial / state_file(place)) as file:
-            torch.save(state, file)
+        file = partial / state_file(place)
+        with flushed(file) as opened:
+            torch.save(state, opened)
         if not written:
-            _check_types(partial / state_file(place), state)
+            _check_types(file, state)
+        with open_regular(file) as opened:
+            return file.name, hashlib.file_digest(opened, "sha256").hexdigest()
 
     def finish() -> None:
         if first:
-            replicas, stages = grid
-            manifest = {"step": step, "replicas": replicas, "stages": stages, "lost": [list(one) for one in lost]}
-            _complete(partial, final, json.dumps(manifest))
+            places = {"replicas": grid[0], "stages": grid[1], "lost": [list(one) for one in lost]}
+            _complete(partial, final, json.dumps({"step": step, **places, "sha256": digests}))
+            own.close()
 
-    on_all_ranks(gather, here, kind, make_folder)
-    on_all_ranks(gather, here, kind, write_state)
-    written.add(step)  # before others can die in `finish`: the folder is then this run's
-    on_all_ranks(gather, here, kind, finish)
+    with own:
+        partial = folder / gather(on_all_ranks(gather, here, kind, make_folder))[0]
+        digests = dict(gather(on_all_ranks(gather, here, kind, write_state)))
+        written.add(step)  # before others can die in `finish`: the folder is then this run's
+        on_all_ranks(gather, here, kind, finish)
     return final
 
 
@@ -150,7 +181,14 @@ def _complete(partial: Path, final: Path, manifest: str) -> None:
     with flushed(partial / MANIFEST) as file:
         file.write(manifest.encode())
     flush_folder(partial)
-    partial.rename(final)
+    try:
+        partial.rename(final)
+    except OSError as error:
+        if not final.exists():
+            raise
+        raise FileExistsError(
+            f"another run has written {final} meanwhile: give each run a folder of its own"
+        ) from error
     flush_folder(folder)
     # another run may have left later steps
     for old in [one for one in checkpoints(folder) if one != final][: 1 - _KEPT]:
@@ -161,7 +199,7 @@ def _complete(partial: Path, final: Path, manifest: str) -> None:
 
 
 def _check_types(file: Path, state: dict[str, Any]) -> None:
-    """Raise TypeError unless `read_state` can load a file that was written just now."""
+    """Raise ValueError unless `read_state` can load a file that was written just now."""
     if _can_be_loaded(str(file)):
         return
     names = []
@@ -171,7 +209,7 @@ def _check_types(file: Path, state: dict[str, Any]) -> None:
         content.seek(0)
         if not _can_be_loaded(content):
             names.append(name)
-    raise TypeError(
+    raise ValueError(
         f"the state_dict of {', '.join(names) or 'the stage'} has a value that torch.load(weights_only=True) refuses: "
         "let it have tensors, numbers, texts, lists and dictionaries alone, no NumPy numbers, enums or Paths"
     )
@@ -195,12 +233,8 @@ def read_manifest(path: Path, grid: tuple[int, int] | None = None) -> tuple[tupl
     ValueError, OSError
         The checkpoint is not of this grid, or damaged.
     """
-    found = parse_json((path / MANIFEST).read_text())
-    try:
-        theirs = found["replicas"], found["stages"]
-        lost = [(int(replica), int(stage)) for replica, stage in found["lost"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path / MANIFEST} is damaged ({error!r}): remove {path} to load an earlier one") from error
+    found = _read_manifest(path)
+    theirs, lost = (found["replicas"], found["stages"]), found["lost"]
     if grid is not None and theirs != grid:
         raise ValueError(
             f"{path} is of {theirs[0]} replicas of {theirs[1]} stages, and there are {grid[0]} of {grid[1]}: start as "
@@ -211,13 +245,34 @@ def read_manifest(path: Path, grid: tuple[int, int] | None = None) -> tuple[tupl
 
 def read_state(path: Path, place: Place) -> dict[str, Any]:
     """Return the state of a rank in a checkpoint; ValueError or OSError if its file is missing or damaged."""
-    file = path / state_file(place)
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # any error of zipfile and pickle on foreign bytes
-        raise ValueError(f"{file} is damaged ({one_line(error)}): remove {path} to load an earlier one") from error
+    file, digests = path / state_file(place), _read_manifest(path)["sha256"]
+    with open_regular(file) as opened:
+        if hashlib.file_digest(opened, "sha256").hexdigest() != digests.get(file.name):
+            raise ValueError(f"{file} is damaged (its SHA-256 is not that of {MANIFEST}): {_cure(path)}")
+        opened.seek(0)
+        try:
+            state = torch.load(opened, map_location="cpu", weights_only=True)
+        except Exception as error:  # any error of zipfile and pickle on foreign bytes
+            raise ValueError(f"{file} is damaged ({one_line(error)}): {_cure(path)}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{file} is damaged: remove {path} to load an earlier one")
+        raise ValueError(f"{file} is damaged: {_cure(path)}")
     return state
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the checked manifest of a checkpoint."""
+    found = read_json(path / MANIFEST, _cure(path))
+    try:
+        found = fields(found, replicas=int, stages=int, lost=list, sha256=dict)
+        lost = [(int(replica), int(stage)) for replica, stage in found["lost"]]
+        if min(found["replicas"], found["stages"]) < 1:
+            raise ValueError("it has no replicas or stages")
+        if found["replicas"] * found["stages"] != len(lost) + len(found["sha256"]):
+            raise ValueError("its numbers of ranks and files differ")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path / MANIFEST} is damaged, or of an early version ({error}): {_cure(path)}") from error
+    return {**found, "lost": lost}
+
+
+def _cure(path: Path) -> str:
+    return f"remove {path} to load an earlier one"

@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar
 
 import torch
@@ -238,9 +239,30 @@ class BucketAveraging(StateOwner):
 
     @override
     def own_entries(self) -> State:
-        groups = self._optimizer.param_groups
-        shapes = [[*parameter.shape] for group in groups for parameter in group["params"]]
-        return {"mode": self.mode, "rounds": self._save_rounds(), "buckets": self.reducers.names, "shapes": shapes}
+        rounds, buckets = self._save_rounds(), self.reducers.names
+        return {"mode": self.mode, "rounds": rounds, "buckets": buckets, **self._describe_wrapped()}
+
+    def _describe_wrapped(self) -> State:
+        """Return class and parameters of the wrapped optimizer, whose state goes by their order alone."""
+        names, held = self._parameters.names_in_order, self._parameters.held
+        shapes = [[*parameter.shape] for parameter in held]
+        return {"optimizer": type(self._optimizer).__name__, "parameters": names, "shapes": shapes}
+
+    def _check_wrapped(self, own: State) -> None:
+        here = self._describe_wrapped()
+        if own["optimizer"] != here["optimizer"]:
+            raise ValueError(
+                f"the state is of an optimizer {shown(own['optimizer'])}, but this one wraps {here['optimizer']}; "
+                "build it with the same optimizer"
+            )
+        pairs = [zip_longest(one["parameters"], one["shapes"]) for one in (own, here)]
+        for i, (saved, now) in enumerate(zip_longest(*pairs)):
+            if saved != now:
+                was, now_is = (f"{shown(one[0])} of shape {shown(one[1])}" if one else "none" for one in (saved, now))
+                raise ValueError(
+                    f"parameter {i} of the wrapped optimizer was {was} in the state, and is {now_is} here, so that its "
+                    "state would go to other parameters; make it of the same parameters in the same order"
+                )
 
     @override
     def check_own(self, own: State) -> None:
@@ -254,6 +276,7 @@ class BucketAveraging(StateOwner):
         with self.reducers.trial(own["buckets"], changes.joining, changes.algorithms) as reducers:
             require_aggregators(own, [reducer.aggregator for reducer in reducers])
         self._check_rounds(own["rounds"])
+        self._check_wrapped(own)
 
     @override
     def restored_point(self, own: State) -> str:

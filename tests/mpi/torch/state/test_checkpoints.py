@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +150,15 @@ def test_a_full_disk_of_one_rank_is_an_error_on_all_and_the_checkpoint_before_is
 
 
 @two_ranks
-@pytest.mark.parametrize("damage", ["missing", "cut"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
 def test_a_damaged_file_of_one_rank_is_an_error_on_all(damage: str, comm: Communicator, folder: Path) -> None:
     parts = make(comm)
     train(parts, comm, 1)
     file = save_checkpoint(folder, 1, parts, comm) / "replica-1-stage-0.pt"
     if comm.rank == 1:
-        file.unlink() if damage == "missing" else os.truncate(file, 1000)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0x40
+        file.unlink() if damage == "missing" else file.write_bytes(content[: 1000 if damage == "cut" else None])
     comm.barrier()
     with pytest.raises(ValueError, match=r"rank 1 of 2: .*replica-1-stage-0\.pt"):
         load_checkpoint(folder, parts, comm)
@@ -188,3 +189,39 @@ def test_ranks_that_differ_in_step_or_parts_are_refused(comm: Communicator, fold
     save_checkpoint(folder, 1, parts, comm)
     with pytest.raises(ValueError, match=r"has the parts \['model'\], not \['head'\]"):
         load_checkpoint(folder, parts if comm.rank else {"head": nn.Linear(1, 1)}, comm)
+
+
+@two_ranks
+def test_an_optimizer_takes_no_state_of_another_order_or_class(comm: Communicator, folder: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+
+    def wrap(kind: Any, order: int) -> dict[str, Any]:
+        own = kind([*model.parameters()][::order], lr=0.1)
+        return {"optimizer": DistributedOptimizer(own, TOP_K, comm, model.named_parameters())}
+
+    save_checkpoint(folder, 1, wrap(torch.optim.Adam, 1), comm)
+    for kind, order, cause in (
+        (torch.optim.Adam, -1, r"parameter 0 .* was '0\.weight' of shape .* and is '1\.weight'"),
+        (torch.optim.SGD, 1, r"state is of an optimizer 'Adam', but this one wraps SGD"),
+    ):
+        with pytest.raises(ValueError, match=cause):
+            load_checkpoint(folder, wrap(kind, order), comm)
+
+
+@two_ranks
+def test_equal_tensors_of_an_optimizers_state_are_merged_too(comm: Communicator, folder: Path) -> None:
+    def wrap(alone: Communicator) -> dict[str, Any]:
+        model = nn.Linear(2, 2)
+        own = torch.optim.SGD(model.parameters())
+        own.register_state_dict_post_hook(lambda _, state: {**state, "extra": torch.ones(3)})
+        own.register_load_state_dict_pre_hook(lambda _, state: extras.append(state["extra"].sum().item()))
+        return {"optimizer": DistributedOptimizer(own, TOP_K, alone, model.named_parameters())}
+
+    extras: list[float] = []
+    save_checkpoint(folder, 1, wrap(comm), comm)
+    if comm.rank == 0:
+        assert mpicomp.run_local(3, lambda alone: load_checkpoint(folder, wrap(alone), alone)) == [1] * 3
+        assert extras == [3] * 3
+    comm.barrier()
