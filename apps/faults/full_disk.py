@@ -32,7 +32,7 @@ def full_disk() -> Iterator[None]:
     ...         print(error.strerror, len(list(Path(folder).iterdir())))
     No space left on device 0
     """
-    create = atomic_file._create_locked
+    create = atomic_file.create_locked
 
     def create_without_room(path: Path) -> int:
         descriptor, full = create(path), os.open(FULL, os.O_WRONLY)
@@ -40,7 +40,7 @@ def full_disk() -> Iterator[None]:
         os.close(full)
         return descriptor
 
-    with replaced(atomic_file, "_create_locked", create_without_room):
+    with replaced(atomic_file, "create_locked", create_without_room):
         yield
 
 

@@ -23,7 +23,7 @@ CURE = "pass one of init_device_mesh(device_type, (nodes, ranks of a node)), or 
 
 
 def require_own(given: object) -> None:
-    """Raise ValueError for the number that `torch.distributed.new_group` returns where this rank is in no such group."""
+    """Raise ValueError for the number that `torch.distributed.new_group` returns where this rank is in no group."""
     if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"islands is a process group without this rank: {CURE}")
 
@@ -116,7 +116,7 @@ class IslandGroup:
         return Islands.of_keys(comm, [members[0] for members, _ in given])
 
     def way_of(self, comm: Communicator, islands: Islands) -> Local:
-        """Return the way of updates within islands: NCCL where all gradients take it, and each island is on one host."""
+        """Return the way of updates within islands: NCCL where it carries all gradients, and islands lie on one host."""
         hosts, node_of = comm.hosts.node_of, islands.layout.node_of
         on_one_host = len({*zip(node_of, hosts, strict=True)}) == len(islands.layout.sizes)
         return "nccl" if on_one_host and self._carries_updates else "auto"

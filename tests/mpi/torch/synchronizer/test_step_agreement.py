@@ -13,7 +13,7 @@ from torch import nn
 
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch
-from mpicomp import Dense, DoubleSqueeze, Marsit
+from mpicomp import QSGD, Dense, DoubleSqueeze, Marsit
 from mpicomp.torch import DistributedOptimizer, OneBitAdam, require_same
 from mpicomp.torch.synchronizer import synchronizer
 from tests.mpi.lanes import three_ranks
