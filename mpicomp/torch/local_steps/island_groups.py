@@ -116,7 +116,7 @@ class IslandGroup:
         return Islands.of_keys(comm, [members[0] for members, _ in given])
 
     def way_of(self, comm: Communicator, islands: Islands) -> Local:
-        """Return the way of updates within islands: NCCL where it carries all gradients, and islands lie on one host."""
+        """Return the way of updates within islands: NCCL where it carries all gradients of islands on one host."""
         hosts, node_of = comm.hosts.node_of, islands.layout.node_of
         on_one_host = len({*zip(node_of, hosts, strict=True)}) == len(islands.layout.sizes)
         return "nccl" if on_one_host and self._carries_updates else "auto"
