@@ -2,18 +2,22 @@
 
 A short message with bytes, dtype and shape precedes each message, also without `verify`. Only then does the receiver
 post the other receive, with memory of that length: an MPI library may write a longer message beyond the memory.
+Receives of one rank and tag are posted in their order, whichever of them is polled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.annotations import Array, Bytes, Kept, SupportsDLPack
+from collectives.annotations import Array, Bytes, Kept, SupportsDLPack, Testable, override
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
 from collectives.errors import CollectiveMismatch, reword
@@ -214,23 +218,85 @@ def _send(comm: Group, call: Call, vector: Flat, to: int, tag: int) -> Steps:
 
 
 def _receive(comm: Group, call: Call, vector: Flat, source: int, tag: int) -> Steps:
-    header, mine = np.zeros(_LENGTH_BYTES + _DESCRIPTION_BYTES, np.uint8), _header(vector)
-    heading = comm.mpi_comm.Irecv(header, source, tag)
-    call.owners = (vector, header, heading)
-    yield from comm.await_request(call, heading, call.describe)
+    inbox = comm.calls.inboxes.setdefault((source, tag), _Inbox())
+    with inbox.begin(comm.mpi_comm, vector, source, tag) as receive:
+        call.owners = (vector, receive)
+        yield from comm.await_request(call, _Heading(inbox, receive), call.describe)
     call.arrival = None  # from now on both ranks are there
-    differs = bool((header != mine).any())
-    # a message that differs is taken all the same, so that a later receive does not find it
-    length = int(header[:_LENGTH_BYTES].view(np.int64)[0])
-    memory = np.empty(length, np.uint8) if differs else vector.values.view(np.uint8)
-    request = comm.mpi_comm.Irecv(message(memory), source, tag + 1)
-    call.owners = (vector, header, memory, request)
-    yield from comm.await_request(call, request, call.describe)
-    if differs:
-        theirs = read_header(header)
+    assert receive.request is not None
+    yield from comm.await_request(call, receive.request, call.describe)
+    if receive.differs:
+        theirs = read_header(receive.header)
         raise CollectiveMismatch(
             f"{comm.here}: {call.name()}, but rank {source} sends {theirs}: let both pass arrays of one dtype and shape"
         )
+
+
+class _Receive:
+    """The two receives of a message: that of its header, and that of its content, posted by `go_on`."""
+
+    def __init__(self, mpi_comm: MPI.Comm, vector: Flat, source: int, tag: int) -> None:
+        self._mpi_comm, self._vector, self._from = mpi_comm, vector, (source, tag + 1)
+        self.header = np.zeros(_LENGTH_BYTES + _DESCRIPTION_BYTES, np.uint8)
+        self.heading = mpi_comm.Irecv(self.header, source, tag)
+        self.differs = False
+        self.request: Testable | None = None
+        self.error: Exception | None = None
+
+    def go_on(self) -> None:
+        """Post the receive of the content; the header has come."""
+        self.differs = bool((self.header != _header(self._vector)).any())
+        memory = self._vector.values.view(np.uint8)
+        if self.differs:  # it is taken all the same, so that a later receive does not find it
+            memory = np.empty(int(self.header[:_LENGTH_BYTES].view(np.int64)[0]), np.uint8)
+        self.request = self._mpi_comm.Irecv(message(memory), *self._from)
+
+
+class _Inbox:
+    """Receives of one rank and tag that wait for their headers, in the order in which they were begun."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Receive] = deque()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def begin(self, mpi_comm: MPI.Comm, vector: Flat, source: int, tag: int) -> Iterator[_Receive]:
+        """Begin a receive, which is given up if the block ends before its header has come."""
+        with self._lock:
+            receive = _Receive(mpi_comm, vector, source, tag)
+            self._waiting.append(receive)
+        try:
+            yield receive
+        finally:
+            with self._lock, suppress(ValueError):
+                self._waiting.remove(receive)
+
+    def go_on(self) -> None:
+        """Let the receives go on whose headers, and those of all receives before them, have come."""
+        with self._lock:
+            while self._waiting:
+                first = self._waiting[0]
+                try:
+                    if not first.heading.Test():
+                        return
+                    first.go_on()
+                except Exception as error:  # noqa: BLE001 - raised in the call of this receive
+                    first.error = error
+                self._waiting.popleft()
+
+
+class _Heading(Testable):
+    """Arrival of the header of a receive."""
+
+    def __init__(self, inbox: _Inbox, receive: _Receive) -> None:
+        self._inbox, self._receive = inbox, receive
+
+    @override
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        self._inbox.go_on()
+        if self._receive.error is not None:
+            raise self._receive.error
+        return self._receive.request is not None
 
 
 def description(vector: Flat) -> str:

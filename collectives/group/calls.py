@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -37,6 +37,7 @@ class Calls:
         self.recovery: Recovery | None = None
         self.ordered: list[Call] = []  # calls in flight, in the order in which all ranks begin them
         self.pairwise: list[Call] = []  # calls in flight that only two ranks make, outside that order
+        self.inboxes: dict[tuple[int, int], Any] = {}  # of messages between two ranks, by source and tag
         self.dropped: Call | None = None  # the last call whose handle was dropped before the call ended
         self.driver: ProgressThread | None = None  # drives all calls; None: the caller does
         self.state, self.reason = State.OPEN, ""  # `reason` ends the sentence "cannot be used, ..."

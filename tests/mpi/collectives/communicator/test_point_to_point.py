@@ -133,6 +133,50 @@ def test_another_dtype_or_shape_is_a_mismatch_and_loses_nothing_else(comm: Commu
     assert comm.allreduce(1) == comm.size
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("sizes", [(1000, 1000), (300_000, 300_000), (10, 300_000), (300_000, 10)], ids=str)
+def test_receives_take_messages_in_their_order_whichever_is_waited_for_first(
+    sizes: tuple[int, int], background: bool, comm: Communicator
+) -> None:
+    above, below = shift(comm)
+    if background:
+        comm.start_progress_thread()
+    for pause in (0.0, 0.05):
+        outs = [np.zeros(n, np.float32) for n in sizes]
+        receives = [comm.irecv(out, below) for out in outs]
+        sends = [comm.isend(np.full(n, place, np.float32), above) for place, n in enumerate(sizes, 1)]
+        time.sleep(pause)  # both messages may have come when the later receive is polled first
+        for handle in (*reversed(receives), *sends):
+            handle.wait()
+        assert [out.mean() for out in outs] == [1, 2]
+
+
+def test_a_blocking_receive_leaves_its_message_to_one_that_was_begun_before(comm: Communicator) -> None:
+    above, below = shift(comm)
+    first, second = np.zeros(2000), np.zeros(2000)
+    receiving = comm.irecv(first, below)
+    sends = [comm.isend(np.full(2000, place), above) for place in (1.0, 2.0)]
+    time.sleep(0.02)
+    comm.recv(second, below)
+    for handle in (receiving, *sends):
+        handle.wait()
+    assert (first.mean(), second.mean()) == (1, 2)
+
+
+def test_ranks_in_threads_receive_in_order_too() -> None:
+    def work(comm: Communicator) -> None:
+        above, below = shift(comm)
+        outs = [np.zeros(5), np.zeros(5)]
+        receives = [comm.irecv(out, below) for out in outs]
+        sends = [comm.isend(np.full(5, place), above) for place in (1.0, 2.0)]
+        comm.barrier()
+        for handle in (*reversed(receives), *sends):
+            handle.wait()
+        assert [out.mean() for out in outs] == [1, 2]
+
+    run_local(3, work)
+
+
 def test_a_message_in_blocks_arrives(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectives.communicator.point_to_point.LONGEST_BYTES", 1000)
     pass_round(comm, 1777)
