@@ -327,6 +327,13 @@ class StageCheckpoints:
                 "on from: start the job again"
             )
 
+    def _newest_step(self) -> int:
+        """Return the step of the newest checkpoint, 0 if there is none; the other ranks wait for it."""
+        try:
+            return max(map(step_of, checkpoints(self._folder)), default=0)
+        except OSError:
+            return 0
+
     def _require_new(self) -> None:
         def check() -> None:
             if checkpoints(self._folder):
@@ -484,7 +491,7 @@ class StageCheckpoints:
                 return StageLost(f"{text}; {cure}", dead, places, self.steps, path)
             except PipelineError as error:
                 text += f"; the checkpoint of this step could not be written ({error})"
-        newest = gather(max(map(step_of, checkpoints(self._folder)), default=0))[0]
+        newest = gather(self._newest_step())[0]
         if not newest:
             return StageLost(f"{text}, and there is no checkpoint: start again from scratch", dead, places)
         path = self._folder / f"step-{newest:08d}"

@@ -80,7 +80,7 @@ def find(environ: Mapping[str, str], named: str | None) -> Launcher:
         program = shutil.which(command[0], path=with_python(environ.get("PATH", os.defpath))) if command else None
         if program is None:
             raise ValueError(f"--launcher {named}: there is no such command; name another, such as mpirun")
-        _refuse_number(f"--launcher {named}", command[1:], Path(program).name == "srun")
+        _refuse_number(f"--launcher {named}", command)
         return Launcher((program, *command[1:]), _version(program))
     # the one next to this Python belongs to the MPI that its mpi4py loads
     search = with_python(environ.get("PATH", os.defpath))
@@ -95,9 +95,12 @@ def find(environ: Mapping[str, str], named: str | None) -> Launcher:
     raise ValueError(NO_MPI)
 
 
-def _refuse_number(option: str, words: Sequence[str], is_srun: bool) -> None:
+def _refuse_number(option: str, command: Sequence[str]) -> None:
     """Raise ValueError for a number of ranks, which would win over ours, or lose, by the kind of launcher."""
-    for word in words:
+    names = [Path(word).name for word in command]  # behind programs such as taskset, which have options of their own
+    at = next((at for at, name in enumerate(names) if re.match("mpirun|mpiexec|prterun|orterun|srun", name)), 0)
+    is_srun = names[at] == "srun"
+    for word in command[at + 1 :]:
         if re.fullmatch(r"-n\d*|--?np|--n|--ntasks" + ("" if is_srun else "|-c"), word.partition("=")[0]):
             raise ValueError(f"{option}: {word} names a number of ranks: leave it out, and give mpicomp run -n instead")
 

@@ -42,11 +42,13 @@ class IslandGroup:
     ------
     ValueError
         It is a mesh of several dimensions or without this rank, it was destroyed, it cannot carry the gradients, or
-        `comm` regroups.
+        `comm` regroups or does not verify.
     """
 
     def __init__(self, given: dist.ProcessGroup | DeviceMesh, comm: Communicator, members: Sequence[NamedParameter]):
         self._here = comm.here
+        if not comm.verifies:
+            raise ValueError("islands is a process group, which waits for ranks that differ: leave out verify=False")
         if comm.recovery is not None:
             raise ValueError(
                 "islands is a process group, which does not outlive its ranks: with on_failure='regroup' pass "

@@ -97,15 +97,23 @@ class IslandGradients:
         if (max(layout.sizes) if self._comm.recovery is not None else layout.sizes[layout.node]) == 1:
             return
         self._lay_out(tuple(members))
-        every = [[self._gradient(member) for member in bucket.members] for bucket, _, _ in self._buckets]
-        if self._comm.recovery is None:
+        try:
+            every = [[self._gradient(member) for member in bucket.members] for bucket, _, _ in self._buckets]
+        except RuntimeError as error:  # such as PyTorch's of missing memory
+            self.reject(reword(error, f"{self._comm.here}, averaging gradients within an island: {error}"))
+        if self._group is not None:
             # parameters that one rank alone trains, its error or its death are raised here: a process group would wait
             # for it, or end the process
-            self._within.agree(self._mark, self._describe)
-        for (bucket, flat, mean), gradients in zip(self._buckets, every, strict=True):
-            views = bucket.views(flat)
-            torch._foreach_copy_(views, gradients)
-            torch._foreach_copy_(gradients, bucket.views(mean(flat)))
+            self._within.agree(self._mark, partial(self._describe, self._members))
+        try:
+            for (bucket, flat, mean), gradients in zip(self._buckets, every, strict=True):
+                views = bucket.views(flat)
+                torch._foreach_copy_(views, gradients)
+                torch._foreach_copy_(gradients, bucket.views(mean(flat)))
+        except BaseException as error:
+            if self._group is not None:  # others may be in the group, which learns of no error
+                self.give_up(error)
+            raise
 
     def _lay_out(self, members: tuple[NamedParameter, ...]) -> None:
         """Let buckets of one type and device take turns with one vector."""
@@ -123,11 +131,18 @@ class IslandGradients:
             self.reject(reword(error, f"{self._comm.here}, averaging gradients within an island: {error}"))
         self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
         self._mark = fingerprint(str([(one.name, one.parameter.dtype, [*one.parameter.shape]) for one in members]))
+        if self._group is None and self._comm.recovery is None:  # once: later calls compare lengths
+            self._within.agree(self._mark, partial(self._describe, members))
         self._members = members  # behind all that may fail
 
-    def _describe(self) -> str:
-        last = self._members[-1].name
-        return f"the means of gradients within an island of {len(self._members)} parameters, the last of them {last!r}"
+    def _describe(self, members: Sequence[NamedParameter]) -> str:
+        last = members[-1].name
+        return f"the means of gradients within an island of {len(members)} parameters, the last of them {last!r}"
+
+    def give_up(self, error: BaseException) -> None:
+        """End the calls of the island and of all ranks by this rank's error."""
+        for one in (self._within, self._comm) if len(self._islands.layout.sizes) < self._comm.size else (self._comm,):
+            one.ending.give_up(error)
 
     def _mean_of(self, flat: Tensor) -> Mean:
         """Return a function that averages vectors of this type and length, perhaps in place; collective."""

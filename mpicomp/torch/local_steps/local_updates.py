@@ -64,7 +64,7 @@ class LocalUpdates(LocalMoves):
     ) -> None:
         super().__init__(parts, masters, fragments, outer)
         self._island = island
-        self._island_came = False  # the means of this step's gradients, in which the island counts this rank's step
+        self._island_came = False  # the means of this step's gradients, by which the island counts this rank's step
         self._finite = FiniteGradients(parts.comm, skip_nonfinite)
         self._first: Sequence[BucketReducer] = ()  # those for which this is the first step after a synchronization
         self._searched = False  # for second views, after the first step
@@ -72,7 +72,7 @@ class LocalUpdates(LocalMoves):
 
     @override
     def gradient_came(self, position: int) -> None:
-        self._scaled = False  # if the scaler has skipped the step, which no call reports
+        self._scaled = self._island_came = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
         if self._fragments.in_flight:
             self.comm.calls.advance()
@@ -91,9 +91,12 @@ class LocalUpdates(LocalMoves):
         try:
             self._step_aside_if_first()
             yield
-        except BaseException:
+        except BaseException as error:
             self._refusal = None
             self._return_to_start()
+            if self._island_came and self._island is not None and not isinstance(error, CollectiveError):
+                # the others of the island have made this step, and no later one of this rank is the same
+                self._island.give_up(error)
             raise
         self._restart(Phase.STEPPED)
         self._scaled = self._island_came = False
@@ -217,8 +220,8 @@ class LocalUpdates(LocalMoves):
 
     @override
     def _refuse_failed(self, error: RuntimeError) -> None:
-        # the others wait for a step of this rank, whichever it is: one that the loop repeats leaves nothing behind
-        if self._island_came or not (self._plan.keeps_local or self._island is not None):
+        # where the others wait for any step of this rank, one that the loop repeats leaves nothing behind
+        if not (self._plan.keeps_local or self._island is not None):
             super()._refuse_failed(error)
 
     @override

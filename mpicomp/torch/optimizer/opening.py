@@ -54,7 +54,7 @@ def open_synchronizer(
         if outer is not None:
             masters.replace_in(outer)
             outer_step = OuterStep(outer, agreement.members)
-    parted, island, local = _open_islands(comm, islands, options.bucket_mb)
+    parted, island, local = _open_islands(comm, islands, options)
     plan = FragmentPlan(options.local_steps, options.fragments, options.delay, options.blend)
     fixed = "which delay= and blend= do not allow: make both optimizers again" if plan.keeps_local else ""
 
@@ -77,13 +77,15 @@ def open_synchronizer(
 
 
 def _open_islands(
-    comm: Communicator, islands: Communicator | IslandGroup | None, bucket_mb: float
+    comm: Communicator, islands: Communicator | IslandGroup | None, options: Options
 ) -> tuple[Islands | None, IslandGradients | None, Local]:
     """Return the islands, the means of their gradients, and the way of updates within them; collective."""
     if islands is None:
         return None, None, "auto"
     if isinstance(islands, Communicator):
         parted = Islands.of(comm, islands)
-        return parted, IslandGradients(comm, parted, bucket_mb), "auto"
+        return parted, IslandGradients(comm, parted, options.bucket_mb), "auto"
     parted = islands.open(comm)
-    return parted, IslandGradients(comm, parted, bucket_mb, islands), islands.way_of(comm, parted)
+    # two groups of NCCL must not be in use at once, as by updates under way and the gradients of later steps
+    way = "auto" if options.delay else islands.way_of(comm, parted)
+    return parted, IslandGradients(comm, parted, options.bucket_mb, islands), way

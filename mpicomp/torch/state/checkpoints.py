@@ -95,7 +95,10 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
     def gather(one: object) -> list[Any]:
         found = comm.allgather_object(one)
         if len(found) != size:
-            raise OSError(f"{here}: a rank has died while the checkpoint of step {step} was written: save again")
+            raise OSError(
+                f"{here}: a rank has died while the checkpoint of step {step} was written, which may be complete: save "
+                "after the next step"
+            )
         return found
 
     def collect() -> tuple[Path, dict[str, State], dict[str, dict[str, str]]]:
@@ -113,6 +116,7 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
         return Path(folder), states, {name: _digests(name, state) for name, state in states.items()}
 
     path, states, digests = on_all_ranks(gather, here, OSError, collect)
+    step = int(step)  # JSON takes no integer of NumPy
     text = f"save_checkpoint of step {step} with {', '.join(sorted(states))}"
     comm.agree(fingerprint(text), lambda: text)
     first = comm.broadcast_object(digests) if size > 1 else {}

@@ -249,7 +249,9 @@ class StepAgreement:
         if values.device.type != "cpu" and self._turn % DEVICE_SAMPLE_STEPS:
             return member.name, 0
         if values.ndim > 1:  # of another memory format on another rank, or strided, all of it would be copied
-            values = values.select(0, turn % values.shape[0])
+            count = max(1, SAMPLE_ELEMENTS * values.shape[0] // values.numel())  # rows
+            turn, block = divmod(turn, -(-values.shape[0] // count))
+            values = values[block * count : (block + 1) * count]
         start = turn * SAMPLE_ELEMENTS % values.numel()
         part = values.reshape(-1)[start : start + SAMPLE_ELEMENTS]
         return member.name, zlib.crc32(tensor_bytes(part.cpu()).numpy().data)

@@ -138,6 +138,14 @@ def test_ranks_that_regroup_keep_no_process_group(comm: Communicator, monkeypatc
         IslandGroup(everyone(), comm, [])
 
 
+def test_a_communicator_that_does_not_verify_is_refused(mpi_comm: MPI.Intracomm) -> None:
+    with (
+        Communicator(mpi_comm, verify=False) as comm,
+        pytest.raises(ValueError, match="which waits for ranks that differ: leave out verify=False"),
+    ):
+        IslandGroup(everyone(), comm, [])
+
+
 def test_a_group_without_a_backend_for_the_parameters_is_refused(comm: Communicator) -> None:
     on_device = NamedParameter("weight", nn.Parameter(torch.zeros(2, device="meta")))
     with pytest.raises(ValueError, match=r"without a backend for meta, where parameters are: make it by init_process"):

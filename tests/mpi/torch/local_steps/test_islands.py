@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from collectives import Communicator
-from collectives.errors import CollectiveMismatch
+from collectives.errors import CollectiveError, CollectiveMismatch
 from collectives.nodes.layout import NodeLayout
 from mpicomp import Dense, DoubleSqueeze, Marsit, PerNode, Relay, SparseLoCo, run_local
 from mpicomp.algorithms.per_island import Islands
@@ -334,3 +334,22 @@ def test_a_step_that_fails_and_is_repeated_leaves_nothing_behind(
                         optimizer.step(fail)
                 optimizer.step(partial(make_gradients, model, step))
     assert torch.equal(*map(parameters_of, models))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.communicator(parting=True)
+@pytest.mark.parametrize("at", [1, 2], ids=["before a synchronization", "in one"])
+def test_a_step_that_fails_behind_the_means_of_its_island_ends_all_ranks(at: int, comm: Communicator) -> None:
+    """The island has counted the step: its ranks would wait for each other in different calls."""
+    model = make_model()
+    with islands_of(comm) as island:
+        optimizer = wrapped(model, comm, island, local_steps=3)
+        train(model, optimizer, comm, range(at))
+
+        def fail(*_: object) -> None:
+            raise MemoryError("no room for the state")
+
+        if comm.rank == 0:
+            optimizer.optimizer.register_step_pre_hook(fail)
+        with pytest.raises(MemoryError if comm.rank == 0 else CollectiveError, match="no room for the state"):
+            train(model, optimizer, comm, range(at, 9))
