@@ -7,8 +7,6 @@ import math
 from collections.abc import Collection
 from typing import TypeAlias
 
-from collectives.quoting import suggestion
-
 OptionValue: TypeAlias = bool | int | float | str | None
 DTYPES = ("float16", "float32", "float64")
 MOST_COUNTS = 1000
@@ -18,6 +16,8 @@ _MOST_STEPS = 100_000  # of a range, many of which may round to one size
 def choice(option: str, text: str, choices: Collection[str]) -> str:
     """Return a text that must be one of `choices`."""
     if text not in choices:
+        from collectives.quoting import suggestion  # the doctor reads options where that is another package
+
         raise ValueError(f"{option} {text}{suggestion(text, choices)}: choose one of {', '.join(choices)}")
     return text
 
