@@ -328,7 +328,7 @@ class StageCheckpoints:
             )
 
     def _newest_step(self) -> int:
-        """Return the step of the newest checkpoint, 0 if there is none; the other ranks wait for it."""
+        """Return the step of the newest checkpoint, 0 without one; the other ranks wait for it."""
         try:
             return max(map(step_of, checkpoints(self._folder)), default=0)
         except OSError:

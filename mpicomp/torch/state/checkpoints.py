@@ -58,9 +58,9 @@ def save_checkpoint(folder: str | PathLike[str], step: int, parts: Mapping[str, 
     Raises
     ------
     OSError
-        A rank cannot write, an argument cannot be used (a ValueError of one rank), a part has DTensors, or the folder
-        has a checkpoint of this step or of a later one, also of another run that has saved meanwhile; on all ranks.
-        Earlier checkpoints are untouched.
+        A rank cannot write, an argument cannot be used (a ValueError of one rank), or a part has DTensors; on all
+        ranks. So it is where the folder has a checkpoint of this step or of a later one, perhaps of another run that
+        has saved meanwhile. Earlier checkpoints are untouched.
     CollectiveMismatch
         The ranks differ in `step` or in the parts' names.
 
