@@ -134,32 +134,10 @@ def write(
     own = ExitStack()  # of the first rank: the lock shows other runs that this save lives
 
     def make_folder() -> str:
-        if not first:
-            return ""
-        if final.exists():
-            raise FileExistsError(f"{final} is of another run: name another folder, or remove this one")
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = hidden_name(folder / _LOCK)
-        own.callback(os.close, create_locked(lock))
-        own.callback(lock.unlink, missing_ok=True)
-        for unfinished in folder.glob(".step-*.partial"):  # of runs that were ended while they wrote or removed
-            # a living save has locked its file before it made its folder
-            if not (folder / re.sub(r"\.step-\d+", f".{_LOCK}", unfinished.name, count=1)).exists():
-                shutil.rmtree(unfinished, ignore_errors=True)
-        partial = folder / lock.name.replace(_LOCK, final.name, 1)
-        partial.mkdir()
-        own.callback(shutil.rmtree, partial, ignore_errors=True)  # after an error: `_complete` renames it
-        return partial.name
+        return _make_partial(final, own) if first else ""
 
     def write_state() -> tuple[str, str]:
-        state = make_state()  # may fail on this rank alone, such as on a full disk
-        file = partial / state_file(place)
-        with flushed(file) as opened:
-            torch.save(state, opened)
-        if not written:
-            _check_types(file, state)
-        with open_regular(file) as opened:
-            return file.name, hashlib.file_digest(opened, "sha256").hexdigest()
+        return _write_state(partial / state_file(place), make_state(), is_checked=bool(written))
 
     def finish() -> None:
         if first:
@@ -173,6 +151,35 @@ def write(
         written.add(step)  # before others can die in `finish`: the folder is then this run's
         on_all_ranks(gather, here, kind, finish)
     return final
+
+
+def _make_partial(final: Path, own: ExitStack) -> str:
+    """Make a hidden folder of this save alone, and return its name; `own` removes it unless it has been renamed."""
+    folder = final.parent
+    if final.exists():
+        raise FileExistsError(f"{final} is of another run: name another folder, or remove this one")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = hidden_name(folder / _LOCK)
+    own.callback(os.close, create_locked(lock))
+    own.callback(lock.unlink, missing_ok=True)
+    for unfinished in folder.glob(".step-*.partial"):  # of runs that were ended while they wrote or removed
+        # a living save has locked its file before it made its folder
+        if not (folder / re.sub(r"\.step-\d+", f".{_LOCK}", unfinished.name, count=1)).exists():
+            shutil.rmtree(unfinished, ignore_errors=True)
+    partial = folder / lock.name.replace(_LOCK, final.name, 1)
+    partial.mkdir()
+    own.callback(shutil.rmtree, partial, ignore_errors=True)
+    return partial.name
+
+
+def _write_state(file: Path, state: dict[str, Any], is_checked: bool) -> tuple[str, str]:
+    """Write a rank's state, which may fail on this rank alone, and return the file's name and SHA-256."""
+    with flushed(file) as opened:
+        torch.save(state, opened)
+    if not is_checked:
+        _check_types(file, state)
+    with open_regular(file) as opened:
+        return file.name, hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _complete(partial: Path, final: Path, manifest: str) -> None:
