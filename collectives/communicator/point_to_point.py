@@ -20,7 +20,7 @@ from mpi4py import MPI
 from collectives.annotations import Array, Bytes, Kept, SupportsDLPack, Testable, override
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
-from collectives.errors import CollectiveMismatch, reword
+from collectives.errors import CollectiveMismatch, is_of_handler, reword
 from collectives.execution.call import Call, Steps
 from collectives.execution.handle import Handle
 from collectives.execution.staged import stage
@@ -257,32 +257,43 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._waiting: deque[_Receive] = deque()
-        self._lock = threading.Lock()
+        self._beginning, self._going_on = threading.RLock(), threading.Lock()
 
     @contextmanager
     def begin(self, mpi_comm: MPI.Comm, vector: Flat, source: int, tag: int) -> Iterator[_Receive]:
         """Begin a receive, which is given up if the block ends before its header has come."""
-        with self._lock:
+        with self._beginning:
             receive = _Receive(mpi_comm, vector, source, tag)
             self._waiting.append(receive)
         try:
             yield receive
         finally:
-            with self._lock, suppress(ValueError):
-                self._waiting.remove(receive)
+            self._drop(receive)
 
     def go_on(self) -> None:
         """Let the receives go on whose headers, and those of all receives before them, have come."""
-        with self._lock:
-            while self._waiting:
+        # another thread, or the frame that a signal handler has interrupted, does so already
+        if not self._going_on.acquire(blocking=False):
+            return
+        try:
+            while self._waiting and self._waiting[0].error is None:
                 first = self._waiting[0]
                 try:
                     if not first.heading.Test():
                         return
                     first.go_on()
-                except Exception as error:  # noqa: BLE001 - raised in the call of this receive
-                    first.error = error
-                self._waiting.popleft()
+                except Exception as error:
+                    if is_of_handler(error):
+                        raise
+                    first.error = error  # raised in its call; until then later receives would take its content
+                else:
+                    self._drop(first)
+        finally:
+            self._going_on.release()
+
+    def _drop(self, receive: _Receive) -> None:
+        with suppress(ValueError):  # without a lock, which a forked process may find taken for ever
+            self._waiting.remove(receive)
 
 
 class _Heading(Testable):

@@ -327,12 +327,12 @@ class StageCheckpoints:
                 "on from: start the job again"
             )
 
-    def _newest_step(self) -> int:
-        """Return the step of the newest checkpoint, 0 without one; the other ranks wait for it."""
+    def _newest_step(self) -> int | None:
+        """Return the step of the newest checkpoint, 0 without one; None where the folder cannot be read."""
         try:
             return max(map(step_of, checkpoints(self._folder)), default=0)
-        except OSError:
-            return 0
+        except OSError:  # not raised here: the other ranks wait for the answer
+            return None
 
     def _require_new(self) -> None:
         def check() -> None:
@@ -491,9 +491,11 @@ class StageCheckpoints:
                 return StageLost(f"{text}; {cure}", dead, places, self.steps, path)
             except PipelineError as error:
                 text += f"; the checkpoint of this step could not be written ({error})"
-        newest = gather(self._newest_step())[0]
+        found = [one for one in gather(self._newest_step()) if one is not None]
+        newest = max(found, default=0)
         if not newest:
-            return StageLost(f"{text}, and there is no checkpoint: start again from scratch", dead, places)
+            cure = "there is no checkpoint: start again from scratch" if found else f"{self._folder} cannot be read"
+            return StageLost(f"{text}, and {cure}", dead, places)
         path = self._folder / f"step-{newest:08d}"
         cure = f"the newest checkpoint of all stages is {path}: start the same job again, which loads it"
         return StageLost(f"{text}; {cure}", dead, places, newest, path)

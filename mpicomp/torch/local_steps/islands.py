@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from collectives import Communicator
 from collectives.consistency.descriptions import fingerprint
-from collectives.errors import reword
+from collectives.errors import CollectiveError, reword
 from collectives.recovery.newcomers import newcomers_of
 from mpicomp.algorithms import Algorithm, PerNode
 from mpicomp.algorithms.per_island import IslandMean, Islands, PerIsland
@@ -91,14 +91,19 @@ class IslandGradients:
         self._buckets: list[tuple[Bucket, Tensor, Mean]] = []
 
     @torch.no_grad()
-    def average(self, members: Sequence[NamedParameter]) -> None:
-        """Replace each gradient by its mean. A missing one counts as zeros, and is there afterwards."""
+    def average(self, members: Sequence[NamedParameter]) -> bool:
+        """Replace each gradient by its mean, and return whether other ranks have taken part.
+
+        A missing gradient counts as zeros, and is there afterwards.
+        """
         layout = self._islands.layout
         if (max(layout.sizes) if self._comm.recovery is not None else layout.sizes[layout.node]) == 1:
-            return
+            return False
         self._lay_out(tuple(members))
         try:
             every = [[self._gradient(member) for member in bucket.members] for bucket, _, _ in self._buckets]
+        except CollectiveError:
+            raise
         except RuntimeError as error:  # such as PyTorch's of missing memory
             self.reject(reword(error, f"{self._comm.here}, averaging gradients within an island: {error}"))
         if self._group is not None:
@@ -111,9 +116,11 @@ class IslandGradients:
                 torch._foreach_copy_(views, gradients)
                 torch._foreach_copy_(gradients, bucket.views(mean(flat)))
         except BaseException as error:
-            if self._group is not None:  # others may be in the group, which learns of no error
+            # the others have means of these buckets, or wait for them in a group, which learns of no error
+            if self._group is not None or not isinstance(error, CollectiveError):
                 self.give_up(error)
             raise
+        return True
 
     def _lay_out(self, members: tuple[NamedParameter, ...]) -> None:
         """Let buckets of one type and device take turns with one vector."""
@@ -129,11 +136,12 @@ class IslandGradients:
                     vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
         except RuntimeError as error:  # such as PyTorch's of missing memory
             self.reject(reword(error, f"{self._comm.here}, averaging gradients within an island: {error}"))
+        self._members = ()  # until all has been laid out anew
         self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
         self._mark = fingerprint(str([(one.name, one.parameter.dtype, [*one.parameter.shape]) for one in members]))
         if self._group is None and self._comm.recovery is None:  # once: later calls compare lengths
             self._within.agree(self._mark, partial(self._describe, members))
-        self._members = members  # behind all that may fail
+        self._members = members
 
     def _describe(self, members: Sequence[NamedParameter]) -> str:
         last = members[-1].name
@@ -141,8 +149,9 @@ class IslandGradients:
 
     def give_up(self, error: BaseException) -> None:
         """End the calls of the island and of all ranks by this rank's error."""
-        for one in (self._within, self._comm) if len(self._islands.layout.sizes) < self._comm.size else (self._comm,):
-            one.ending.give_up(error)
+        if self._comm.recovery is None and len(self._islands.layout.sizes) < self._comm.size:
+            self._within.ending.give_up(error)
+        self._comm.ending.give_up(error)
 
     def _mean_of(self, flat: Tensor) -> Mean:
         """Return a function that averages vectors of this type and length, perhaps in place; collective."""

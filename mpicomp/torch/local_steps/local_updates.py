@@ -72,7 +72,7 @@ class LocalUpdates(LocalMoves):
 
     @override
     def gradient_came(self, position: int) -> None:
-        self._scaled = self._island_came = False  # if the scaler has skipped the step, which no call reports
+        self._scaled = False  # if the scaler has skipped the step, which no call reports
         super().gradient_came(position)
         if self._fragments.in_flight:
             self.comm.calls.advance()
@@ -88,15 +88,16 @@ class LocalUpdates(LocalMoves):
     @override
     @contextmanager
     def _stepping(self) -> Iterator[None]:
+        self._island_came &= self._scaled  # a scaler has had the means made
         try:
             self._step_aside_if_first()
             yield
         except BaseException as error:
-            self._refusal = None
-            self._return_to_start()
             if self._island_came and self._island is not None and not isinstance(error, CollectiveError):
                 # the others of the island have made this step, and no later one of this rank is the same
                 self._island.give_up(error)
+            self._refusal = None
+            self._return_to_start()
             raise
         self._restart(Phase.STEPPED)
         self._scaled = self._island_came = False
@@ -207,8 +208,7 @@ class LocalUpdates(LocalMoves):
                 self._island.reject(changed)
             self.comm.reject(changed, "an optimizer step")
         if self._island is not None:
-            self._island.average(self._members)
-            self._island_came = True
+            self._island_came |= self._island.average(self._members)
 
     @override
     def _without_moved(self) -> AbstractContextManager[None]:

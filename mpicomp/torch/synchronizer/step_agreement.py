@@ -243,7 +243,8 @@ class StepAgreement:
 
     def _sample(self) -> tuple[str, int]:
         """Name of a parameter, and the checksum of some of its elements: other ones at each step."""
-        turn, place = divmod(self._turn, len(self.members))
+        on_device = self.members[0].parameter.device.type != "cpu"
+        turn, place = divmod(self._turn // (DEVICE_SAMPLE_STEPS if on_device else 1), len(self.members))
         member = self.members[place]
         values = self.common.get(member.parameter, member.parameter).detach()
         if values.device.type != "cpu" and self._turn % DEVICE_SAMPLE_STEPS:
@@ -252,7 +253,7 @@ class StepAgreement:
             count = max(1, SAMPLE_ELEMENTS * values.shape[0] // values.numel())  # rows
             turn, block = divmod(turn, -(-values.shape[0] // count))
             values = values[block * count : (block + 1) * count]
-        start = turn * SAMPLE_ELEMENTS % values.numel()
+        start = turn % -(-values.numel() // SAMPLE_ELEMENTS) * SAMPLE_ELEMENTS
         part = values.reshape(-1)[start : start + SAMPLE_ELEMENTS]
         return member.name, zlib.crc32(tensor_bytes(part.cpu()).numpy().data)
 
