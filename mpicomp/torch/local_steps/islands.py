@@ -136,7 +136,7 @@ class IslandGradients:
                     vectors[kind] = torch.zeros(one.n, dtype=one.dtype, device=one.device)
         except RuntimeError as error:  # such as PyTorch's of missing memory
             self.reject(reword(error, f"{self._comm.here}, averaging gradients within an island: {error}"))
-        self._members = ()  # until all has been laid out anew
+        self._members = ()  # until the new layout is whole
         self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
         self._mark = fingerprint(str([(one.name, one.parameter.dtype, [*one.parameter.shape]) for one in members]))
         if self._group is None and self._comm.recovery is None:  # once: later calls compare lengths

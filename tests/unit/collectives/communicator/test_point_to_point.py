@@ -23,7 +23,7 @@ class Heading:
 
 
 class Ranks:
-    """A communicator whose headers arrive as these functions say; `posted` counts receives of contents."""
+    """A communicator whose headers arrive once these functions return True; `posted` counts receives of contents."""
 
     def __init__(self, *tests: Callable[[], bool]) -> None:
         self._tests, self.posted = list(tests), 0
