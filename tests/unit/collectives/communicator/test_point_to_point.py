@@ -30,7 +30,7 @@ class Ranks:
 
     def Irecv(self, memory: Any, source: int, tag: int) -> Any:  # noqa: N802 - MPI's name
         if tag == 0:
-            memory[:] = _header(X)
+            memory[:] = np.frombuffer(_header(X), np.uint8)
             return Heading(self._tests.pop(0))
         self.posted += 1
         return self.posted
@@ -39,7 +39,10 @@ class Ranks:
 def begun(inbox: _Inbox, stack: ExitStack, *tests: Callable[[], bool]) -> tuple[Ranks, list[Any]]:
     """Return a communicator, and a receive for each header."""
     ranks: Any = Ranks(*tests)
-    return ranks, [stack.enter_context(inbox.begin(ranks, X, 0, 0)) for _ in tests]
+    receives = [inbox.begin(ranks, X, 0, 0) for _ in tests]
+    for one in receives:
+        stack.callback(inbox.drop, one)
+    return ranks, receives
 
 
 def test_a_header_that_has_come_waits_for_those_before_it() -> None:
