@@ -18,7 +18,7 @@ from collectives.annotations import Bytes, Testable, override
 from collectives.checksum import digest
 from collectives.checksums.checked_messages import compare_seal, seal_message
 from collectives.communicator import objects
-from collectives.communicator.point_to_point import read_header
+from collectives.communicator.inbox import read_header
 from collectives.consistency.call_check import CLOSES, read_description
 from collectives.consistency.descriptions import Description, difference
 from collectives.consistency.missing_ranks import MissingRanks
@@ -254,7 +254,7 @@ TARGETS = [
            lambda: [_MINE.encode(), _MINE.encode() + CLOSES, b"barrier"], _describe_difference, ()),
     Target("missing-ranks", "MissingRanks.receive_messages",
            lambda: [struct.pack("<qq", kind, 7) + b"text" * (kind % 2) for kind in range(5)], _receive_question, ()),
-    Target("array-headers", "point_to_point.read_header",
+    Target("array-headers", "inbox.read_header",
            lambda: [(b"\0" * 8 + b"float32[4, 8]").ljust(104, b"\0"), b"\0" * 104],
            lambda content: read_header(np.frombuffer(content, np.uint8)), ()),
     Target("objects", "objects._unpickle",

@@ -7,21 +7,17 @@ Receives of one rank and tag are posted in their order, whichever of them is pol
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from collectives.annotations import Array, Bytes, Kept, SupportsDLPack, Testable, override
+from collectives.annotations import Array, Kept, SupportsDLPack
 from collectives.arrays.elements import COPIED
 from collectives.arrays.vectors import Flat, flat, is_read_only
-from collectives.errors import CollectiveMismatch, is_of_handler, reword
+from collectives.communicator.inbox import Heading, Inbox, description, header_of, message, read_header
+from collectives.errors import CollectiveMismatch, reword
 from collectives.execution.call import Call, Steps
 from collectives.execution.handle import Handle
 from collectives.execution.staged import stage
@@ -30,9 +26,6 @@ from collectives.tags import BETWEEN_TWO_RANKS, LARGEST_OF_USERS
 
 if TYPE_CHECKING:
     from collectives.group.group import Group
-
-LONGEST_BYTES = 1 << 30  # MPI counts in an int: longer messages are of blocks
-_LENGTH_BYTES, _DESCRIPTION_BYTES = 8, 96
 
 
 def send(comm: Group, x: SupportsDLPack, to: int, tag: int = 0) -> None:
@@ -193,10 +186,10 @@ def _validate(comm: Group, call: str, x: Array, preposition: str, peer: int, tag
     return vector, f"{call} of {description(vector)} {preposition} rank {peer} with tag {tag}"
 
 
-def _integer(argument: str, value: object) -> int:
+def _integer(argument: str, value: Any) -> int:
     """Return an argument as an integer; raises TypeError with its name if it is another object."""
     try:
-        return index(value)  # type: ignore[arg-type]
+        return index(value)
     except TypeError:
         raise TypeError(f"{argument} is {value!r:.80}: pass an integer") from None
 
@@ -210,7 +203,7 @@ def _make_call(comm: Group, name: str, describe: Callable[[], str]) -> Call:
 
 def _send(comm: Group, call: Call, vector: Flat, to: int, tag: int) -> Steps:
     requests = [
-        comm.mpi_comm.Isend(np.frombuffer(_header(vector), np.uint8), to, tag),
+        comm.mpi_comm.Isend(np.frombuffer(header_of(vector), np.uint8), to, tag),
         comm.mpi_comm.Isend(message(vector.values.view(np.uint8)), to, tag + 1),
     ]
     call.owners = (vector, *requests)
@@ -219,7 +212,7 @@ def _send(comm: Group, call: Call, vector: Flat, to: int, tag: int) -> Steps:
 
 
 def _receive(comm: Group, call: Call, vector: Flat, source: int, tag: int) -> Steps:
-    inbox = comm.calls.inboxes.setdefault((source, tag), _Inbox())
+    inbox = comm.calls.inboxes.setdefault((source, tag), Inbox())
     receive = inbox.begin(comm.mpi_comm, vector, source, tag)
     try:
         call.owners = (vector, receive)
@@ -227,7 +220,7 @@ def _receive(comm: Group, call: Call, vector: Flat, source: int, tag: int) -> St
             yield from comm.await_request(call, receive.heading, call.describe)
             inbox.go_on()
         if receive.request is None:
-            yield from comm.await_request(call, _Heading(inbox, receive), call.describe)
+            yield from comm.await_request(call, Heading(inbox, receive), call.describe)
     finally:
         inbox.drop(receive)
     call.arrival = None  # from now on both ranks are there
@@ -238,107 +231,3 @@ def _receive(comm: Group, call: Call, vector: Flat, source: int, tag: int) -> St
         raise CollectiveMismatch(
             f"{comm.here}: {call.name()}, but rank {source} sends {theirs}: let both pass arrays of one dtype and shape"
         )
-
-
-class _Receive:
-    """The two receives of a message: that of its header, and that of its content, posted by `go_on`."""
-
-    def __init__(self, mpi_comm: MPI.Comm, vector: Flat, source: int, tag: int) -> None:
-        self._mpi_comm, self._vector, self._from = mpi_comm, vector, (source, tag + 1)
-        self.header = np.zeros(_LENGTH_BYTES + _DESCRIPTION_BYTES, np.uint8)
-        self.heading = mpi_comm.Irecv(self.header, source, tag)
-        self.differs = False
-        self.request: Testable | None = None
-        self.error: Exception | None = None
-
-    def go_on(self) -> None:
-        """Post the receive of the content; the header has come."""
-        self.differs = self.header.tobytes() != _header(self._vector)
-        memory = self._vector.values.view(np.uint8)
-        if self.differs:  # it is taken all the same, so that a later receive does not find it
-            memory = np.empty(int(self.header[:_LENGTH_BYTES].view(np.int64)[0]), np.uint8)
-        self.request = self._mpi_comm.Irecv(message(memory), *self._from)
-
-
-class _Inbox:
-    """Receives of one rank and tag that wait for their headers, in the order in which they were begun."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[_Receive] = deque()
-        self._beginning, self._going_on = threading.RLock(), threading.Lock()
-
-    def begin(self, mpi_comm: MPI.Comm, vector: Flat, source: int, tag: int) -> _Receive:
-        """Begin a receive, which its call must `drop` in the end."""
-        with self._beginning:
-            receive = _Receive(mpi_comm, vector, source, tag)
-            self._waiting.append(receive)
-        return receive
-
-    def begins_with(self, receive: _Receive) -> bool:
-        """Return True if no receive before this one waits."""
-        waiting = self._waiting
-        return bool(waiting) and waiting[0] is receive
-
-    def go_on(self) -> None:
-        """Let the receives go on whose headers, and those of all receives before them, have come."""
-        # another thread, or the frame that a signal handler has interrupted, does so already
-        if not self._going_on.acquire(blocking=False):
-            return
-        try:
-            while self._waiting and self._waiting[0].error is None:
-                first = self._waiting[0]
-                try:
-                    if not first.heading.Test():
-                        return
-                    first.go_on()
-                except Exception as error:
-                    if is_of_handler(error):
-                        raise
-                    first.error = error  # raised in its call; until then later receives would take its content
-                else:
-                    self.drop(first)
-        finally:
-            self._going_on.release()
-
-    def drop(self, receive: _Receive) -> None:
-        """Let later receives go on without this one."""
-        with suppress(ValueError):  # without a lock, which a forked process may find taken for ever
-            self._waiting.remove(receive)
-
-
-class _Heading(Testable):
-    """Arrival of the header of a receive."""
-
-    def __init__(self, inbox: _Inbox, receive: _Receive) -> None:
-        self._inbox, self._receive = inbox, receive
-
-    @override
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        self._inbox.go_on()
-        if self._receive.error is not None:
-            raise self._receive.error
-        return self._receive.request is not None
-
-
-def description(vector: Flat) -> str:
-    """Return dtype and shape of an array, in as many characters as travel with it."""
-    return f"{vector.dtype}{list(vector.shape)}"[:_DESCRIPTION_BYTES]
-
-
-def read_header(header: Bytes) -> str:
-    """Return the description that travels with an array; damaged bytes have replacement characters in their place."""
-    return bytes(header[_LENGTH_BYTES:]).rstrip(b"\0").decode(errors="replace")
-
-
-def message(memory: Bytes) -> list[object]:
-    """Return a buffer as mpi4py takes it, of any length."""
-    if memory.size <= LONGEST_BYTES:
-        return [memory, memory.size, MPI.BYTE]
-    starts = range(0, memory.size, LONGEST_BYTES)
-    lengths = [min(LONGEST_BYTES, memory.size - start) for start in starts]
-    return [memory, 1, MPI.BYTE.Create_hindexed(lengths, list(starts)).Commit()]
-
-
-def _header(vector: Flat) -> bytes:
-    length = vector.values.nbytes.to_bytes(_LENGTH_BYTES, sys.byteorder)
-    return length + description(vector).encode().ljust(_DESCRIPTION_BYTES, b"\0")

@@ -51,7 +51,7 @@ class PerNode(WrappingMethod):
         Method between the nodes, or its name, which stands for its defaults.
     local : "auto", "shared", "ring", "gloo" or "nccl"
         Way of the sums within a node: "shared": through memory that its ranks share; "ring": by messages; "auto":
-        through shared memory, or by messages where there is none to be had, with a warning; "gloo" or "nccl": by a
+        through shared memory, or by messages, with a warning, where they have no such memory; "gloo" or "nccl": by a
         group of `torch.distributed` that this communicator makes for itself, Gloo's in memory of the host, or NCCL's
         from GPU to GPU, where vectors are then encoded. Results are the same, to the bit.
 

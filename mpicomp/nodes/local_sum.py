@@ -13,8 +13,8 @@ import numpy as np
 
 from collectives.annotations import AnyArray, Bytes, FloatArray, override
 from collectives.arrays.elements import aligned_empty, narrow
+from collectives.communicator.inbox import message
 from collectives.communicator.nodes import Nodes
-from collectives.communicator.point_to_point import message
 from collectives.execution.call import Steps
 from collectives.progress.polling import until
 from mpicomp.aggregator.call import VectorCall

@@ -16,7 +16,7 @@ _MOST_STEPS = 2**63 - 1
 
 
 def check(state: Mapping[str, Any], like: Mapping[str, Any], aggregator: str, where: str, nan: str) -> dict[str, Any]:
-    """Return what a state holds, if it is one that an aggregator can go on from.
+    """Return the content of a state, if an aggregator can go on from it.
 
     Parameters
     ----------

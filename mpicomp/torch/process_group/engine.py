@@ -12,7 +12,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from collectives import CollectiveMismatch, Communicator
-from collectives.communicator.point_to_point import message
+from collectives.communicator.inbox import message
 from collectives.consistency.descriptions import fingerprint
 from collectives.errors import reword
 from collectives.execution.call import Call, Steps

@@ -178,7 +178,7 @@ def test_ranks_in_threads_receive_in_order_too() -> None:
 
 
 def test_a_message_in_blocks_arrives(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.communicator.point_to_point.LONGEST_BYTES", 1000)
+    monkeypatch.setattr("collectives.communicator.inbox.LONGEST_BYTES", 1000)
     pass_round(comm, 1777)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,7 +191,9 @@ def raise_out_of_memory(flat: torch.Tensor, group: object) -> None:
 def test_nccl_carries_updates_too_within_a_host(
     backend: str, hosts: list[int], way: str, comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named: Callable[..., Any] = lambda self, device: backend  # noqa: E731
+    def named(self: IslandGroup, device: torch.device) -> str:
+        return backend
+
     monkeypatch.setattr(IslandGroup, "_backend_at", named)
     group = IslandGroup(everyone(), comm, [NamedParameter("weight", nn.Parameter(torch.zeros(2)))])
     group.open(comm)

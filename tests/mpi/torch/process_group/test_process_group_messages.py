@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from collectives.communicator import point_to_point
+from collectives.communicator import inbox
 from collectives.errors import CollectiveMismatch
 from mpicomp.torch.process_group import MPIProcessGroup
 
@@ -21,7 +21,7 @@ def neighbours() -> tuple[int, int]:
 
 @pytest.mark.parametrize("largest", [1 << 30, 64])
 def test_a_batch_around_the_ring(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(point_to_point, "LONGEST_BYTES", largest)
+    monkeypatch.setattr(inbox, "LONGEST_BYTES", largest)
     before, after = neighbours()
     received = torch.empty(10, 8)[:, ::2]
     sent = torch.full((10, 4), float(dist.get_rank())).t().contiguous().t()

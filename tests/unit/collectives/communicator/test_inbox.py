@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collectives.arrays.vectors import flat
-from collectives.communicator.point_to_point import _header, _Inbox
+from collectives.communicator.inbox import Inbox, header_of
 
 X = flat(np.zeros(3, np.float32))
 
@@ -30,13 +30,13 @@ class Ranks:
 
     def Irecv(self, memory: Any, source: int, tag: int) -> Any:  # noqa: N802 - MPI's name
         if tag == 0:
-            memory[:] = np.frombuffer(_header(X), np.uint8)
+            memory[:] = np.frombuffer(header_of(X), np.uint8)
             return Heading(self._tests.pop(0))
         self.posted += 1
         return self.posted
 
 
-def begun(inbox: _Inbox, stack: ExitStack, *tests: Callable[[], bool]) -> tuple[Ranks, list[Any]]:
+def begun(inbox: Inbox, stack: ExitStack, *tests: Callable[[], bool]) -> tuple[Ranks, list[Any]]:
     """Return a communicator, and a receive for each header."""
     ranks: Any = Ranks(*tests)
     receives = [inbox.begin(ranks, X, 0, 0) for _ in tests]
@@ -48,7 +48,7 @@ def begun(inbox: _Inbox, stack: ExitStack, *tests: Callable[[], bool]) -> tuple[
 def test_a_header_that_has_come_waits_for_those_before_it() -> None:
     arrived: list[bool] = []
     with ExitStack() as stack:
-        inbox = _Inbox()
+        inbox = Inbox()
         ranks, (first, second) = begun(inbox, stack, lambda: bool(arrived), lambda: True)
         inbox.go_on()
         assert ranks.posted == 0
@@ -62,7 +62,7 @@ def test_an_error_of_a_receive_is_its_own_and_later_ones_do_not_take_its_content
         raise MemoryError
 
     with ExitStack() as stack:
-        inbox = _Inbox()
+        inbox = Inbox()
         ranks, (first, second) = begun(inbox, stack, fail, lambda: True)
         inbox.go_on()
         inbox.go_on()
@@ -71,7 +71,7 @@ def test_an_error_of_a_receive_is_its_own_and_later_ones_do_not_take_its_content
 
 
 def test_a_signal_handler_that_polls_within_a_poll_returns() -> None:
-    inbox = _Inbox()
+    inbox = Inbox()
 
     def poll() -> bool:
         inbox.go_on()
@@ -85,7 +85,7 @@ def test_a_signal_handler_that_polls_within_a_poll_returns() -> None:
 
 def test_a_receive_that_is_given_up_keeps_no_later_one_waiting() -> None:
     with ExitStack() as stack:
-        inbox = _Inbox()
+        inbox = Inbox()
         with ExitStack() as given_up:
             begun(inbox, given_up, lambda: False)
         _, (later,) = begun(inbox, stack, lambda: True)
@@ -97,9 +97,9 @@ def test_the_error_of_a_signal_handler_is_raised_where_it_interrupts(monkeypatch
     def interrupted() -> bool:
         raise TimeoutError
 
-    monkeypatch.setattr("collectives.communicator.point_to_point.is_of_handler", lambda error: True)
+    monkeypatch.setattr("collectives.communicator.inbox.is_of_handler", lambda error: True)
     with ExitStack() as stack:
-        inbox = _Inbox()
+        inbox = Inbox()
         _, (first,) = begun(inbox, stack, interrupted)
         with pytest.raises(TimeoutError):
             inbox.go_on()
