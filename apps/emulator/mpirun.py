@@ -63,7 +63,8 @@ def mpirun(
         runtime = ["--prtemca", "plm_ssh_agent", str(launcher), "--prtemca", "prte_if_include", SUBNET]
         placed = ["--hostfile", str(hosts), "--map-by", f"ppr:{ranks_per_node}:node:oversubscribe", "--bind-to", "none"]
         arguments = ["--allow-run-as-root", *runtime, *placed, *chosen]
-        extra = {"OMPI_MCA_btl": settings["btl"]}
+        # A killed launcher's files in a common folder would end the next launcher that has its process id.
+        extra = {"OMPI_MCA_btl": settings["btl"], "PRTE_MCA_prte_tmpdir_base": str(folder)}
     else:
         hosts.write_text("".join(f"{node.address}:{ranks_per_node}\n" for node in nodes))
         arguments = ["-launcher", "ssh", "-launcher-exec", str(launcher), "-f", str(hosts), "-iface", "eth0"]

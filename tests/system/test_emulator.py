@@ -85,6 +85,14 @@ def test_every_node_is_a_host_of_its_own() -> None:
     assert sorted(output.split("\n")[:-1]) == [f"{rank} 6 node{rank // 2}" for rank in range(6)]
 
 
+def test_a_job_does_not_meet_the_files_of_killed_launchers() -> None:
+    show = "import os; print(os.environ['PMIX_SERVER_TMPDIR'], flush=True)"
+    status, output, errors = run("--nodes", "2", "--no-check", "--", sys.executable, "-c", show)
+    assert status == 0, errors
+    folders = [Path(line) for line in output.splitlines()]
+    assert [folder.parent.name.startswith("mpicomp-cluster-") for folder in folders] == [True, True], output
+
+
 SUM = """
 import sys, numpy as np, mpicomp
 from mpi4py import MPI
