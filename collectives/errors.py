@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from traceback import walk_tb
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
+
+_Class = TypeVar("_Class")
 
 
 class CollectiveError(RuntimeError):
@@ -235,9 +238,17 @@ def explains_itself(error: BaseException) -> bool:
     return isinstance(error, CollectiveError) or hasattr(error, _EXPLAINS_ITSELF)
 
 
-def refuse_copy(here: str, one: object, cure: str) -> NoReturn:
-    """Raise the error of a copy or a pickle of an object, which would lose its place among the ranks' calls."""
-    raise TypeError(f"{here}: {type(one).__name__}, which communicates, is not copied or pickled; {cure}")
+def refuse_copies(here: Callable[[Any], str], cure: str) -> Callable[[type[_Class]], type[_Class]]:
+    """Refuse copies and pickles of a class's objects, which would lose their places among the ranks' calls."""
+
+    def refuse(one: object, protocol: object) -> NoReturn:
+        raise TypeError(f"{here(one)}: {type(one).__name__}, which communicates, is not copied or pickled; {cure}")
+
+    def mark(cls: type[_Class]) -> type[_Class]:
+        setattr(cls, "__reduce_ex__", refuse)  # noqa: B010 - mypy lets nobody assign it; copy and pickle call it
+        return cls
+
+    return mark
 
 
 def reword(error: Exception, text: str) -> Exception:

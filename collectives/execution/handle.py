@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, NoReturn
+from typing import Generic
 
 from collectives.annotations import Result
 from collectives.arrays import DeviceStream, require_stream, wait
-from collectives.errors import refuse_copy
+from collectives.errors import refuse_copies
 from collectives.execution.call import Call
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.quoting import one_line
 
 
+@refuse_copies(lambda one: one._call.group.here, "wait() for it, and take the result")
 class Handle(Generic[Result]):
     """Handle of a call in the background. Keep it until `wait` returns.
 
@@ -50,9 +51,6 @@ class Handle(Generic[Result]):
         if call.error is not None:
             state = f"failed, {type(call.error).__name__}: {one_line(call.error)}"
         return f"<Handle of {call.brief()}, {call.group.here}: {state}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
-        refuse_copy(self._call.group.here, self, "wait() for it, and take the result")
 
     @keep_uncompiled
     def poll(self) -> bool:

@@ -20,7 +20,7 @@ from collectives.errors import (
     CollectiveTimeout,
     DamagedMessage,
     marked,
-    refuse_copy,
+    refuse_copies,
     reword,
 )
 from collectives.execution.call import Call, Steps
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 SHARED_PIECE_BYTES = 800_000  # packed payloads within a node: few, large pieces; between nodes, see `eager_limit`
 
 
+@refuse_copies(lambda one: one.here, "make another one, or leave it out")
 class Group(metaclass=Listed):
     """Ranks that make calls in one order; methods, executors and rings take it. A `Communicator` is the user's.
 
@@ -213,9 +214,6 @@ class Group(metaclass=Listed):
         calls = getattr(self, "calls", None)
         if calls is not None and calls.ordered:
             keep_alive(self)
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
-        refuse_copy(self.here, self, "make another one, or leave it out")
 
     def run(self, call: Call, steps: Steps) -> Any:
         """Make a call and wait for its result.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Protocol, overload
+from typing import Any, Protocol, overload
 from weakref import ref
 
 from collectives import Communicator, Handle, TrafficLog
 from collectives.annotations import AnyArray, Array, Kept
 from collectives.arrays import DeviceStream, named, require_stream
 from collectives.arrays.vectors import Flat
-from collectives.errors import refuse_copy, reword
+from collectives.errors import refuse_copies, reword
 from collectives.execution.call import Steps
 from collectives.execution.uncompiled import keep_uncompiled
 from collectives.group.routes import VERSION
@@ -49,6 +49,7 @@ class Method(Protocol):
         ...
 
 
+@refuse_copies(lambda one: one._where, "copy or save its state_dict(), or leave it out")
 class Aggregator(metaclass=Listed):
     """Residual, step counter and buffers of one vector. `Algorithm.start` makes it.
 
@@ -129,7 +130,6 @@ class Aggregator(metaclass=Listed):
         text = f"aggregate of {spec.dtype}[{spec.n}]{tensors} number {spec.vector_id} by {algorithm} over "
         text += f"{comm.routes}, wire format {VERSION}, tag {self.tag}"
         self._text = CallText(comm, algorithm, spec, self.tag, text)
-        self._fingerprint = self._text.fingerprint
 
     def __dir__(self) -> list[str]:
         """Return the names that programs use, for completion. The others are for methods and optimizers."""
@@ -144,9 +144,6 @@ class Aggregator(metaclass=Listed):
         if problem := self.feedback.why_unusable():
             state += f", unusable: {one_line(problem)}"
         return f"<Aggregator by {expression(self.algorithm)} of {kind}, {comm.here}: {state}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
-        refuse_copy(self._where, self, "copy or save its state_dict(), or leave it out")
 
     @property
     def n(self) -> int:
@@ -344,7 +341,7 @@ class Aggregator(metaclass=Listed):
     ) -> Iterator[bool]:
         """Return the steps of a call; also where it is made again."""
         comm, step, traffic, driver = self.comm, call.step, call.traffic, self.driver
-        mark = self._fingerprint + step
+        mark = self._text.fingerprint + step
         prepare = partial(driver.prepare, step) if driver.prepares else None
         if numbers is None and self.spec.n and driver.compares(step):
             # the mark differs from that of a call whose comparison has no reports in its messages
@@ -553,7 +550,6 @@ class Aggregator(metaclass=Listed):
             self.joint_end.forget()
         if restored:  # ranks that restored different states must notice it in their next call
             self._text = replace(self._text, restored=restored)
-            self._fingerprint = self._text.fingerprint
 
     def _state(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Return a state of this step: the entries of all methods, and the method's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -30,7 +31,7 @@ class Compare(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallText:
     """Words for the calls of an aggregator, which keep the aggregator itself not alive.
 
@@ -55,7 +56,7 @@ class CallText:
     text: str
     restored: str = ""
 
-    @property
+    @cached_property
     def fingerprint(self) -> int:
         """Bits that stand for the text, without a step."""
         return fingerprint(self._complete)

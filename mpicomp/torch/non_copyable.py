@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 from collectives import Communicator
-from collectives.errors import refuse_copy
+from collectives.errors import refuse_copies
 from collectives.execution.traffic import TrafficLog
 from mpicomp.aggregator.base import Aggregator
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
@@ -23,6 +22,7 @@ class _WithoutInternals(ABCMeta):
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
 
+@refuse_copies(lambda one: one.comm.here, "copy or save its state_dict(), or leave it out")
 class NonCopyable(metaclass=_WithoutInternals):
     """Base of objects that communicate: a copy or a pickle would lose its place among the ranks' calls."""
 
@@ -127,6 +127,3 @@ class NonCopyable(metaclass=_WithoutInternals):
         for one in self.counted:
             found.total.add(one.traffic.total)
         return found
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:  # by which copy and pickle take any object
-        refuse_copy(self.comm.here, self, "copy or save its state_dict(), or leave it out")
