@@ -196,6 +196,7 @@ def cases_of(task: str) -> list[Case]:
     found += [Case(task, method, 10) for method in ("Marsit", "Relay(3)")]
     found += [Case(task, method, steps) for steps in (10, 30) for method in _LOCAL]
     found += [Case(task, method, 100) for method in (DENSE, "Relay(4)")]
+    found += [Case(task, method, 1) for method in (DENSE, "Relay(4)", "Relay(3)", "Relay(2, copy)", "Marsit")]
     found += [Case(task, method + OUTER, steps) for steps in (30, 100, 10) for method in (DENSE, "Relay(4)")]
     found += [Case(task, method, GRADIENTS) for method in ("float16", "PowerSGD", *own_optimizers(task))]
     found += [Case(task, "SparseLoCo", 30)]
@@ -204,6 +205,5 @@ def cases_of(task: str) -> list[Case]:
     found += [Case(task, method, GRADIENTS) for method in _OF_GRADIENTS]
     found += [Case(task, method, 100) for method in _LOCAL]
     found += [Case(task, method, 10) for method in _SHORT]
-    found += [Case(task, method, 1) for method in ("Relay(2, copy)", "Marsit", "Relay(4)")]
     found += [Case(task, "2 winners", 30)]
     return list(dict.fromkeys(found))
