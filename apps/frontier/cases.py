@@ -120,6 +120,11 @@ class Case:
         return self.method.removesuffix(OUTER)
 
     @property
+    def tuned_at(self) -> int:
+        """Local steps of the trainings that choose the rate: one choice serves 10 and more."""
+        return min(self.local_steps, 10)
+
+    @property
     def title(self) -> str:
         """Method and H."""
         return self.method if self.local_steps == GRADIENTS else f"{self.method}, H = {self.local_steps}"

@@ -1,7 +1,8 @@
 """Learning: the score of each method by steps and bytes, each at the best of three learning rates.
 
-Rates are chosen on a seed of their own, with as many steps and as many rates for every method, and one choice serves
-all numbers of local steps; so are pairs of outer optimizers, at the rate without one. Runs of the record are not made
+Rates are chosen on a seed of their own, with as many steps and as many rates for every method: for gradients, for
+updates of every step, and for those of 10 local steps and more; so are pairs of outer optimizers, at the rate without
+one. Runs of the record are not made
 again: missing ones are added, in the order of the cases, until `minutes` have passed.
 """
 
@@ -17,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from apps.frontier.cases import GRADIENTS, OUTER_PAIRS, Case, cases_of, make_optimizer
+from apps.frontier.cases import OUTER_PAIRS, Case, cases_of, make_optimizer
 from apps.frontier.tasks import TASKS, Task, task_loss
 from apps.launch import PROJECT
 from apps.records import Record, read_record, write_record
@@ -34,8 +35,8 @@ TUNING_SEED = 1000  # of the runs that choose a learning rate, and of no others
 TIMEOUT_S = 1200.0
 BLOCK = 8
 """Cases of a task that are tuned and trained before the next ones."""
-Rates = Mapping[tuple[str, bool], float]
-"""The best rate of a method, for gradients and for updates."""
+Rates = Mapping[tuple[str, int], float]
+"""The best rate of a method, by `Case.tuned_at`."""
 Pair = tuple[float, float]
 Tried = TypeVar("Tried")
 
@@ -120,7 +121,7 @@ def tuned_pairs(results: Results, cases: Iterable[Case], rates: Rates, deadline:
     """Return the best pair of an outer optimizer, of each method with one of which all pairs have been tried."""
     tried: dict[tuple[Case, float], Run] = {}
     for case in cases:
-        lr = rates.get((case.base, False))
+        lr = rates.get((case.base, 10))
         if case.method != case.base and lr is not None:
             for pair in OUTER_PAIRS:
                 short, steps = Case(case.task, case.method, 10, outer=pair), TASKS[case.task].tuning_steps
@@ -138,11 +139,11 @@ def tuned_pairs(results: Results, cases: Iterable[Case], rates: Rates, deadline:
 
 def tuned(results: Results, cases: Iterable[Case], deadline: float) -> Rates:
     """Return the best rate of each method of which all rates have been tried."""
-    found: dict[tuple[str, bool], float] = {}
+    found: dict[tuple[str, int], float] = {}
     tried: dict[tuple[Case, float], Run] = {}
     for case in cases:
         task = TASKS[case.task]
-        short = Case(case.task, case.method, 10 if case.local_steps else GRADIENTS)
+        short = Case(case.task, case.method, case.tuned_at)
         tried |= {
             (short, lr): partial(kept, results, short, lr, TUNING_SEED, task.tuning_steps, deadline)
             for lr in task.rates
@@ -152,7 +153,7 @@ def tuned(results: Results, cases: Iterable[Case], deadline: float) -> Rates:
         task = TASKS[case.task]
         scores = {lr: record["scores"][-1] for (one, lr), record in made.items() if one == case and record}
         if len(scores) == len(task.rates):
-            found[case.method, case.local_steps == GRADIENTS] = choose(task, scores)
+            found[case.method, case.tuned_at] = choose(task, scores)
     return found
 
 
@@ -166,12 +167,12 @@ def study(results: Results, task: str, seeds: int, minutes: float) -> Record:
     """Add runs of a task to the record; return it."""
     deadline = time.time() + 60 * minutes
     adopt(results, RECORD)
-    every, rates = cases_of(task), dict[tuple[str, bool], float]()
+    every, rates = cases_of(task), dict[tuple[str, int], float]()
     for cases in (every[first : first + BLOCK] for first in range(0, len(every), BLOCK)):
         rates |= tuned(results, [case for case in cases if case.method == case.base], deadline)
         pairs = tuned_pairs(results, cases, rates, deadline)
         cases = [replace(case, outer=pairs.get(case.method)) for case in cases]
-        ready = {case: rates.get((case.base, case.local_steps == GRADIENTS)) for case in cases}
+        ready = {case: rates.get((case.base, case.tuned_at)) for case in cases}
         run_parallel(
             {
                 (case, seed): partial(kept, results, case, lr, seed, TASKS[task].steps, deadline)

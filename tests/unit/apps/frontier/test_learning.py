@@ -18,8 +18,8 @@ from apps.studies.results import Results
 from collectives.errors import NonFiniteGradient
 from collectives.threads.run_local import run_local
 
-CASES = [Case("gpt", DENSE, 10), Case("gpt", DENSE, 30), Case("gpt", "Relay(4)", 10), Case("gpt", "Relay(4)", 0)]
-BEST = {(DENSE, 10): 1e-3, ("Relay(4)", 10): 4e-3, ("Relay(4)", 0): 2e-3}
+CASES = [Case("gpt", DENSE, 10), Case("gpt", DENSE, 30), *(Case("gpt", "Relay(4)", steps) for steps in (10, 0, 1))]
+BEST = {(DENSE, 10): 1e-3, ("Relay(4)", 10): 4e-3, ("Relay(4)", 0): 2e-3, ("Relay(4)", 1): 1e-3}
 Made = list[tuple[Case, float, int, int]]
 
 
@@ -48,7 +48,7 @@ def test_rates_are_chosen_on_a_seed_of_their_own_for_all_local_steps(tmp_path: P
     assert {(case, lr) for case, lr, _, _ in final} == {
         (case, BEST[case.method, min(case.local_steps, 10)]) for case in CASES
     }
-    assert [seed for _, _, seed, _ in final] == [0] * 4 + [1] * 4
+    assert [seed for _, _, seed, _ in final] == [0] * 5 + [1] * 5
     assert {steps for *_, steps in final} == {gpt.steps}
     assert len(found["runs"]) == len(made)
 
@@ -61,7 +61,7 @@ def test_runs_of_the_record_are_not_made_again(tmp_path: Path, made: Made, monke
     found = learning.study(Results(tmp_path / "new"), "gpt", 3, 60.0)
     assert {seed for _, _, seed, _ in made} == {2}
     assert len(made) == len(CASES)
-    assert len(found["runs"]) == 9 + 3 * len(CASES)
+    assert len(found["runs"]) == 3 * len(BEST) + 3 * len(CASES)
 
 
 def test_no_run_begins_after_the_deadline(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_rate_whose_runs_diverge_is_not_chosen(tmp_path: Path, made: Made, mon
         return {"scores": [float("nan") if lr < 4e-3 else 3.0], "bytes": 1.0, "elements": 1}
 
     monkeypatch.setattr(learning, "run", run)
-    assert learning.tuned(Results(tmp_path), CASES[:1], time.time() + 60) == {(DENSE, False): 4e-3}
+    assert learning.tuned(Results(tmp_path), CASES[:1], time.time() + 60) == {(DENSE, 10): 4e-3}
 
 
 @pytest.mark.parametrize("task", TASKS)
