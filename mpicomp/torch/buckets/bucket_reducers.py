@@ -26,7 +26,8 @@ from mpicomp.torch.parameters import NamedParameter
 _ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
-SMALLEST_MB = 1.0
+SMALLEST_MB, SMALLEST_ALONE_MB = 1.0, 8.0
+"""Least limit of a bucket, and of one that is reduced alone: there a split only adds messages."""
 
 
 class BucketReducers(list[BucketReducer]):
@@ -130,7 +131,8 @@ class BucketReducers(list[BucketReducer]):
     def _grouped(
         self, ordered: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
     ) -> list[list[NamedParameter]]:
-        limit_mb = min(self._bucket_mb, max(SMALLEST_MB, total_mb(self.members) / FEWEST))
+        least_mb = SMALLEST_ALONE_MB if self._one_by_one else SMALLEST_MB
+        limit_mb = min(self._bucket_mb, max(least_mb, total_mb(self.members) / FEWEST))
 
         def kind(member: NamedParameter) -> tuple[int, str]:
             return self.fragment_of.get(member.name, 0), str(algorithms[member.name])
