@@ -150,7 +150,7 @@ def test_where_compressing_is_faster_results_are_those_of_the_method_started_at_
     on_all(work)
 
 
-@pytest.mark.parametrize("method", COMPRESSING, ids=str)
+@pytest.mark.parametrize("method", [*COMPRESSING, ScaleCom(10, beta=0.4)], ids=str)
 def test_nothing_is_lost_or_counted_twice_when_compressing_is_left(method: Any) -> None:
     """The results' sum is that of the means, but for rounding, of methods that lose nothing themselves."""
 
