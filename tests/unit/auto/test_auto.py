@@ -101,7 +101,8 @@ def test_a_call_has_the_vector_alone_again_once_its_step_has_ended() -> None:
         aggregator = Clock(1.0, 2.0).start(comm, Auto(Marsit(7), trial_steps=TRIAL))
         kept = []
         for step in range(BRIEF + FULL):
-            vector = gradient(comm.rank, step, N)
+            # not read-only, since kernels get a view of such a vector
+            vector = gradient(comm.rank, step, N).copy()
             handle = aggregator.begin(vector)
             call = handle._call
             handle.wait()
