@@ -5,6 +5,7 @@ The vector of an array on a device is memory of the host, which `collectives.arr
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from typing import Any, NamedTuple
@@ -95,6 +96,17 @@ def _memory_of(array: AnyArray) -> AnyArray:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("the array is masked, and its mask would be lost: pass array.filled(0), or another value")
     return array.view(np.ndarray)
+
+
+def as_behaved(vector: AnyArray) -> AnyArray:
+    """Return a vector that is only read as an aligned array without the read-only flag; unaligned ones are copied."""
+    if vector.flags.behaved or not vector.size:
+        return vector
+    if not vector.flags.aligned:
+        return vector.copy()
+    memory: Any = (ctypes.c_uint8 * vector.nbytes).from_address(vector.ctypes.data)
+    memory.owner = vector
+    return np.frombuffer(memory, vector.dtype)
 
 
 def is_read_only(vector: Flat, array: Array) -> bool:

@@ -139,6 +139,8 @@ def _parent(mpi_comm: object) -> MPI.Comm:
         raise marked(TypeError(f"mpi_comm is {mpi_comm!r}: pass a communicator of mpi4py, or None for COMM_WORLD"))
     if mpi_comm == MPI.COMM_NULL:
         raise marked(ValueError("mpi_comm is COMM_NULL: this rank is no part of it, and makes no communicator"))
+    if hasattr(mpi_comm, "Merge"):  # its messages go to the ranks of the other group alone
+        raise marked(ValueError("mpi_comm is an inter-communicator between two groups: pass mpi_comm.Merge()"))
     return cast(MPI.Comm, mpi_comm)
 
 

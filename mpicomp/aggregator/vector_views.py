@@ -8,7 +8,7 @@ import numpy as np
 
 from collectives.annotations import Array
 from collectives.arrays import Device
-from collectives.arrays.vectors import Flat, empty_like, flat, is_read_only, on_device
+from collectives.arrays.vectors import Flat, as_behaved, empty_like, flat, is_read_only, on_device
 from mpicomp.aggregator.difference import Difference
 from mpicomp.aggregator.spec import VectorSpec
 
@@ -44,7 +44,7 @@ class VectorViews:
             and out.dtype is dtype
             and vector.shape == shape
             and out.shape == shape
-            and vector.flags.c_contiguous
+            and vector.flags.carray
             and flags.c_contiguous
             and flags.writeable
             and not np.may_share_memory(vector, out)
@@ -66,6 +66,8 @@ class VectorViews:
             raise ValueError("out is read-only: pass an array that can be written")
         if source.overlaps(target):
             raise ValueError("out shares memory with the vector: pass another array")
+        if device is None:  # Numba would compile other forms of its kernels within the call
+            source = source._replace(values=as_behaved(source.values))
         if is_fixed:
             self._fixed_views = source, target, result
         return source, target, result

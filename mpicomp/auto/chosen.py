@@ -48,8 +48,9 @@ class Pending:
         for key, array in self._feedback.state().items():
             if key in self._pending_keys and array.shape == values.shape:
                 # only the owner has the error of an element; the mean divides it by the number of ranks
-                if self._kinds[key] == "owner":
-                    array *= array.dtype.type(self._ranks)
+                holders = self._ranks if self._kinds[key] == "owner" else 1
+                if (factor := holders * self._feedback.pending_factor) != 1:
+                    array *= array.dtype.type(factor)
                 total = array if total is None else np.add(total, array, out=total)
         if total is None:
             return values

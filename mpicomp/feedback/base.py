@@ -188,6 +188,8 @@ class Feedback(ABC):
         Key of the entry that may hold NaN.
     matrix_rows : sequence of int or None
         Rows of the vector's matrices, which ranks compare, as equal lengths may be different matrices.
+    pending_factor : float
+        Amount that an element of a pending error stands for: an exact mean that clears the errors adds so much of them.
     stand_in : callable or None
         ``stand_in(state, elements)`` makes the state of an owner that has died, from a survivor's; None: no owners.
 
@@ -210,6 +212,7 @@ class Feedback(ABC):
     decodes_with_reports: bool = False
     state_nan: ClassVar[str] = ""
     matrix_rows: Sequence[int] | None = None
+    pending_factor: float = 1.0
     stand_in: Callable[[State, range], State] | None = None
 
     def __init__(self, place: Space | Device, residuals: Mapping[str, Residual]) -> None:

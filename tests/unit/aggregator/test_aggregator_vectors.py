@@ -67,6 +67,21 @@ def test_however_a_vector_is_given_the_bits_are_the_same(method: Any, comm: Comm
         np.testing.assert_array_equal(read_only.aggregate(given), want)
 
 
+def test_read_only_and_unaligned_vectors_reach_the_kernels_like_all_others(comm: Communicator) -> None:
+    """Numba compiles forms of its own for them, which takes up to a minute within the call."""
+    views, plain = start(Dense(), comm).views, vector()
+    read_only = np.frombuffer(plain.tobytes(), np.float32)
+    unaligned = np.zeros(4 * N + 1, np.uint8)[1:].view(np.float32)
+    unaligned[:] = plain
+    assert views.are_plain(plain, np.empty_like(plain))
+    for given in (read_only, unaligned):
+        assert not views.are_plain(given, np.empty_like(plain))
+        source, _, _ = views.of(given, None)
+        assert source.values.flags.behaved
+        np.testing.assert_array_equal(source.values, plain)
+        assert np.shares_memory(source.values, given) == (given is read_only)
+
+
 @every_method
 def test_one_rank_sends_nothing_and_calls_are_counted(method: Any, comm: Communicator) -> None:
     aggregator = start(method, comm)
