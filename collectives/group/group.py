@@ -289,8 +289,9 @@ class Group(metaclass=Listed):
         Ranks that reject for the same reason at the same time agree, and each raises its own error.
         """
         reason = f"rejects {call}: {error}"
+        text = f"rank {self.rank} {reason}"
         with suppress(CollectiveMismatch, CollectiveTimeout):  # this rank's own error is more precise
-            self.agree(fingerprint(reason.replace(self.here, "")), lambda: f"rank {self.rank} {reason}")
+            self.agree(fingerprint(reason.replace(self.here, "")), lambda: text)
         raise marked(error) from None
 
     @contextmanager

@@ -150,9 +150,10 @@ def require_same_layout(named: Mapping[str, Tensor], comm: Communicator, on: str
     on : where the tensors are, which must be the same words on all ranks.
     """
     layout = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named.items()]
+    # here, as the flight recorder keeps `describe`, which must not keep the model
+    count, elements = f"{len(named)} tensors", f"of {sum(tensor.numel() for tensor in named.values())} elements"
 
     def describe() -> Description:
-        count, elements = f"{len(named)} tensors", f"of {sum(tensor.numel() for tensor in named.values())} elements"
         each = [(one, f"{count} {elements}, of which number {i} is {one}") for i, one in enumerate(layout)]
         text = f"{count}{on} {elements}"
         return Description(

@@ -48,6 +48,10 @@ class CommonModel:
         self._memory += [self._memory_of(one) for one in reducers[len(self._memory) :]]
         self.restore(one for one in reducer.parameters if one in self.values)  # from a step that failed in backward
         memory = self._memory[reducer.bucket.index]
+        for i, (own, parameter) in enumerate(zip(memory, reducer.parameters, strict=True)):
+            # a copy would hide a change of form, which the step that synchronizes refuses
+            if own.shape != parameter.shape or own.dtype is not parameter.dtype or own.device != parameter.device:
+                memory[i] = torch.empty_like(parameter)
         torch._foreach_copy_(memory, reducer.parameters)
         self.move_aside(reducer.parameters, memory)
 

@@ -109,7 +109,7 @@ class IslandGradients:
         if self._group is not None:
             # parameters that one rank alone trains, its error or its death are raised here: a process group would wait
             # for it, or end the process
-            self._within.agree(self._mark, partial(self._describe, self._members))
+            self._within.agree(self._mark, _description(self._members))
         try:
             for (bucket, flat, mean), gradients in zip(self._buckets, every, strict=True):
                 views = bucket.views(flat)
@@ -140,12 +140,8 @@ class IslandGradients:
         self._buckets = [(one, flat := vectors[one.dtype, one.device][: one.n], self._mean_of(flat)) for one in buckets]
         self._mark = fingerprint(str([(one.name, one.parameter.dtype, [*one.parameter.shape]) for one in members]))
         if self._group is None and self._comm.recovery is None:  # once: later calls compare lengths
-            self._within.agree(self._mark, partial(self._describe, members))
+            self._within.agree(self._mark, _description(members))
         self._members = members
-
-    def _describe(self, members: Sequence[NamedParameter]) -> str:
-        last = members[-1].name
-        return f"the means of gradients within an island of {len(members)} parameters, the last of them {last!r}"
 
     def give_up(self, error: BaseException) -> None:
         """End the calls of the island and of all ranks by this rank's error."""
@@ -184,3 +180,9 @@ class IslandGradients:
     def _within(self) -> Communicator:
         """The communicator of this rank's island."""
         return self._comm.nodes_of(self._islands.layout).local
+
+
+def _description(members: Sequence[NamedParameter]) -> Callable[[], str]:
+    """Return a function that describes the means of gradients without keeping the parameters alive."""
+    count, last = len(members), members[-1].name
+    return lambda: f"the means of gradients within an island of {count} parameters, the last of them {last!r}"

@@ -243,9 +243,9 @@ class LocalUpdates(LocalMoves):
             finally:
                 self._abandon_moves()
         reason = f"rejects an optimizer step: {error}"
-        text = reason.replace(self.comm.here, "")
+        mark, text = fingerprint(reason.replace(self.comm.here, "")), f"rank {self.comm.rank} {reason}"
         try:
-            self.comm.agree(fingerprint(text), lambda: f"rank {self.comm.rank} {reason}")
+            self.comm.agree(mark, lambda: text)
         except CollectiveError:
             self._abandon_moves()
         try:

@@ -170,7 +170,8 @@ class LoopMethods(SynchronizingOptimizer[Synchronizer]):
         Raises
         ------
         TypeError
-            `batches` cannot be iterated over, or `after_step` is no function; the others then raise CollectiveMismatch.
+            `batches` cannot be iterated over, `after_step` is no function, or the optimizer is LBFGS; the others then
+            raise CollectiveMismatch.
         CollectiveMismatch, CollectiveTimeout, PeerFailure
             Another rank has broken off its loop.
 
@@ -195,6 +196,8 @@ class LoopMethods(SynchronizingOptimizer[Synchronizer]):
             own = iter(batches)
             if after_step is not None and not callable(after_step):
                 raise TypeError(f"after_step is {shown(after_step)}; pass a function")
+            if isinstance(self.optimizer, torch.optim.LBFGS):
+                raise TypeError("ranks without batches lack the closure that LBFGS needs; use another optimizer")
         self._joining = True
         try:
             for batch in own:

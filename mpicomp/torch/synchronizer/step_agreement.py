@@ -166,7 +166,7 @@ class StepAgreement:
         self._changed = {} if self.changes is None or intent.is_silent else self.changes.describe()
         changed = fingerprint(str(self._changed)) if self._changed else 0
         # of integers, which Python hashes to the same value in every process
-        self._mark = hash((self._options_mark(), self.evaluation, crc, loss, changed)) & _MASK
+        self._mark = hash((self._options_mark(), self._evaluation, crc, loss, changed)) & _MASK
         self._sums[:] = -1  # until the ranks' sums are there
         aggregator.carry(np.array((*intent.counts, self._mark, 1), np.int64), self._sums)
 
@@ -219,6 +219,11 @@ class StepAgreement:
                         found[f"{key!r} of {one.role}parameter group {number}"] = option_text(value)
         return found
 
+    @property
+    def _evaluation(self) -> int:
+        # a step without a closure, as `join` makes it, is one with the first evaluation
+        return self.evaluation or 1
+
     def _is_equal(self) -> bool:
         marks, ranks = self._sums[3:].tolist()
         return bool((marks - self._mark * ranks) & _WORD == 0)
@@ -264,7 +269,7 @@ class StepAgreement:
         text = "" if refusal is None else one_line(refusal)
         compared = {**self._changed, **self.describe()}
         compared[PLACES] = compared.pop(PLACES, "")  # behind the options, which name the difference better
-        compared |= {"loss": option_text(self.loss), "evaluation": self.evaluation, "sample": crc}
+        compared |= {"loss": option_text(self.loss), "evaluation": self._evaluation, "sample": crc}
         mine: RankDescription = {"refusal": text, "drops": intent.drops, "compared": compared}
         ranks = [mine] if self.comm.size == 1 else self.comm.allgather_object(mine)
         if refusal is not None:

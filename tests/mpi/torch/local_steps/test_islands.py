@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -353,3 +355,15 @@ def test_a_step_that_fails_behind_the_means_of_its_island_ends_all_ranks(at: int
             optimizer.optimizer.register_step_pre_hook(fail)
         with pytest.raises(MemoryError if comm.rank == 0 else CollectiveError, match="no room for the state"):
             train(model, optimizer, comm, range(at, 9))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_model_is_freed_once_it_and_its_optimizer_are_dropped(comm: Communicator) -> None:
+    model = make_model()
+    with islands_of(comm) as island:
+        optimizer = wrapped(model, comm, island, local_steps=2)
+        train(model, optimizer, comm, range(3))
+        parameter = weakref.ref(model[0].weight)
+        del model, optimizer
+        gc.collect()
+        assert parameter() is None

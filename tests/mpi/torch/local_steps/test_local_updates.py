@@ -218,3 +218,18 @@ def test_an_average_of_the_weights_on_one_rank_is_refused_on_all(comm: Communica
     refused = pytest.raises(ValueError if averages else CollectiveMismatch, match="ASGD has a second view of the model")
     with refused if comm.size > 1 else nullcontext():
         DistributedOptimizer(inner, Dense(), comm, synchronize="updates")
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=["plain", "overlap"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_dtype_changed_before_local_steps_stays_and_is_refused_by_the_synchronization(
+    dtype: torch.dtype, options: dict[str, Any], comm: Communicator
+) -> None:
+    model = make_model()
+    optimizer = wrap(model, Dense(), comm, synchronize="updates", local_steps=3, **options)
+    train(model, optimizer, comm, range(3))
+    model.to(dtype)
+    train(model, optimizer, comm, range(3, 5))
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    with pytest.raises(ValueError, match=rf"'0\.weight' was torch\.float32.* is {dtype}.*; make both optimizers again"):
+        train(model, optimizer, comm, range(5, 6))

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp import Dense, Marsit
+from mpicomp.torch import DistributedOptimizer
 from tests.mpi.lanes import few_ranks
-from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, wrap
+from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, wrap, wrapped
 
 pytestmark = few_ranks
 
@@ -48,3 +49,32 @@ def test_a_rank_without_batches_counts_as_zeros(comm: Communicator) -> None:
         parameter.sum().backward()
         optimizer.step()
     torch.testing.assert_close(parameters_of(nn.ParameterList([parameter])), torch.full((3,), -0.05 / comm.size))
+
+
+@pytest.mark.parametrize("mode", ["gradients", "updates"])
+def test_closures_may_be_passed_in_join(mode: str, comm: Communicator) -> None:
+    results = []
+    for has_closure in (False, True):
+        model, optimizer = wrapped(Dense(), comm, synchronize=mode)
+        for step in optimizer.join(range(2 + comm.rank)):
+            inputs, labels = batch(1000 * comm.rank + step)
+
+            def evaluate(model=model, optimizer=optimizer, inputs=inputs, labels=labels) -> Tensor:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                loss.backward()
+                return loss
+
+            if not has_closure:
+                evaluate()
+            optimizer.step(evaluate if has_closure else None)
+        assert same_on_all_ranks(model, comm)
+        results.append(parameters_of(model))
+    assert torch.equal(*results)
+
+
+def test_lbfgs_is_refused_in_join_where_ranks_without_batches_have_no_closure(comm: Communicator) -> None:
+    model = make_model()
+    optimizer = DistributedOptimizer(torch.optim.LBFGS(model.parameters()), Dense(), comm, synchronize="updates")
+    with pytest.raises(TypeError, match=r"join: .* the closure that LBFGS needs"):
+        next(optimizer.join(range(1 + comm.rank)))

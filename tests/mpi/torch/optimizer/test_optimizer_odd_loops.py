@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from collectives import Communicator
 from collectives.errors import CollectiveMismatch, NonFiniteGradient
 from mpicomp import Dense, DoubleSqueeze, Marsit
-from mpicomp.torch import DistributedOptimizer, OneBitAdam
+from mpicomp.torch import DistributedOptimizer, OneBitAdam, require_same
 from mpicomp.torch.buckets.bucket_reducer import BucketReducer
 from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, train, wrap, wrapped
@@ -214,6 +215,21 @@ def test_a_dropped_optimizer_is_gone_at_once(options: dict[str, Any], comm: Comm
         assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("options", [{}, {"synchronize": "updates", "local_steps": 2}], ids=["gradients", "updates"])
+def test_a_model_is_freed_once_it_and_its_optimizer_are_dropped(options: dict[str, Any], comm: Communicator) -> None:
+    """Records of calls do not keep it, neither those of steps nor that of a refusal."""
+    model, optimizer = wrapped(Dense(), comm, **options)
+    train(model, optimizer, comm, range(4))
+    require_same(model, comm)
+    model.double()
+    with pytest.raises(ValueError, match="make both optimizers again"):
+        train(model, optimizer, comm, range(4, 6))
+    parameter = weakref.ref(model[0].weight)
+    del model, optimizer
+    gc.collect()
+    assert parameter() is None
 
 
 @pytest.mark.mpi(min_size=2)
