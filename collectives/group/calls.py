@@ -203,6 +203,12 @@ class Calls:
         """Return the calls in flight that were begun before this one."""
         return () if call.is_pairwise else takewhile(lambda one: one is not call, self.ordered)
 
+    def end_undriven(self, call: Call, error: BaseException) -> None:
+        """End a call that an exception of a signal handler has left open, as no caller drives it any more."""
+        if call in self.ordered or call in self.pairwise:
+            call.busy = False
+            call.end_by(error)
+
     def end(self, call: Call) -> None:
         """Remove a call that has ended."""
         self.history.end(call)

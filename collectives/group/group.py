@@ -230,8 +230,12 @@ class Group(metaclass=Listed):
             return self.begin(call, steps).wait()
         if self.calls.ordered:
             call.reject_nesting()
-        self.calls.open(call, steps)
-        return call.wait()
+        try:
+            self.calls.open(call, steps)
+            return call.wait()
+        except BaseException as error:
+            self.calls.end_undriven(call, error)
+            raise
 
     def begin(self, call: Call, steps: Steps) -> Handle:
         """Make a call that goes on in the background; raises as `run` does."""

@@ -101,9 +101,9 @@ class NonCopyable(metaclass=_WithoutInternals):
         """Bytes, messages and seconds of this rank's averages of gradients, updates or momenta.
 
         ``traffic.last`` is the cost of the last synchronization, with fragments of the last one of each fragment, and
-        ``traffic.total`` that of all of them; both are zero before the first. Checks of calls count, broadcasts and sums of your own do not. Vectors in flight at once wait
-        at once, so that their seconds add up to more than the time that passes. Nothing is counted for this that is
-        not counted in any case.
+        ``traffic.total`` that of all of them; both are zero before the first. Checks of calls count, broadcasts and
+        sums of your own do not. Vectors in flight at once wait at once, so that their seconds add up to more than the
+        time that passes. Nothing is counted for this that is not counted in any case.
 
         Examples
         --------

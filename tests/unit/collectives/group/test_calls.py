@@ -1,4 +1,4 @@
-"""Calls that are made before the ranks regroup and begin afterwards, as with a progress thread."""
+"""Calls that are made before the ranks regroup and begin afterwards, and calls that an interrupt leaves undriven."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import CollectiveError, Communicator
 from collectives.execution.call import Call, Steps
 from collectives.process_end import _open
 from collectives.recovery.regroup import Regroup
@@ -111,3 +111,20 @@ def test_only_the_group_of_the_survivors_is_left_at_the_end_of_the_program() -> 
         comm.renew(comm.mpi_comm.Dup(), (0,), (comm.layout, comm.hosts))
         assert not set(old) & set(_open)
         assert comm.ending in _open
+
+
+@pytest.mark.parametrize("was_busy", [False, True])
+def test_an_interrupt_just_before_a_call_is_driven_ends_it(
+    was_busy: bool, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(call: Call) -> None:
+        call.busy = was_busy
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            comm.barrier()
+    assert not comm.calls.ordered
+    with pytest.raises(CollectiveError, match="KeyboardInterrupt"):
+        comm.barrier()
