@@ -160,6 +160,8 @@ class CutEnd:
         """Have the next message announced, and so the messages of both ends settled."""
         self.activations.forget_layout()
         self.gradients.forget_layout()
+        for coding in self._keeping:
+            coding.begin_checksum()
         self.lost = ""
 
     def close(self) -> None:

@@ -135,6 +135,20 @@ def test_training_goes_on_from_a_state_bit_by_bit_and_from_ends_that_differ(comm
     assert again.step(**given(comm)) > 0
 
 
+@few_ranks
+@pytest.mark.mpi(min_size=2)
+def test_ends_that_load_states_of_different_steps_train_on(comm: Communicator) -> None:
+    stage = staged(comm, forward=Deltas(RowQuantizer(8), EXAMPLES, check_every=3))
+    states = []
+    for _ in range(2):
+        stage.step(**given(comm))
+        states.append(stage.state_dict())
+    stage.load_state_dict(states[comm.rank % 2])
+    for _ in range(6):
+        stage.step(**given(comm))
+    assert stage.stores_alike()
+
+
 def staged_state(stage: PipelineStage, other: PipelineStage) -> dict[str, Any]:
     """A state whose store counts a visit less."""
     state = stage.state_dict()
