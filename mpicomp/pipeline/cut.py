@@ -136,7 +136,8 @@ class CutEnd:
         """Have all messages sent in full precision again; call it on both ends."""
         for coding in self._keeping:
             coding.forget_all()
-        self._begin_again()
+        self.begin_again()
+        self.lost = ""
 
     def compare(self) -> int:
         """Have both ends forget the examples whose messages they do not share; returns their number; on both ends."""
@@ -154,15 +155,14 @@ class CutEnd:
         for name in (*_DIRECTIONS, *(name for name in state if name not in _DIRECTIONS)):
             which, _, part = name.partition(" ")
             self._coding(_DIRECTIONS.index(which), int(part or 0)).load_state_dict(state[name])
-        self._begin_again()
+        self.lost = ""
 
-    def _begin_again(self) -> None:
-        """Have the next message announced, and so the messages of both ends settled."""
+    def begin_again(self) -> None:
+        """Have the next message announced, and so the messages of both ends settled; call it on both ends."""
         self.activations.forget_layout()
         self.gradients.forget_layout()
         for coding in self._keeping:
             coding.begin_checksum()
-        self.lost = ""
 
     def close(self) -> None:
         """Release the messages and their files."""

@@ -86,6 +86,8 @@ class CutHolder(ABC):
         raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
         steps = self.steps
         try:
+            for cut in self._held_cuts():  # also where another rank's state is refused, lest the ends of a cut differ
+                cut.begin_again()
             for cut, saved in states:
                 cut.load_state_dict(with_arrays(saved))
             steps = int(state["steps"])

@@ -168,6 +168,20 @@ def test_messages_that_differ_are_refused_until_they_are_forgotten_or_loaded(com
 
 
 @several
+def test_training_goes_on_after_a_state_was_refused(comm: Communicator) -> None:
+    stage = staged(comm, forward=Deltas(RowQuantizer(8), EXAMPLES, check_every=1))
+    stage.step(**given(comm))
+    state = stage.state_dict()
+    if comm.rank == 1:
+        state["codings"]["gradients before"] = {"damaged": 1}
+    with pytest.raises(PipelineError, match="the state was not loaded on all stages: load another: stage 1"):
+        stage.load_state_dict(state)
+    stage.step(**given(comm))
+    stage.step(**given(comm))
+    assert stage.stores_alike()
+
+
+@several
 def test_not_a_number_is_refused_on_all_ranks(comm: Communicator) -> None:
     stage = staged(comm, forward=Direct(FullRows("float16")))
     batch = given(comm)
