@@ -216,7 +216,7 @@ class PipelineStage(CutHolder):
         parts = np.array_split(listed, micro_batches)
         run = SliceStep(self.module, self._before, self._after, parts, loss=self._loss, inputs=inputs, targets=targets)
         with self._transaction(self._held_cuts(), (self.module, self._loss)):
-            self._tied.begin(self.steps)
+            self._tied.begin()
             for number, action in enumerate(actions):
                 run.take(action, actions[number + 1 : number + 3])
             run.finish()
