@@ -31,7 +31,7 @@ from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
-from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, loss_of, pass_forward
+from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, evaluating, loss_of, pass_forward
 from mpicomp.pipeline.store_rows import Ids
 from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import with_tensors
@@ -252,7 +252,8 @@ class PipelineStage(CutHolder):
     def evaluate(self, inputs: Tensors = None, targets: Tensors = None) -> float:
         """Return the mean loss of a batch; collective.
 
-        The module is in evaluation mode meanwhile. Activations travel in full precision and are not kept.
+        The module is in evaluation mode meanwhile, and so is a loss that is a module. Activations travel in full
+        precision and are not kept.
 
         Parameters
         ----------
@@ -273,7 +274,7 @@ class PipelineStage(CutHolder):
         loss = 0.0
         if self.is_last and failure is None and output is not None:
             try:
-                with torch.no_grad():
+                with torch.no_grad(), evaluating(self._loss):
                     loss = loss_of(self._loss, output, targets).item()
             except Exception as error:  # noqa: BLE001 - reported to all stages
                 failure = error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, LevelRows, RowQuantizer, TopRows
@@ -154,6 +154,39 @@ def staged_state(stage: PipelineStage, other: PipelineStage) -> dict[str, Any]:
     state = stage.state_dict()
     state["codings"]["activations after"]["store"]["stamps"] -= 1
     return state
+
+
+@pytest.mark.mpi(max_size=3)
+def test_evaluation_has_a_loss_with_layers_in_evaluation_mode(comm: Communicator) -> None:
+    loss = LossOfNormalized()
+    stage = PipelineStage(layer(comm.rank), comm, MICRO_BATCHES, loss=loss if comm.rank == comm.size - 1 else None)
+    assert stage.evaluate(given(comm)["inputs"], given(comm)["targets"]) > 0
+    assert loss.norm.num_batches_tracked == 0
+    assert loss.norm.training
+
+
+class LossOfNormalized(nn.Module):
+    """A loss with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.norm(output), targets)
+
+
+@pytest.mark.mpi(max_size=3)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_step_adds_gradients_in_any_mode_of_the_caller(comm: Communicator, mode: Any) -> None:
+    stages = staged(comm), staged(comm)
+    batch = given(comm)
+    expected = stages[0].step(**batch)
+    with mode():
+        assert stages[1].step(**batch) == expected
+    for one, other in zip(*(stage.module.parameters() for stage in stages), strict=True):
+        assert one.grad is not None
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_evaluation_is_that_of_one_process_and_keeps_nothing(comm: Communicator) -> None:
