@@ -49,7 +49,8 @@ class CutHolder(ABC):
             )
         saved = SavedModules(modules)
         try:
-            yield
+            with torch.inference_mode(False):  # enables gradients, lest a caller's no_grad() leaves them out in silence
+                yield
         except BaseException as error:
             saved.restore()
             for cut in cuts:
