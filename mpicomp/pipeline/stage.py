@@ -6,6 +6,7 @@ receive is begun up to two actions ahead, and no send is waited for before the s
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from operator import index
 from typing import ClassVar
@@ -31,6 +32,7 @@ from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
+from mpicomp.pipeline.simulate import all_stages, prove
 from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, evaluating, loss_of, pass_forward
 from mpicomp.pipeline.store_rows import Ids
 from mpicomp.pipeline.store_states import State
@@ -58,7 +60,7 @@ class PipelineStage(CutHolder):
         the sum of all these stages' gradients. Give them the same optimizer and options on all these stages. With
         `everyone`, call `sum_tied_gradients` in each step.
     schedule : "1f1b", "gpipe" or a function
-        See `mpicomp.pipeline.schedule`.
+        See `mpicomp.pipeline.schedule`. A function is proved by `mpicomp.pipeline.simulate.prove`.
     forward, backward : Direct or Deltas
         How activations and their gradients travel; the same on all stages. `Deltas` only forward.
     seed : int
@@ -146,7 +148,9 @@ class PipelineStage(CutHolder):
                 raise TypeError(f"everyone is {shown(everyone)} and tied {shown(tied)}: pass a Communicator and a dict")
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
-            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
+            self._planned = micro_batches, self._plan(micro_batches)
+            if not isinstance(schedule, str):  # the address in a function's repr differs between processes
+                schedule = f"schedule {zlib.crc32(repr(self._planned).encode()):08x}"
             self.micro_batches, seed = index(micro_batches), index(seed)
         except Exception as error:  # noqa: BLE001 - a schedule is a function of the user's
             fault = one_line(error)
@@ -316,8 +320,14 @@ class PipelineStage(CutHolder):
 
     def _actions(self, micro_batches: int) -> tuple[Action, ...]:
         if micro_batches != self._planned[0]:
-            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
-        return self._planned[1]
+            self._planned = micro_batches, self._plan(micro_batches)
+        return self._planned[1][self.stage]
+
+    def _plan(self, micro_batches: int) -> list[tuple[Action, ...]]:
+        """Return all stages' actions; ScheduleError unless they train a batch."""
+        stages = all_stages(self._schedule, self.stages, micro_batches)
+        prove(stages, micro_batches)
+        return stages
 
     def _agree_on_ids(self, inputs: Tensors, targets: Tensors, ids: ArrayLike | None) -> Ids:
         """Return the ids of a step's examples, if all stages can begin."""

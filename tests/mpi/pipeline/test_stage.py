@@ -12,15 +12,19 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, LevelRows, RowQuantizer, TopRows
-from mpicomp.pipeline import Deltas, Direct, PipelineStage
+from mpicomp.pipeline import Action, Backward, Deltas, Direct, Forward, PipelineStage, Schedule
 from mpicomp.pipeline.messages import HEADER_BYTES
 from tests.mpi.lanes import few_ranks, two_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, data, given, layer, staged
 from tests.reference.rows import encoded_in_levels
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_gradients_are_those_of_one_process(comm: Communicator, schedule: str) -> None:
+def one_at_a_time(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+    return tuple(kind(k) for k in range(micro_batches) for kind in (Forward, Backward))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", one_at_a_time])
+def test_gradients_are_those_of_one_process(comm: Communicator, schedule: str | Schedule) -> None:
     stage = staged(comm, schedule=schedule)
     loss = stage.step(**given(comm))
     whole = nn.Sequential(*map(layer, range(comm.size)))
