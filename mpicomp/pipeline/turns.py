@@ -221,14 +221,19 @@ class Party(CutHolder, Generic[First, Second]):
         Raises
         ------
         PipelineError
-            A state is that of another rank or of other clients, or damaged, or there is no room for it; on every rank.
-            Unless the states are of others, messages that were kept before may be gone.
+            A state is that of another rank, of other clients or of another turn, or damaged, or there is no room for
+            it; on every rank. Unless the states are of others, messages that were kept before may be gone.
         """
         mine = self._place()
         theirs = {name: state.get(name) for name in mine} if isinstance(state, dict) else shown(state)
-        fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
+        fault = None
+        if theirs != mine:
+            fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
+        last = self.comm.allgather_object(shown(state.get("weights_of")) if fault is None else "")
+        if fault is None and {*last} - {"", last[self.comm.rank]}:  # the next client's weights would be missing
+            fault = f"the last turn of its state was that of client {last[self.comm.rank]}: load states of one turn"
         saved = (pair for client, both in self._cuts.items() for pair in zip(both, state["cuts"][client], strict=True))
-        self._load_cuts(state, None if theirs == mine else fault, saved)
+        self._load_cuts(state, fault, saved)
         self._weights_of = state["weights_of"]
 
     def _place(self) -> dict[str, int]:
