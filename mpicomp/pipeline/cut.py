@@ -12,6 +12,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpicomp.pipeline.activations import Compression, Deltas, Direct
+from mpicomp.pipeline.agreement import UNKNOWN, failure_text
 from mpicomp.pipeline.coding import Coding, CodingPlace
 from mpicomp.pipeline.messages import REFUSABLE, Incoming, Outgoing, settle
 from mpicomp.pipeline.store_rows import Ids
@@ -124,8 +125,15 @@ class CutEnd:
     # Kept messages ---------------------------------------------------------------------------------------------------
 
     def checksum(self) -> int:
-        """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one."""
-        found = sum(coding.checksum() or 0 for coding in self._keeping)
+        """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one.
+
+        UNKNOWN, and `lost` has the reason, where the messages could not be written.
+        """
+        try:
+            found = sum(coding.checksum() or 0 for coding in self._keeping)
+        except REFUSABLE as error:  # the other end waits for the checksum
+            self.lost = failure_text(error) or ""
+            return UNKNOWN
         return int(np.uint64(found % 2**64).astype(np.int64))
 
     def digest(self) -> int:

@@ -133,7 +133,10 @@ class SliceStep:
         ids = self._ids[action.micro_batch]
         if isinstance(action, Forward):
             for cut in self._cuts:
-                cut.prefetch(ids)
+                try:
+                    cut.prefetch(ids)
+                except REFUSABLE as error:  # messages of an earlier step could not be written
+                    self._fail(error)
             link = None if self._before is None else self._before.activations
         else:
             link = None if self._after is None else self._after.gradients

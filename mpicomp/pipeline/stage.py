@@ -331,10 +331,10 @@ class PipelineStage(CutHolder):
 
     def _agree_on_ids(self, inputs: Tensors, targets: Tensors, ids: ArrayLike | None) -> Ids:
         """Return the ids of a step's examples, if all stages can begin."""
+        before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))
         part, fault = PartOfBatch.check(
             inputs, targets, ids, first=self.is_first, last=self.is_last, cuts=self._sides.values()
         )
-        before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))
         try:
             return agree_on_batch(self.comm, part.examples, part.ids, fault, (before, after))
         except MessagesDiffer as error:

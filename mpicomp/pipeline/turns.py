@@ -23,7 +23,15 @@ from collectives.annotations import override
 from collectives.errors import CollectiveError
 from collectives.quoting import shown
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import DIFFERENT, Pair, PipelineError, agree_on_options, failure_text, raise_faults
+from mpicomp.pipeline.agreement import (
+    DIFFERENT,
+    Pair,
+    PipelineError,
+    agree_on_options,
+    checksums_differ,
+    failure_text,
+    raise_faults,
+)
 from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action
@@ -184,14 +192,14 @@ class Party(CutHolder, Generic[First, Second]):
 
     def _open(self, pair: Pair, cuts: tuple[First, Second], fault: str | None) -> None:
         """Begin a step on both ranks, or on neither."""
-        kept = [cut.checksum() for cut in cuts]
-        theirs = pair.exchange(kept)
+        kept = np.array([cut.checksum() for cut in cuts])
+        differ = checksums_differ(kept, np.array(pair.exchange(kept.tolist())))
         text = f"{self.comm.here}: the server and client {self.client} {DIFFERENT}"
-        for cut, one, other in zip(cuts, kept, theirs, strict=True):
-            cut.lost = text if one != other else cut.lost
-        if kept != theirs:  # before other errors: a checksum is compared only once
+        for cut, one in zip(cuts, differ, strict=True):
+            cut.lost = text if one else cut.lost
+        if differ.any():  # before other errors: a checksum is compared only once
             raise PipelineError(text)
-        pair.agree("the step was not begun", fault)
+        pair.agree("the step was not begun", fault or cuts[0].lost or cuts[1].lost or None)
 
     def _take(self, pair: Pair, cuts: tuple[First, Second], actions: Sequence[tuple[SliceStep, Action]]) -> None:
         """Take the actions of a step, and commit it on both ranks, or on neither."""
