@@ -25,11 +25,14 @@ from mpicomp.pipeline.agreement import (
     agree_on_batch,
     agree_on_end,
     agree_on_options,
+    failure_text,
+    raise_faults,
     share_with_replicas,
 )
 from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.message_layout import Tensors
+from mpicomp.pipeline.messages import REFUSABLE
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
 from mpicomp.pipeline.simulate import all_stages, prove
@@ -391,7 +394,18 @@ class PipelineStage(CutHolder):
             self._sides[side].forget_messages()
 
     def stores_alike(self) -> bool:
-        """Return True on every stage if both ends of every cut have kept the same messages; collective."""
-        mine = [0 if cut is None else cut.digest() for cut in (self._before, self._after)]
+        """Return True on every stage if both ends of every cut have kept the same messages; collective.
+
+        Raises
+        ------
+        PipelineError
+            Messages of a stage cannot be read; on every stage.
+        """
+        mine, fault = [0, 0], None
+        try:
+            mine = [0 if cut is None else cut.digest() for cut in (self._before, self._after)]
+        except REFUSABLE as error:
+            fault = failure_text(error)
+        raise_faults(self.comm.allgather_object(fault), "the messages were not compared")
         everyones = self.comm.allgather(np.array([mine], np.int64))
         return bool((everyones[:-1, 1] == everyones[1:, 0]).all())

@@ -68,6 +68,8 @@ def test_a_full_disk_is_reported_on_all_ranks(
             stage.step(**given(comm))
     with pytest.raises(PipelineError, match=r"stage 1: .*rows could not be written back.*the disk is full"):
         stage.step(**given(comm))
+    with pytest.raises(PipelineError, match=r"the messages were not compared: stage 1: .*the disk is full"):
+        stage.stores_alike()
     with pytest.raises(OSError, match="the disk is full") if comm.rank == 1 else nullcontext():
         stage.close()
 
