@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from collectives import Communicator
 from collectives.annotations import AnyArray
@@ -17,6 +18,8 @@ DIFFERENT = (
     "have kept different messages of the same examples: load the last checkpoint, or call forget_messages() on all "
     "ranks, and all are sent in full again"
 )
+UNKNOWN = -(2**63)
+"""Stands for the checksum of messages that are lost. A sum has this value once in 2^64 times."""
 _PAIR_TAG = 20  # above those of cuts
 
 
@@ -70,7 +73,7 @@ def agree_on_batch(
     digest = b"" if ids is None else hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
     mark = int.from_bytes(digest, "little", signed=True)
     everyones = comm.allgather(np.array([[fault is not None, examples, mark, *checksums]], np.int64))
-    cuts = np.flatnonzero(everyones[:-1, 4] != everyones[1:, 3]).tolist()
+    cuts = np.flatnonzero(checksums_differ(everyones[:-1, 4], everyones[1:, 3])).tolist()
     if cuts:  # before other errors: a checksum is compared only once
         raise MessagesDiffer(f"{comm.here}: stages {cuts[0]} and {cuts[0] + 1} {DIFFERENT}", cuts)
     if everyones[:, 0].any():
@@ -86,6 +89,12 @@ def agree_on_batch(
             "in the same order"
         )
     return np.arange(sizes.pop()) if ids is None else ids
+
+
+def checksums_differ(mine: AnyArray, theirs: AnyArray) -> NDArray[np.bool_]:
+    """Return which of the checksums of both ends are known and differ."""
+    differ: NDArray[np.bool_] = (mine != theirs) & (mine != UNKNOWN) & (theirs != UNKNOWN)
+    return differ
 
 
 def agree_on_end(comm: Communicator, loss: float, failure: Exception | None) -> float:

@@ -75,6 +75,10 @@ class Coding(ABC):
         """Have all examples sent in full precision the next time."""
         return
 
+    def begin_checksum(self) -> None:
+        """Begin a new checksum, on both ends."""
+        return
+
     def checksum(self) -> int | None:
         """Return a checksum of the messages kept since the last call, equal on both ends; None in most steps."""
         return None

@@ -12,6 +12,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpicomp.pipeline.activations import Compression, Deltas, Direct
+from mpicomp.pipeline.agreement import UNKNOWN, failure_text
 from mpicomp.pipeline.coding import Coding, CodingPlace
 from mpicomp.pipeline.messages import REFUSABLE, Incoming, Outgoing, settle
 from mpicomp.pipeline.store_rows import Ids
@@ -124,8 +125,15 @@ class CutEnd:
     # Kept messages ---------------------------------------------------------------------------------------------------
 
     def checksum(self) -> int:
-        """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one."""
-        found = sum(coding.checksum() or 0 for coding in self._keeping)
+        """Return the sum of messages kept since the last call, as a signed number; 0 where it is not time for one.
+
+        UNKNOWN, and `lost` has the reason, where the messages could not be written.
+        """
+        try:
+            found = sum(coding.checksum() or 0 for coding in self._keeping)
+        except REFUSABLE as error:  # the other end waits for the checksum
+            self.lost = failure_text(error) or ""
+            return UNKNOWN
         return int(np.uint64(found % 2**64).astype(np.int64))
 
     def digest(self) -> int:
@@ -136,7 +144,8 @@ class CutEnd:
         """Have all messages sent in full precision again; call it on both ends."""
         for coding in self._keeping:
             coding.forget_all()
-        self._begin_again()
+        self.begin_again()
+        self.lost = ""
 
     def compare(self) -> int:
         """Have both ends forget the examples whose messages they do not share; returns their number; on both ends."""
@@ -154,13 +163,14 @@ class CutEnd:
         for name in (*_DIRECTIONS, *(name for name in state if name not in _DIRECTIONS)):
             which, _, part = name.partition(" ")
             self._coding(_DIRECTIONS.index(which), int(part or 0)).load_state_dict(state[name])
-        self._begin_again()
+        self.lost = ""
 
-    def _begin_again(self) -> None:
-        """Have the next message announced, and so the messages of both ends settled."""
+    def begin_again(self) -> None:
+        """Have the next message announced, and so the messages of both ends settled; call it on both ends."""
         self.activations.forget_layout()
         self.gradients.forget_layout()
-        self.lost = ""
+        for coding in self._keeping:
+            coding.begin_checksum()
 
     def close(self) -> None:
         """Release the messages and their files."""

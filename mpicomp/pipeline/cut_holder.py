@@ -49,7 +49,8 @@ class CutHolder(ABC):
             )
         saved = SavedModules(modules)
         try:
-            yield
+            with torch.inference_mode(False):  # enables gradients, lest a caller's no_grad() leaves them out in silence
+                yield
         except BaseException as error:
             saved.restore()
             for cut in cuts:
@@ -86,6 +87,8 @@ class CutHolder(ABC):
         raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
         steps = self.steps
         try:
+            for cut in self._held_cuts():  # also where another rank's state is refused, lest the ends of a cut differ
+                cut.begin_again()
             for cut, saved in states:
                 cut.load_state_dict(with_arrays(saved))
             steps = int(state["steps"])

@@ -37,7 +37,8 @@ class DeltaCoding(Coding):
         self._stream, self._make_store, self._source = stream, make_store, source
         self._store: Store | None = None
         self._pending: list[tuple[Ids, Rows]] = []
-        self._steps = 0
+        # the ends may have loaded states of different steps, and compare their messages after the same ones
+        self._steps = self._steps_compared = 0
 
     @override
     def check(self, ids: Ids | None) -> None:
@@ -114,7 +115,8 @@ class DeltaCoding(Coding):
     @override
     def commit(self) -> None:
         pending, self._pending = self._pending, []
-        self._steps += 1  # first: it stays equal on both ends also where a write fails
+        self._steps += 1
+        self._steps_compared += 1  # first: it stays equal on both ends also where a write fails
         for ids, rows in pending:
             if ids.size:
                 self._open_store(rows.shape[1:]).write(ids, rows)
@@ -165,11 +167,16 @@ class DeltaCoding(Coding):
     def forget_all(self) -> None:
         if self._store is not None:
             self._store.forget_all()
+
+    @override
+    def begin_checksum(self) -> None:
+        self._steps_compared = 0
+        if self._store is not None:
             self._store.reset_checksum()
 
     @override
     def checksum(self) -> int | None:
-        if self._store is None or self._steps % self._check_every:
+        if self._store is None or self._steps_compared % self._check_every:
             return None
         found = self._store.touched_checksum()
         self._store.reset_checksum()

@@ -133,7 +133,10 @@ class SliceStep:
         ids = self._ids[action.micro_batch]
         if isinstance(action, Forward):
             for cut in self._cuts:
-                cut.prefetch(ids)
+                try:
+                    cut.prefetch(ids)
+                except REFUSABLE as error:  # messages of an earlier step could not be written
+                    self._fail(error)
             link = None if self._before is None else self._before.activations
         else:
             link = None if self._after is None else self._after.gradients
@@ -219,7 +222,7 @@ def pass_forward(
     if before is None or arrays is not None:
         try:
             value, _ = _receive(inputs, before, arrays, evaluating=True)
-            with _evaluating(module):
+            with evaluating(module):
                 output = module(value)
             message = None if after is None else Parcel(output, ids.size, evaluating=True).message()
         except Exception as error:  # noqa: BLE001 - reported to all ranks
@@ -233,9 +236,9 @@ def pass_forward(
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Have layers that are in training mode in evaluation mode meanwhile."""
-    training = [one for one in module.modules() if one.training]
+def evaluating(module: object) -> Iterator[None]:
+    """Have layers that are in training mode in evaluation mode meanwhile; a loss may be a function without layers."""
+    training = [one for one in module.modules() if one.training] if isinstance(module, nn.Module) else []
     for one in training:
         one.training = False
     try:

@@ -6,6 +6,7 @@ receive is begun up to two actions ahead, and no send is waited for before the s
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from operator import index
 from typing import ClassVar
@@ -24,14 +25,18 @@ from mpicomp.pipeline.agreement import (
     agree_on_batch,
     agree_on_end,
     agree_on_options,
+    failure_text,
+    raise_faults,
     share_with_replicas,
 )
 from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.message_layout import Tensors
+from mpicomp.pipeline.messages import REFUSABLE
 from mpicomp.pipeline.schedule import Action, Schedule
 from mpicomp.pipeline.schedule import schedule as schedule_of
-from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, loss_of, pass_forward
+from mpicomp.pipeline.simulate import all_stages, prove
+from mpicomp.pipeline.slice_step import Loss, PartOfBatch, SliceStep, evaluating, loss_of, pass_forward
 from mpicomp.pipeline.store_rows import Ids
 from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import with_tensors
@@ -58,7 +63,7 @@ class PipelineStage(CutHolder):
         the sum of all these stages' gradients. Give them the same optimizer and options on all these stages. With
         `everyone`, call `sum_tied_gradients` in each step.
     schedule : "1f1b", "gpipe" or a function
-        See `mpicomp.pipeline.schedule`.
+        See `mpicomp.pipeline.schedule`. A function is proved by `mpicomp.pipeline.simulate.prove`.
     forward, backward : Direct or Deltas
         How activations and their gradients travel; the same on all stages. `Deltas` only forward.
     seed : int
@@ -146,7 +151,9 @@ class PipelineStage(CutHolder):
                 raise TypeError(f"everyone is {shown(everyone)} and tied {shown(tied)}: pass a Communicator and a dict")
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
-            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
+            self._planned = micro_batches, self._plan(micro_batches)
+            if not isinstance(schedule, str):  # the address in a function's repr differs between processes
+                schedule = f"schedule {zlib.crc32(repr(self._planned).encode()):08x}"
             self.micro_batches, seed = index(micro_batches), index(seed)
         except Exception as error:  # noqa: BLE001 - a schedule is a function of the user's
             fault = one_line(error)
@@ -216,7 +223,7 @@ class PipelineStage(CutHolder):
         parts = np.array_split(listed, micro_batches)
         run = SliceStep(self.module, self._before, self._after, parts, loss=self._loss, inputs=inputs, targets=targets)
         with self._transaction(self._held_cuts(), (self.module, self._loss)):
-            self._tied.begin(self.steps)
+            self._tied.begin()
             for number, action in enumerate(actions):
                 run.take(action, actions[number + 1 : number + 3])
             run.finish()
@@ -252,7 +259,8 @@ class PipelineStage(CutHolder):
     def evaluate(self, inputs: Tensors = None, targets: Tensors = None) -> float:
         """Return the mean loss of a batch; collective.
 
-        The module is in evaluation mode meanwhile. Activations travel in full precision and are not kept.
+        The module is in evaluation mode meanwhile, and so is a loss that is a module. Activations travel in full
+        precision and are not kept.
 
         Parameters
         ----------
@@ -273,7 +281,7 @@ class PipelineStage(CutHolder):
         loss = 0.0
         if self.is_last and failure is None and output is not None:
             try:
-                with torch.no_grad():
+                with torch.no_grad(), evaluating(self._loss):
                     loss = loss_of(self._loss, output, targets).item()
             except Exception as error:  # noqa: BLE001 - reported to all stages
                 failure = error
@@ -315,15 +323,21 @@ class PipelineStage(CutHolder):
 
     def _actions(self, micro_batches: int) -> tuple[Action, ...]:
         if micro_batches != self._planned[0]:
-            self._planned = micro_batches, self._schedule(self.stage, self.stages, micro_batches)
-        return self._planned[1]
+            self._planned = micro_batches, self._plan(micro_batches)
+        return self._planned[1][self.stage]
+
+    def _plan(self, micro_batches: int) -> list[tuple[Action, ...]]:
+        """Return all stages' actions; ScheduleError unless they train a batch."""
+        stages = all_stages(self._schedule, self.stages, micro_batches)
+        prove(stages, micro_batches)
+        return stages
 
     def _agree_on_ids(self, inputs: Tensors, targets: Tensors, ids: ArrayLike | None) -> Ids:
         """Return the ids of a step's examples, if all stages can begin."""
+        before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))
         part, fault = PartOfBatch.check(
             inputs, targets, ids, first=self.is_first, last=self.is_last, cuts=self._sides.values()
         )
-        before, after = (0 if cut is None else cut.checksum() for cut in (self._before, self._after))
         try:
             return agree_on_batch(self.comm, part.examples, part.ids, fault, (before, after))
         except MessagesDiffer as error:
@@ -380,7 +394,18 @@ class PipelineStage(CutHolder):
             self._sides[side].forget_messages()
 
     def stores_alike(self) -> bool:
-        """Return True on every stage if both ends of every cut have kept the same messages; collective."""
-        mine = [0 if cut is None else cut.digest() for cut in (self._before, self._after)]
+        """Return True on every stage if both ends of every cut have kept the same messages; collective.
+
+        Raises
+        ------
+        PipelineError
+            Messages of a stage cannot be read; on every stage.
+        """
+        mine, fault = [0, 0], None
+        try:
+            mine = [0 if cut is None else cut.digest() for cut in (self._before, self._after)]
+        except REFUSABLE as error:
+            fault = failure_text(error)
+        raise_faults(self.comm.allgather_object(fault), "the messages were not compared")
         everyones = self.comm.allgather(np.array([mine], np.int64))
         return bool((everyones[:-1, 1] == everyones[1:, 0]).all())

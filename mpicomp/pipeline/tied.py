@@ -24,6 +24,7 @@ class TiedParameters:
         # deferred: `sum_averaged` sums after the average over replicas, instead of `add_gradients` in each step
         self._comm, self._parameters, self._deferred = comm, dict(tied), deferred
         self._due = False  # steps were made whose averaged gradients are not yet summed
+        self._steps = 0  # made together: stages may have loaded states of different steps
         self._before: dict[str, Tensor | None] = {}
         wrong = {name for name, one in tied.items() if not isinstance(one, nn.Parameter)}
         mine = {
@@ -46,13 +47,13 @@ class TiedParameters:
             with torch.no_grad():
                 self._parameters[name].copy_(self._everyones(stages, self._parameters[name])[0])
 
-    def begin(self, step: int) -> None:
+    def begin(self) -> None:
         """Set gradients of earlier steps aside, and compare the parameters now and then; collective over the stages."""
         self._before = {}
         if not self._deferred:
             for name, one in self._parameters.items():
                 self._before[name], one.grad = one.grad, None
-        if not self._stages or step % _CHECK_EVERY not in _CHECKED:
+        if not self._stages or self._steps % _CHECK_EVERY not in _CHECKED:
             return
         sums = {name: zlib.crc32(as_bytes(one).data) for name, one in self._parameters.items()}
         everyones = self._comm.allgather_object(sums)
@@ -67,6 +68,7 @@ class TiedParameters:
 
     def add_gradients(self) -> None:
         """Add the sum of the step's gradients to those before, on all stages that share a parameter."""
+        self._steps += 1
         if self._deferred:
             self._due = True
             return

@@ -23,7 +23,15 @@ from collectives.annotations import override
 from collectives.errors import CollectiveError
 from collectives.quoting import shown
 from mpicomp.codecs.options import whole
-from mpicomp.pipeline.agreement import DIFFERENT, Pair, PipelineError, agree_on_options, failure_text, raise_faults
+from mpicomp.pipeline.agreement import (
+    DIFFERENT,
+    Pair,
+    PipelineError,
+    agree_on_options,
+    checksums_differ,
+    failure_text,
+    raise_faults,
+)
 from mpicomp.pipeline.cut import Compressions, CutEnd, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.schedule import Action
@@ -184,14 +192,14 @@ class Party(CutHolder, Generic[First, Second]):
 
     def _open(self, pair: Pair, cuts: tuple[First, Second], fault: str | None) -> None:
         """Begin a step on both ranks, or on neither."""
-        kept = [cut.checksum() for cut in cuts]
-        theirs = pair.exchange(kept)
+        kept = np.array([cut.checksum() for cut in cuts])
+        differ = checksums_differ(kept, np.array(pair.exchange(kept.tolist())))
         text = f"{self.comm.here}: the server and client {self.client} {DIFFERENT}"
-        for cut, one, other in zip(cuts, kept, theirs, strict=True):
-            cut.lost = text if one != other else cut.lost
-        if kept != theirs:  # before other errors: a checksum is compared only once
+        for cut, one in zip(cuts, differ, strict=True):
+            cut.lost = text if one else cut.lost
+        if differ.any():  # before other errors: a checksum is compared only once
             raise PipelineError(text)
-        pair.agree("the step was not begun", fault)
+        pair.agree("the step was not begun", fault or cuts[0].lost or cuts[1].lost or None)
 
     def _take(self, pair: Pair, cuts: tuple[First, Second], actions: Sequence[tuple[SliceStep, Action]]) -> None:
         """Take the actions of a step, and commit it on both ranks, or on neither."""
@@ -221,14 +229,19 @@ class Party(CutHolder, Generic[First, Second]):
         Raises
         ------
         PipelineError
-            A state is that of another rank or of other clients, or damaged, or there is no room for it; on every rank.
-            Unless the states are of others, messages that were kept before may be gone.
+            A state is that of another rank, of other clients or of another turn, or damaged, or there is no room for
+            it; on every rank. Unless the states are of others, messages that were kept before may be gone.
         """
         mine = self._place()
         theirs = {name: state.get(name) for name in mine} if isinstance(state, dict) else shown(state)
-        fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
+        fault = None
+        if theirs != mine:
+            fault = f"the state is of {theirs}, not of {mine}: load the state that this rank has saved"
+        last = self.comm.allgather_object(shown(state.get("weights_of")) if fault is None else "")
+        if fault is None and {*last} - {"", last[self.comm.rank]}:  # the next client's weights would be missing
+            fault = f"the last turn of its state was that of client {last[self.comm.rank]}: load states of one turn"
         saved = (pair for client, both in self._cuts.items() for pair in zip(both, state["cuts"][client], strict=True))
-        self._load_cuts(state, None if theirs == mine else fault, saved)
+        self._load_cuts(state, fault, saved)
         self._weights_of = state["weights_of"]
 
     def _place(self) -> dict[str, int]:

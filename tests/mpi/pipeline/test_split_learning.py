@@ -290,6 +290,18 @@ def test_a_state_of_another_rank_is_refused_on_all(comm: Communicator) -> None:
         party.load_state_dict(states[comm.rank ^ 1] if comm.rank < 2 else states[2])
 
 
+@pytest.mark.mpi(min_size=3)
+def test_states_of_different_turns_are_refused_on_all(comm: Communicator) -> None:
+    party = made(comm)
+    states = []
+    for client in (0, 1):
+        one_step(party, client)
+        states.append(party.state_dict())
+    with pytest.raises(PipelineError, match="rank 1: the last turn of its state was that of client 0: load states of"):
+        party.load_state_dict(states[comm.rank != 1])
+    one_step(party, 2)
+
+
 def test_messages_that_differ_between_the_two_ends_are_noticed(comm: Communicator) -> None:
     party = made(comm, forward=Deltas(FullRows("float16"), EXAMPLES, check_every=1))
     one_step(party)

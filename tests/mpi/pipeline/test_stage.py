@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, LevelRows, RowQuantizer, TopRows
-from mpicomp.pipeline import Deltas, Direct, PipelineStage
+from mpicomp.pipeline import Action, Backward, Deltas, Direct, Forward, PipelineStage, Schedule
 from mpicomp.pipeline.messages import HEADER_BYTES
 from tests.mpi.lanes import few_ranks, two_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, data, given, layer, staged
 from tests.reference.rows import encoded_in_levels
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_gradients_are_those_of_one_process(comm: Communicator, schedule: str) -> None:
+def one_at_a_time(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+    return tuple(kind(k) for k in range(micro_batches) for kind in (Forward, Backward))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", one_at_a_time])
+def test_gradients_are_those_of_one_process(comm: Communicator, schedule: str | Schedule) -> None:
     stage = staged(comm, schedule=schedule)
     loss = stage.step(**given(comm))
     whole = nn.Sequential(*map(layer, range(comm.size)))
@@ -135,11 +139,58 @@ def test_training_goes_on_from_a_state_bit_by_bit_and_from_ends_that_differ(comm
     assert again.step(**given(comm)) > 0
 
 
+@few_ranks
+@pytest.mark.mpi(min_size=2)
+def test_ends_that_load_states_of_different_steps_train_on(comm: Communicator) -> None:
+    stage = staged(comm, forward=Deltas(RowQuantizer(8), EXAMPLES, check_every=3))
+    states = []
+    for _ in range(2):
+        stage.step(**given(comm))
+        states.append(stage.state_dict())
+    stage.load_state_dict(states[comm.rank % 2])
+    for _ in range(6):
+        stage.step(**given(comm))
+    assert stage.stores_alike()
+
+
 def staged_state(stage: PipelineStage, other: PipelineStage) -> dict[str, Any]:
     """A state whose store counts a visit less."""
     state = stage.state_dict()
     state["codings"]["activations after"]["store"]["stamps"] -= 1
     return state
+
+
+@pytest.mark.mpi(max_size=3)
+def test_evaluation_has_a_loss_with_layers_in_evaluation_mode(comm: Communicator) -> None:
+    loss = LossOfNormalized()
+    stage = PipelineStage(layer(comm.rank), comm, MICRO_BATCHES, loss=loss if comm.rank == comm.size - 1 else None)
+    assert stage.evaluate(given(comm)["inputs"], given(comm)["targets"]) > 0
+    assert loss.norm.num_batches_tracked == 0
+    assert loss.norm.training
+
+
+class LossOfNormalized(nn.Module):
+    """A loss with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.norm(output), targets)
+
+
+@pytest.mark.mpi(max_size=3)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_step_adds_gradients_in_any_mode_of_the_caller(comm: Communicator, mode: Any) -> None:
+    stages = staged(comm), staged(comm)
+    batch = given(comm)
+    expected = stages[0].step(**batch)
+    with mode():
+        assert stages[1].step(**batch) == expected
+    for one, other in zip(*(stage.module.parameters() for stage in stages), strict=True):
+        assert one.grad is not None
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_evaluation_is_that_of_one_process_and_keeps_nothing(comm: Communicator) -> None:

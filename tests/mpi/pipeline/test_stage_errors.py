@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, RowQuantizer
-from mpicomp.pipeline import Deltas, Direct, MessageStore, PipelineError
+from mpicomp.pipeline import Deltas, Direct, MessageStore, PipelineError, gpipe, one_forward_one_backward
 from tests.mpi.lanes import few_ranks
 from tests.mpi.pipeline.stages import EXAMPLES, WIDTH, given, layer, staged
 
@@ -165,6 +165,32 @@ def test_messages_that_differ_are_refused_until_they_are_forgotten_or_loaded(com
         cure()
         stage.step(**given(comm))
         stage.step(**given(comm))
+
+
+@several
+def test_a_schedule_that_leaves_out_work_is_refused_on_all(comm: Communicator) -> None:
+    with pytest.raises(PipelineError, match="the pipeline cannot be made: stage 0: stage 0 leaves out B3"):
+        staged(comm, schedule=lambda *numbers: gpipe(*numbers)[:-1])
+
+
+@several
+def test_functions_that_make_different_schedules_are_refused_on_all(comm: Communicator) -> None:
+    with pytest.raises(PipelineError, match="the stages are given different options"):
+        staged(comm, schedule=gpipe if comm.rank == 0 else one_forward_one_backward)
+
+
+@several
+def test_training_goes_on_after_a_state_was_refused(comm: Communicator) -> None:
+    stage = staged(comm, forward=Deltas(RowQuantizer(8), EXAMPLES, check_every=1))
+    stage.step(**given(comm))
+    state = stage.state_dict()
+    if comm.rank == 1:
+        state["codings"]["gradients before"] = {"damaged": 1}
+    with pytest.raises(PipelineError, match="the state was not loaded on all stages: load another: stage 1"):
+        stage.load_state_dict(state)
+    stage.step(**given(comm))
+    stage.step(**given(comm))
+    assert stage.stores_alike()
 
 
 @several

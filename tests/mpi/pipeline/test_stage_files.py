@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 from collectives import Communicator
 from mpicomp.codecs.rows import RowQuantizer
-from mpicomp.pipeline import Deltas, PipelineStage
+from mpicomp.pipeline import Deltas, PipelineError, PipelineStage
+from mpicomp.pipeline.store_file import StoreFile
 from tests.mpi.pipeline.stages import EXAMPLES, given, layer, staged
 
 pytestmark = pytest.mark.mpi(min_size=2, max_size=3)
@@ -47,6 +49,29 @@ def put(comm: Communicator, source: Path, target: Path) -> None:
     if comm.rank == 1:
         shutil.copy(source, target)
     comm.barrier()
+
+
+@pytest.mark.parametrize("check_every", [1, 100])
+def test_a_full_disk_is_reported_on_all_ranks(
+    comm: Communicator, folder: Path, check_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    stage = staged(comm, forward=Deltas(RowQuantizer(4), EXAMPLES, folder=folder, check_every=check_every))
+    for _ in range(2):
+        stage.step(**given(comm))
+    if comm.rank == 1:
+        monkeypatch.setattr(StoreFile, "write_row", refuse)
+    for _ in range(3):  # a thread writes: the error is there after the first step, or in the next one
+        with suppress(PipelineError):
+            stage.step(**given(comm))
+    with pytest.raises(PipelineError, match=r"stage 1: .*rows could not be written back.*the disk is full"):
+        stage.step(**given(comm))
+    with pytest.raises(PipelineError, match=r"the messages were not compared: stage 1: .*the disk is full"):
+        stage.stores_alike()
+    with pytest.raises(OSError, match="the disk is full") if comm.rank == 1 else nullcontext():
+        stage.close()
 
 
 @pytest.mark.parametrize("lost", ["rows", "file"])

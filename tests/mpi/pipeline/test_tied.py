@@ -52,6 +52,21 @@ def expected(replicas: int) -> Tensor:
     return first.shared.detach()
 
 
+@pytest.mark.mpi(min_size=2, max_size=3)
+def test_stages_that_load_states_of_different_steps_train_on(comm: Communicator) -> None:
+    module: Any = End(first=comm.rank == 0)
+    tied = {"embedding": module.shared} if comm.rank in (0, comm.size - 1) else None
+    loss = nn.functional.cross_entropy if comm.rank == comm.size - 1 else None
+    module = module if tied else nn.Linear(WIDTH, WIDTH)
+    stage = PipelineStage(module, comm, MICRO_BATCHES, loss=loss, tied=tied)
+    given = symbols(0, 0) if comm.rank == 0 else None, symbols(0, 0) if loss else None
+    stage.step(*given)
+    state = stage.state_dict()
+    stage.load_state_dict(state | {"steps": 2} if comm.rank == 0 else state)
+    stage.step(*given)
+    stage.step(*given)
+
+
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("algorithm", [Dense(), QSGD(levels=4)], ids=["dense", "qsgd"])
 def test_both_ends_of_all_replicas_keep_the_same_bits(comm: Communicator, algorithm: Any) -> None:
