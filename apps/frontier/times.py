@@ -1,7 +1,8 @@
 """Times: a local step and a synchronization of each method, on emulated hosts at each rate.
 
 One job times all methods in turn, in several rounds. It also times the all-reduces that a user has without this
-library, Open MPI's and Gloo's, with a float32 vector of the model's length.
+library, Open MPI's and Gloo's, with a float32 vector of the model's length, and with one of half the length, for means
+in 16 bits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from apps.mpi_jobs import call_on_ranks
 from apps.records import Record
 from apps.studies.results import Results
 from collectives import Communicator
+from collectives.annotations import FloatArray
 from mpicomp.cli.cluster_report.open_mpi_algorithms import SETTINGS, AllreduceAlgorithm
 
 RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s"}
@@ -35,6 +37,8 @@ GLOO_PORT = "29513"
 OPEN_MPI = {"MPI_Allreduce": 0, "MPI recursive doubling": 3, "MPI ring": 4, "MPI Rabenseifner": 6}
 GLOO = "Gloo"
 OTHERS = (*OPEN_MPI, GLOO)
+HALF = ", 16 bits"
+"""End of the name of another library's all-reduce of half the bytes."""
 OUR_DENSE = "our dense"
 """Name of exact means by this library, which methods with a warm-up make, in the seconds of steps."""
 
@@ -46,7 +50,7 @@ def measure(task: str, rounds: int) -> Record:
         updates = {name: _steps(comm, Case(task, name, LOCAL)) for name in ALGORITHMS if name != "PowerSGD"}
         gradients = {name: _steps(comm, Case(task, name, GRADIENTS)) for name in ("PowerSGD", *own_optimizers(task))}
         elements = sum(one.numel() for one in TASKS[task].build(0).parameters())
-        others = _others(np.ones(elements, np.float32))
+        others = _others({"": np.ones(elements, np.float32), HALF: np.ones(elements // 2, np.float32)})
         taken: dict[str, list[list[float]]] = {name: [] for name in (*updates, *gradients, *others)}
         for index in range(1 + rounds):
             for name, step in {**updates, **gradients}.items():
@@ -79,15 +83,19 @@ def _steps(comm: Communicator, case: Case) -> Callable[[], None]:
     return step
 
 
-def _others(vector: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Callable[[], object]]:
-    """Return all-reduces of a vector by other libraries; Gloo only where an address is known."""
-    algorithm, out = AllreduceAlgorithm(), np.empty_like(vector)
+def _others(vectors: Mapping[str, FloatArray]) -> dict[str, Callable[[], object]]:
+    """Return all-reduces of vectors by other libraries, under names with the vectors' ends; Gloo needs an address."""
+    algorithm = AllreduceAlgorithm()
     comms = {name: algorithm.dup(MPI.COMM_WORLD, number) for name, number in OPEN_MPI.items()}
-    found: dict[str, Callable[[], object]] = {name: partial(one.Allreduce, vector, out) for name, one in comms.items()}
     if "MASTER_ADDR" in os.environ:
         os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_PORT": GLOO_PORT}
         distributed.init_process_group("gloo", rank=MPI.COMM_WORLD.rank, world_size=MPI.COMM_WORLD.size)
-        found[GLOO] = partial(distributed.all_reduce, torch.from_numpy(vector.copy()))
+    found: dict[str, Callable[[], object]] = {}
+    for end, vector in vectors.items():
+        out = np.empty_like(vector)
+        found |= {name + end: partial(one.Allreduce, vector, out) for name, one in comms.items()}
+        if distributed.is_initialized():
+            found[GLOO + end] = partial(distributed.all_reduce, torch.from_numpy(vector.copy()))
     return found
 
 
@@ -113,13 +121,15 @@ def study(results: Results, task: str, rates: Sequence[str] = tuple(RATES)) -> R
 def step_seconds(record: Record) -> Mapping[str, tuple[float, float]]:
     """Return, for each method, the median seconds of a step without and of a step with a synchronization.
 
-    A step without one takes equally long for all methods: it is the median of all. The dense average is that of the
-    fastest dense all-reduce: ours, Open MPI's or Gloo's.
+    A step without one takes equally long for all methods: it is the median of all. The dense averages, of 32 and 16
+    bits, are those of the fastest dense all-reduces: ours, Open MPI's or Gloo's.
     """
     medians = {name: np.median(rows, axis=0) for name, rows in record["seconds"].items()}
     local = float(np.median([one[0] for name, one in medians.items() if len(one) == LOCAL]))
-    found = {name: (local, float(one[-1])) for name, one in medians.items() if name not in OTHERS}
-    best = min(float(medians[name][0]) for name in OTHERS if name in medians)
+    found = {name: (local, float(one[-1])) for name, one in medians.items() if name.removesuffix(HALF) not in OTHERS}
     found[OUR_DENSE] = found[DENSE]
-    found[DENSE] = (local, min(found[DENSE][1], local + best))
+    for method, end in ((DENSE, ""), ("float16", HALF)):
+        others = [local + float(medians[name + end][0]) for name in OTHERS if name + end in medians]
+        if method in found:
+            found[method] = (local, min([found[method][1], *others]))
     return found

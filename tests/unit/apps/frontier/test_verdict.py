@@ -61,6 +61,10 @@ def test_dense_has_the_fastest_of_all_dense_all_reduces() -> None:
     assert found[DENSE] == pytest.approx((0.11, 0.36))
     assert found["Relay(4)"] == pytest.approx((0.11, 0.2))
     assert times.step_seconds({"seconds": {**seconds, "Gloo": [[0.6]], "MPI ring": [[0.6]]}})[DENSE][1] == 0.5
+    halves = {**seconds, "float16": [[0.11, 0.45]], "MPI ring, 16 bits": [[0.2]], "Gloo, 16 bits": [[0.15]]}
+    found = times.step_seconds({"seconds": halves})
+    assert [found[DENSE], found["float16"]] == [pytest.approx((0.11, 0.36)), pytest.approx((0.11, 0.26))]
+    assert not any("bits" in name for name in found)
 
 
 def test_methods_are_judged_by_the_seeds_that_all_have() -> None:
