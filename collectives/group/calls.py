@@ -103,8 +103,8 @@ class Calls:
         if call.is_pairwise:
             self.pairwise.append(call)
         else:
+            ordered.append(call)  # first: an exception of a signal handler from here on ends the call
             call.tag = self.next_tag()
-            ordered.append(call)
             if self.recovery is not None:
                 call.steps = self.recovery.around(call, steps)
         self.history.begin(call)

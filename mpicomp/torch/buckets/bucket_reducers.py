@@ -27,16 +27,18 @@ _ONE_FRAGMENT: Mapping[str, int] = MappingProxyType({})
 FEWEST = 8
 """Buckets of a model that is not small: nothing is sent before the first is complete, nor computed behind the last."""
 SMALLEST_MB, SMALLEST_ALONE_MB = 1.0, 8.0
-"""Least limit of a bucket, and of one that is reduced alone: there a split only adds messages."""
+"""Least limits of a bucket: of one in flight with others, and of one that is reduced alone, where a split only adds
+messages."""
 
 
 class BucketReducers(list[BucketReducer]):
     """The reducers of all buckets, in the order in which they begin; empty until `lay_out` or `restore`.
 
     `members` are in order of registration, and `algorithms` has their names. A bucket has members of one fragment, by
-    the numbers in `fragment_of`, where members without one have 0. Buckets of models above 8 MiB are no
-    larger than an eighth of the model. Reduced `one_by_one`, buckets of one dtype take turns with one pair of vectors:
-    the peak is two buckets, also for large models. Members that join later have buckets of their own behind the others.
+    the numbers in `fragment_of`, where members without one have 0. Buckets are no larger than an eighth
+    of the model, unless that is less than `least_mb`. Reduced `one_by_one`, buckets of one dtype take turns with one
+    pair of vectors: the peak is two buckets, also for large models. Members that join later have buckets of their own
+    behind the others.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class BucketReducers(list[BucketReducer]):
         bucket_mb: float,
         one_by_one: bool,
         fragment_of: Mapping[str, int] = _ONE_FRAGMENT,
+        least_mb: float = SMALLEST_MB,
     ) -> None:
         super().__init__()
         self.members, self.comm = tuple(members), comm
-        self._algorithms, self._bucket_mb, self._one_by_one = dict(algorithms), bucket_mb, one_by_one
+        self._algorithms, self._one_by_one = dict(algorithms), one_by_one
+        self._bucket_mb, self._least_mb = bucket_mb, least_mb
         self._shared: dict[tuple[torch.dtype, torch.device], VectorPair] = {}  # by reducers that take turns
         self.fragment_of = dict(fragment_of)
         self._connect(algorithms)
@@ -131,8 +135,7 @@ class BucketReducers(list[BucketReducer]):
     def _grouped(
         self, ordered: Sequence[NamedParameter], algorithms: Mapping[str, Algorithm]
     ) -> list[list[NamedParameter]]:
-        least_mb = SMALLEST_ALONE_MB if self._one_by_one else SMALLEST_MB
-        limit_mb = min(self._bucket_mb, max(least_mb, total_mb(self.members) / FEWEST))
+        limit_mb = min(self._bucket_mb, max(self._least_mb, total_mb(self.members) / FEWEST))
 
         def kind(member: NamedParameter) -> tuple[int, str]:
             return self.fragment_of.get(member.name, 0), str(algorithms[member.name])

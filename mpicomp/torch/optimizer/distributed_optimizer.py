@@ -71,7 +71,7 @@ class DistributedOptimizer(LoopMethods):
         Optimizer steps between two synchronizations, under "updates".
     bucket_mb : float
         Largest bucket in MiB. A tensor larger than that has its own. A model of less than 8 times as much has 8 buckets
-        if these are then no smaller than 1 MiB.
+        if these are then no smaller than 1 MiB, or without `overlap` 8 MiB.
     overlap : bool, optional
         Communicate while backward runs: under "gradients" (True is the default there) each bucket's gradients are
         averaged as soon as backward has brought the last of them; under "updates" (default: False) the optimizer moves

@@ -58,9 +58,9 @@ class GradientAveraging(Synchronizer):
     @override
     def _evaluate(self, closure: Closure) -> float:
         self._restart()  # forgets the gradients that `synchronize` has averaged
-        loss = closure()
         agreement, decides = self.agreement, isinstance(self._optimizer, torch.optim.LBFGS)
-        agreement.evaluation += 1
+        agreement.evaluation += 1  # before the closure, which may synchronize
+        loss = closure()
         agreement.loss = float(loss.detach() if isinstance(loss, Tensor) else loss) if decides else None
         return loss
 

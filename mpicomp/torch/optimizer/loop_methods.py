@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from collectives.errors import explains_itself
 from collectives.quoting import shown
 from mpicomp.torch.caller_modes import in_own_mode
 from mpicomp.torch.parameters import ParameterGroup
@@ -206,7 +207,13 @@ class LoopMethods(SynchronizingOptimizer[Synchronizer]):
             while self.comm.allreduce(False):
                 self._synchronizer.gradient_counts.silent_steps = 0  # they are due here
                 self.zero_grad()
-                self.step()
+                try:
+                    self.step()
+                except Exception as error:
+                    # such as that of an optimizer that lacks a closure: the others may evaluate theirs again
+                    if self.comm.recovery is None and not explains_itself(error):
+                        self.comm.ending.give_up(error)
+                    raise
                 if after_step is not None:
                     after_step()
         finally:

@@ -11,7 +11,7 @@ from mpicomp.algorithms import Algorithm
 from mpicomp.algorithms.per_island import Islands
 from mpicomp.algorithms.per_node import Local
 from mpicomp.torch.buckets.bucket_queue import overlap_by_thread
-from mpicomp.torch.buckets.bucket_reducers import BucketReducers
+from mpicomp.torch.buckets.bucket_reducers import SMALLEST_ALONE_MB, SMALLEST_MB, BucketReducers
 from mpicomp.torch.front_ends import AlgorithmChoice, algorithms_by_name
 from mpicomp.torch.local_steps.fragments import FragmentPlan, Fragments
 from mpicomp.torch.local_steps.island_groups import IslandGroup
@@ -67,7 +67,8 @@ def open_synchronizer(
     if plan.delay and comm.size > 1:
         overlap_by_thread(comm, on_device)
     one_by_one, between = not overlap and not plan.keeps_local, between_islands(algorithms, parted, local)
-    reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of)
+    least_mb = SMALLEST_ALONE_MB if one_by_one else SMALLEST_MB
+    reducers = BucketReducers(agreement.members, between, comm, options.bucket_mb, one_by_one, fragment_of, least_mb)
     passes = options.backward_passes_per_step
     parts = SynchronizerParts(optimizer, reducers, comm, agreement, parameters, changes, overlap, passes)
     if masters is None:

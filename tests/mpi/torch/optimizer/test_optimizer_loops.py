@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from collectives import Communicator
+from collectives import CollectiveError, Communicator
 from mpicomp import Dense, Marsit
 from mpicomp.torch import DistributedOptimizer
-from tests.mpi.lanes import few_ranks
+from tests.mpi.lanes import TIMEOUT_S, few_ranks
 from tests.mpi.torch.training import batch, make_model, parameters_of, same_on_all_ranks, wrap, wrapped
 
 pytestmark = few_ranks
@@ -78,3 +79,34 @@ def test_lbfgs_is_refused_in_join_where_ranks_without_batches_have_no_closure(co
     optimizer = DistributedOptimizer(torch.optim.LBFGS(model.parameters()), Dense(), comm, synchronize="updates")
     with pytest.raises(TypeError, match=r"join: .* the closure that LBFGS needs"):
         next(optimizer.join(range(1 + comm.rank)))
+
+
+class Twice(torch.optim.SGD):
+    """An optimizer that takes gradients at two places, as sharpness-aware minimization does."""
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            raise RuntimeError("this optimizer needs a closure")
+        closure()
+        loss = closure()
+        super().step()
+        return loss
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_optimizer_that_lacks_a_closure_in_join_ends_the_loop_on_all_ranks(comm: Communicator) -> None:
+    weights = nn.Parameter(torch.ones(3))
+    with comm.split(0) as own:
+        optimizer = DistributedOptimizer(Twice([weights], lr=0.1), Dense(), own, synchronize="gradients")
+
+        def evaluate() -> Tensor:
+            optimizer.zero_grad()
+            loss = weights.sum()
+            loss.backward()
+            return loss
+
+        start = time.monotonic()
+        with pytest.raises((RuntimeError, CollectiveError), match=r"needs a closure"):
+            for _ in optimizer.join(range(int(own.rank == 0))):
+                optimizer.step(evaluate)
+        assert time.monotonic() - start < TIMEOUT_S / 2
