@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from collectives import Communicator
 from collectives.errors import CollectiveError
 from mpicomp.pipeline.agreement import PipelineError, failure_text, raise_faults
-from mpicomp.pipeline.cut import CutEnd
+from mpicomp.pipeline.cut import CutEnd, call_all
 from mpicomp.pipeline.messages import REFUSABLE
 from mpicomp.pipeline.store_states import State
 from mpicomp.pipeline.tensors import with_arrays
@@ -87,8 +87,8 @@ class CutHolder(ABC):
         raise_faults(self.comm.allgather_object(fault), "the state was not loaded", name=name)
         steps = self.steps
         try:
-            for cut in self._held_cuts():  # also where another rank's state is refused, lest the ends of a cut differ
-                cut.begin_again()
+            # all cuts, also where a state is refused: otherwise the two ends of a cut differ, and wait for each other
+            call_all(cut.begin_again for cut in self._held_cuts())
             for cut, saved in states:
                 cut.load_state_dict(with_arrays(saved))
             steps = int(state["steps"])
@@ -101,8 +101,7 @@ class CutHolder(ABC):
 
     def forget_messages(self) -> None:
         """Have all messages sent in full precision again; call it on every rank."""
-        for cut in self._held_cuts():
-            cut.forget_messages()
+        call_all(cut.forget_messages for cut in self._held_cuts())
 
     def compare_stores(self) -> int:
         """Have both ends of each cut forget the examples whose messages they do not share; collective.
@@ -116,8 +115,7 @@ class CutHolder(ABC):
 
     def close(self) -> None:
         """Release the messages that are kept, and their files; the communicator stays open."""
-        for cut in self._held_cuts():
-            cut.close()
+        call_all(cut.close for cut in self._held_cuts())
 
 
 class SavedModules:

@@ -29,7 +29,7 @@ from mpicomp.pipeline.agreement import (
     raise_faults,
     share_with_replicas,
 )
-from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, check_compressions
+from mpicomp.pipeline.cut import CutEnd, Downstream, Upstream, call_all, check_compressions
 from mpicomp.pipeline.cut_holder import CutHolder
 from mpicomp.pipeline.message_layout import Tensors
 from mpicomp.pipeline.messages import REFUSABLE
@@ -390,8 +390,7 @@ class PipelineStage(CutHolder):
 
     def forget_cuts(self, sides: Iterable[str]) -> None:
         """Have all messages at the cuts "before" or "after" sent in full precision again; call it at both ends."""
-        for side in sides:
-            self._sides[side].forget_messages()
+        call_all(self._sides[side].forget_messages for side in sides)
 
     def stores_alike(self) -> bool:
         """Return True on every stage if both ends of every cut have kept the same messages; collective.
