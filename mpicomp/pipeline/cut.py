@@ -161,7 +161,11 @@ class CutEnd:
     def compare(self) -> int:
         """Have both ends forget the examples whose messages they do not share; returns their number; on both ends."""
         codings = [coding for coding in self._keeping if coding.pairing() is not None]
-        return settle(self._comm, self._neighbour, self._tag + _EVALUATION, codings) if codings else 0
+        try:
+            return settle(self._comm, self._neighbour, self._tag + _EVALUATION, codings) if codings else 0
+        except REFUSABLE as error:  # the other end has forgotten them: payloads would have different sizes
+            self.lost = self.lost or failure_text(error) or ""
+            raise
 
     def state_dict(self) -> State:
         """Return the state of each coding for a checkpoint."""

@@ -96,8 +96,8 @@ class CutHolder(ABC):
             fault = failure_text(error)
         action = f"the state was not loaded on all {name}s: load another"
         raise_faults(self.comm.allgather_object(fault), action, name=name)
-        self.steps = steps
         self.compare_stores()
+        self.steps = steps
 
     def forget_messages(self) -> None:
         """Have all messages sent in full precision again; call it on every rank."""
@@ -110,8 +110,22 @@ class CutHolder(ABC):
         -------
         int
             Number of messages that were forgotten on this rank.
+
+        Raises
+        ------
+        PipelineError
+            A file of messages of some rank failed; on every rank. Steps are refused until a state is loaded.
         """
-        return sum(cut.compare() for cut in self._held_cuts())
+        forgotten = 0
+        failure: Exception | None = None
+        for cut in self._held_cuts():
+            try:
+                forgotten += cut.compare()
+            except REFUSABLE as error:  # the other ends of later cuts wait for this rank
+                failure = failure or error
+        faults = self.comm.allgather_object(failure_text(failure))
+        raise_faults(faults, "the messages were not compared", failure, self._rank_name)
+        return forgotten
 
     def close(self) -> None:
         """Release the messages that are kept, and their files; the communicator stays open."""
