@@ -218,8 +218,8 @@ class PipelineStage(CutHolder):
         """
         with share_with_replicas(self.everyone):
             listed = self._agree_on_ids(inputs, targets, ids)
-        micro_batches = min(self.micro_batches, listed.size)
-        actions = self._actions(micro_batches)
+            micro_batches = min(self.micro_batches, listed.size)
+            actions = self._actions(micro_batches)
         parts = np.array_split(listed, micro_batches)
         run = SliceStep(self.module, self._before, self._after, parts, loss=self._loss, inputs=inputs, targets=targets)
         with self._transaction(self._held_cuts(), (self.module, self._loss)):
@@ -322,8 +322,17 @@ class PipelineStage(CutHolder):
         return pass_forward(self.module, self._before, self._after, inputs, listed)
 
     def _actions(self, micro_batches: int) -> tuple[Action, ...]:
+        """Return this stage's actions; collective over the stages where the last batch had another number."""
         if micro_batches != self._planned[0]:
-            self._planned = micro_batches, self._plan(micro_batches)
+            planned, failure = self._planned, None
+            try:
+                planned = micro_batches, self._plan(micro_batches)
+            except Exception as error:  # noqa: BLE001 - a schedule is a function of the user's
+                failure = error
+            # before it is kept: otherwise a stage that failed alone would come here again without the others
+            faults = self.comm.allgather_object(failure_text(failure))
+            raise_faults(faults, "the step was not begun", failure)
+            self._planned = planned
         return self._planned[1][self.stage]
 
     def _plan(self, micro_batches: int) -> list[tuple[Action, ...]]:
