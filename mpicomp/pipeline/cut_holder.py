@@ -47,12 +47,14 @@ class CutHolder(ABC):
                 f"{self.comm.here}: a second step within the block of one: make one step in each block of "
                 "StageCheckpoints.step()"
             )
-        saved = SavedModules(modules)
+        with torch.inference_mode(False):  # later steps cannot change gradients that are inference tensors
+            saved = SavedModules(modules)
         try:
             with torch.inference_mode(False):  # enables gradients, lest a caller's no_grad() leaves them out in silence
                 yield
         except BaseException as error:
-            saved.restore()
+            with torch.inference_mode(False):
+                saved.restore()
             for cut in cuts:
                 cut.roll_back()
             if not isinstance(error, PipelineError | CollectiveError):  # such as KeyboardInterrupt: on this rank alone
@@ -166,4 +168,5 @@ def _restore(tensor: Tensor | None, saved: Tensor | None) -> Tensor | None:
         return None
     if tensor.is_sparse:  # whose entries cannot be copied into
         return saved
-    return tensor.copy_(saved)
+    with torch.inference_mode(tensor.is_inference()):  # in which alone such a tensor can be copied into
+        return tensor.copy_(saved)

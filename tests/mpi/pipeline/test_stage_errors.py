@@ -94,6 +94,38 @@ def test_a_step_that_is_repeated_finds_gradients_and_buffers_as_they_were(
         assert torch.equal(buffer, theirs), name
 
 
+@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_sparse_gradients_add_up_after_a_step_that_failed_in_any_mode_of_the_caller(
+    comm: Communicator, mode: Any
+) -> None:
+    first = comm.rank == 0
+    module = Fails(layer(comm.rank))
+    stage = staged(comm, nn.Embedding(EXAMPLES, WIDTH, sparse=True) if first else module)
+    batch = given(comm) | ({"inputs": torch.arange(EXAMPLES)} if first else {})
+    stage.step(**batch)
+    once = [parameter.grad.to_dense().clone() for parameter in stage.module.parameters() if parameter.grad is not None]
+    module.left = 2
+    with mode(), pytest.raises(PipelineError, match="no layer today"):
+        stage.step(**batch)
+    stage.step(**batch)
+    for parameter, gradient in zip(stage.module.parameters(), once, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.to_dense(), 2 * gradient)
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+def test_a_step_can_be_repeated_though_a_buffer_was_made_in_inference_mode(comm: Communicator) -> None:
+    module = Fails(layer(comm.rank))
+    with torch.inference_mode():
+        module.register_buffer("table", torch.ones(WIDTH))
+    stage = staged(comm, module)
+    module.left = 2 if comm.rank else -1
+    with pytest.raises(PipelineError, match="no layer today"):
+        stage.step(**given(comm))
+    assert stage.step(**given(comm)) > 0
+
+
 @several
 def test_an_output_of_another_shape_is_refused_on_all_ranks(comm: Communicator) -> None:
     class Grows(nn.Module):
