@@ -19,6 +19,7 @@ from torch import nn
 from collectives import Communicator
 from collectives.annotations import override
 from collectives.quoting import one_line, shown
+from mpicomp.codecs.options import whole
 from mpicomp.pipeline.activations import Compression, Direct
 from mpicomp.pipeline.agreement import (
     MessagesDiffer,
@@ -151,6 +152,8 @@ class PipelineStage(CutHolder):
                 raise TypeError(f"everyone is {shown(everyone)} and tied {shown(tied)}: pass a Communicator and a dict")
             check_compressions(compressions)
             self._schedule = schedule_of(schedule)
+            if whole(micro_batches):  # first: the text of the plan has numbers, and those of NumPy have another text
+                self.micro_batches = micro_batches = int(micro_batches)
             self._planned = micro_batches, self._plan(micro_batches)
             if not isinstance(schedule, str):  # the address in a function's repr differs between processes
                 schedule = f"schedule {zlib.crc32(repr(self._planned).encode()):08x}"

@@ -11,9 +11,20 @@ from torch import Tensor, nn
 
 from collectives import Communicator
 from mpicomp.codecs.rows import FullRows, RowQuantizer
-from mpicomp.pipeline import Deltas, Direct, MessageStore, PipelineError, gpipe, one_forward_one_backward
+from mpicomp.pipeline import (
+    Action,
+    Backward,
+    Deltas,
+    Direct,
+    Forward,
+    MessageStore,
+    PipelineError,
+    PipelineStage,
+    gpipe,
+    one_forward_one_backward,
+)
 from tests.mpi.lanes import few_ranks
-from tests.mpi.pipeline.stages import EXAMPLES, WIDTH, given, layer, staged
+from tests.mpi.pipeline.stages import EXAMPLES, MICRO_BATCHES, WIDTH, given, layer, staged
 
 several = pytest.mark.mpi(min_size=2, max_size=3)
 
@@ -209,6 +220,19 @@ def test_a_schedule_that_leaves_out_work_is_refused_on_all(comm: Communicator) -
 def test_functions_that_make_different_schedules_are_refused_on_all(comm: Communicator) -> None:
     with pytest.raises(PipelineError, match="the stages are given different options"):
         staged(comm, schedule=gpipe if comm.rank == 0 else one_forward_one_backward)
+
+
+@several
+def test_numbers_of_numpy_on_one_stage_are_the_same_options_with_a_function_as_schedule(comm: Communicator) -> None:
+    def counting_back(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+        numbers = [micro_batches - 1 - number for number in range(micro_batches)]
+        return (*map(Forward, numbers), *map(Backward, numbers))
+
+    number = np.int64(MICRO_BATCHES) if comm.rank == 0 else MICRO_BATCHES
+    loss = nn.functional.mse_loss if comm.rank == comm.size - 1 else None
+    for schedule in (gpipe, counting_back):
+        stage = PipelineStage(layer(comm.rank), comm, number, loss=loss, schedule=schedule)
+        assert stage.step(**given(comm)) > 0
 
 
 @several
