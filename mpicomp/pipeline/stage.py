@@ -23,6 +23,7 @@ from mpicomp.codecs.options import whole
 from mpicomp.pipeline.activations import Compression, Direct
 from mpicomp.pipeline.agreement import (
     MessagesDiffer,
+    PipelineError,
     agree_on_batch,
     agree_on_end,
     agree_on_options,
@@ -226,12 +227,18 @@ class PipelineStage(CutHolder):
         parts = np.array_split(listed, micro_batches)
         run = SliceStep(self.module, self._before, self._after, parts, loss=self._loss, inputs=inputs, targets=targets)
         with self._transaction(self._held_cuts(), (self.module, self._loss)):
-            self._tied.begin()
-            for number, action in enumerate(actions):
+            differing: PipelineError | None = None
+            try:
+                self._tied.begin()
+            except PipelineError as error:  # on all stages of this pipeline; other pipelines begin the step
+                differing = error
+            for number, action in enumerate(actions if differing is None else ()):
                 run.take(action, actions[number + 1 : number + 3])
             run.finish()
             self.most_alive = max(self.most_alive, run.most_alive)
             with share_with_replicas(self.everyone):
+                if differing is not None:
+                    raise differing
                 loss = agree_on_end(self.comm, run.loss, run.failure)
             self._tied.add_gradients()
         return loss
