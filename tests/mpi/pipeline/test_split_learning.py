@@ -305,6 +305,21 @@ def test_states_of_different_turns_are_refused_on_all(comm: Communicator) -> Non
     one_step(party, 2)
 
 
+def test_states_after_turns_of_different_clients_of_one_rank_are_loaded(comm: Communicator) -> None:
+    party = made(comm)
+    states = []
+    for client in (0, 2):  # both on rank 1
+        one_step(party, client)
+        states.append(party.state_dict())
+    party.load_state_dict(states[comm.rank == 1])
+    one_step(party, 1)
+    party.load_state_dict(states[comm.rank != 1])
+    one_step(party, 1)
+    damaged = states[0] | ({"weights_of": CLIENTS} if comm.rank == 1 else {})
+    with pytest.raises(PipelineError, match="loaded: rank 1: the state is damaged, as its last turn was that of cl"):
+        party.load_state_dict(damaged)
+
+
 def test_other_clients_train_on_after_a_file_that_failed_refused_a_state(comm: Communicator, folder: Path) -> None:
     party = made(comm, forward=Deltas(RowQuantizer(4), EXAMPLES, folder=folder))
     for client in (0, 1):
